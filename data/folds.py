@@ -122,8 +122,7 @@ def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
 
 def class_counts(index: DatasetIndex) -> np.ndarray:
     """The number of boxes of each class in each image, int64 (N, C), without crowd regions."""
-    image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    cell = (image * len(index.names) + index.classes)[~index.crowd]
+    cell = (index.image_of_box * len(index.names) + index.classes)[~index.crowd]
     return np.bincount(cell, minlength=len(index) * len(index.names)).reshape(len(index), -1)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from utils.errors import first_line
 from utils.logger import get_logger
 from utils.structures import Batch
 
@@ -62,7 +63,7 @@ class PageLock:
         try:
             code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
         except (RuntimeError, AssertionError) as error:  # a torch without CUDA
-            return str(error).splitlines()[0]
+            return first_line(error)
         if code == 0:
             return None
         _forget_last_error()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from models.weights.download import fetch_weights
+from models.weights.download import Origin, fetch_weights, origin_of_run
 from models.weights.load import model_of
 from models.weights.read import read_weights
 from models.weights.transfer import transfer_weights
@@ -52,9 +52,9 @@ def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
 
 def build_starting_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
-) -> tuple[Detector, dict[str, tuple[int, ...]]]:
-    """The detector on its device, with starting weights and frozen layers (resumed weights are loaded later), and the
-    parameters that starting weights filled: by name, the rows that are still random.
+) -> tuple[Detector, dict[str, tuple[int, ...]], Origin]:
+    """The detector on its device, with starting weights and frozen layers (resumed weights are loaded later), the
+    parameters that starting weights filled (by name, the rows that are still random), and the origin of the weights.
 
     Args:
         names: of the classes.
@@ -88,4 +88,4 @@ def build_starting_model(
             raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return model.to(ctx.device, memory_format=layout), filled
+    return model.to(ctx.device, memory_format=layout), filled, origin_of_run(stored)

@@ -17,7 +17,7 @@ from models.layers import conv
 from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
-from utils.errors import UserError, one_line
+from utils.errors import UserError, first_line, one_line
 from utils.rng import Stream, keyed_generator
 from utils.strings import counted
 
@@ -188,7 +188,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
     try:
         return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
     except (RuntimeError, ValueError) as error:
-        raise layer.mistake("args", f"{layer.module} does not fit its input: {str(error).splitlines()[0]}") from None
+        raise layer.mistake("args", f"{layer.module} does not fit its input: {first_line(error)}") from None
 
 
 def _stride(layer: LayerSpec, level: Tensor) -> int:

@@ -24,7 +24,7 @@ from models.heads.yolox import YOLOXHead
 from models.layers import conv, csp, gelan
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config.yaml_files import suggestion
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 
 MAX_REPEATS = 1000  # of a row; more would take hours to build
 MAX_CHANNELS = 1 << 16
@@ -225,7 +225,7 @@ def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, 
     try:
         return module(*supplied, *args)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise layer.mistake("args", f"{layer.module} {str(error).splitlines()[0]}") from None
+        raise layer.mistake("args", f"{layer.module} {first_line(error)}") from None
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Counts in words, names in one line, image ids, and many strings in two arrays."""
+"""Counts in words, tables, differences of class names, image ids, and many strings in two arrays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ def counted(count: int, noun: str) -> str:
     """``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before it."""
     plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
+    """The lines of a table, its columns aligned on the right, or on the ``left``."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    pad = str.ljust if left else str.rjust
+    return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
+
+
+def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
+    """In which way the names of the classes are not those that are expected; "" if they are."""
+    if len(names) != len(expected):
+        return f"{counted(len(names), 'class')} against {len(expected)}"
+    index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
+    return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:

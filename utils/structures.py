@@ -8,7 +8,7 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -136,8 +136,27 @@ class Detections(NamedTuple):
     counts: Tensor  # int64 (B,)
 
 
+class LabelArrays:
+    """Labels of N images in flat arrays: what `GroundTruth` and the index of a data set have in common."""
+
+    __slots__ = ()
+    offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
+    classes: np.ndarray  # int (M,)
+    crowd: np.ndarray  # bool (M,)
+
+    @property
+    def image_of_box(self) -> np.ndarray:
+        """int64 (M,), ascending."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def images_of_classes(self, num_classes: int) -> np.ndarray:
+        """Number of images with at least one object of each class, crowd regions not counted: int64 (C,)."""
+        pairs = np.unique((self.image_of_box * num_classes + self.classes)[~self.crowd])
+        return np.bincount(pairs % num_classes, minlength=num_classes)
+
+
 @dataclass(frozen=True, slots=True)
-class GroundTruth:
+class GroundTruth(LabelArrays):
     """Labels of a split for evaluation: flat arrays, original pixels. Crowd boxes are ignore regions."""
 
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
@@ -162,6 +181,16 @@ class DetectionTable:
     boxes_xyxy_px: np.ndarray  # float64 (D, 4), clipped to the image
     scores: np.ndarray  # float64 (D,)
     classes: np.ndarray  # int64 (D,)
+
+    @classmethod
+    def concatenate(cls, tables: Iterable[DetectionTable]) -> DetectionTable:
+        """The detections of all tables, one after another."""
+        parts = [cls(np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64)), *tables]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def take(self, rows: np.ndarray) -> DetectionTable:
+        """The detections that ``rows`` selects, a mask or indices."""
+        return DetectionTable(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +226,11 @@ class EvalResult:
         return self.class_metrics["AP"]
 
     @property
+    def curve_f1(self) -> np.ndarray:
+        """float64 (C, S) against confidence."""
+        return f1_of(self.curve_precision, self.curve_recall)
+
+    @property
     def threshold(self) -> float | None:
         """The confidence with the best mean F1; None if no confidence finds anything."""
         return self.best_confidence if self.metrics["f1"] > 0 else None
@@ -205,6 +239,12 @@ class EvalResult:
     def silenced(self) -> np.ndarray:
         """The classes of which `threshold` finds no object, but a lower confidence does: int64 (n,)."""
         return np.flatnonzero((self.class_metrics["recall"] == 0) & (self.curve_recall[:, 0] > 0))
+
+
+def f1_of(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
+    """The harmonic mean of both, of any shape; 0 where both are 0."""
+    total = precision + recall
+    return 2 * precision * recall / np.where(total > 0, total, 1.0)
 
 
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:

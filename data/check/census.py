@@ -46,7 +46,7 @@ class Census(NamedTuple):
 def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
     """Counts the boxes of a split; their sizes are those after the images' longer sides are scaled to ``imgsz``."""
     truth, classes = index.ground_truth(), len(index.names)
-    image = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets))[~truth.crowd]
+    image = truth.image_of_box[~truth.crowd]
     of_class = truth.classes[~truth.crowd]
     sizes = truth.image_hw[image].astype(np.float64)
     centers = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px[~truth.crowd]))
@@ -58,7 +58,7 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
         images=truth.num_images,
         backgrounds=int((in_image == 0).sum()),
         class_boxes=np.bincount(of_class, minlength=classes),
-        class_images=np.bincount(np.unique(image * classes + of_class) % classes, minlength=classes),
+        class_images=truth.images_of_classes(classes),
         sides_px=np.sqrt(index.sides_at(imgsz).prod(1)),
         centers=heat.astype(np.int64),
         most_in_image=int(in_image.max(initial=0)),

@@ -46,7 +46,7 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
     """Pairs of boxes of an image with an IoU above `SAME_IOU`. Crowd regions are left out."""
     index = split.index
     rows = np.flatnonzero(~index.crowd)
-    image = np.repeat(np.arange(len(index)), np.diff(index.offsets))[rows]
+    image = index.image_of_box[rows]
     x, y, w, h = index.boxes_xywh_px[rows].T
     issues = []
     for a, b in neighbors_in_runs(image):
@@ -91,7 +91,7 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     """
     names = splits[0].index.names
     boxes = np.array([np.bincount(s.index.classes[~s.index.crowd], minlength=len(names)) for s in splits])
-    images = np.array([_images_with(s, len(names)) for s in splits])
+    images = np.array([s.index.images_of_classes(len(names)) for s in splits])
     issues = [
         Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {', '.join(s.name for s in splits)}")
         for c in np.flatnonzero(boxes.sum(0) == 0)
@@ -110,14 +110,6 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
             elif _differ(images[train, c], len(splits[train].index), images[i, c], len(split.index)):
                 issues.append(Issue(IMBALANCE, text, split.name))
     return issues
-
-
-def _images_with(split: CheckedSplit, classes: int) -> np.ndarray:
-    """The number of images with each class, int64 (C,)."""
-    index = split.index
-    image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    pairs = np.unique(np.stack([image, index.classes])[:, ~index.crowd], axis=1)
-    return np.bincount(pairs[1], minlength=classes)
 
 
 def _differ(count_a: int, total_a: int, count_b: int, total_b: int) -> bool:

@@ -26,7 +26,7 @@ from utils.files.folders import cache_folder
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
-from utils.structures import GroundTruth
+from utils.structures import GroundTruth, LabelArrays
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
@@ -37,7 +37,7 @@ SINGLE_CLASS_NAME = "object"
 
 
 @dataclass(frozen=True)
-class DatasetIndex:
+class DatasetIndex(LabelArrays):
     """A split: N images and M boxes in flat arrays, which are read-only views of a file if they come from a cache."""
 
     names: tuple[str, ...]  # class names

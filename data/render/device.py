@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from data.render.table import Column, RenderTable
+from utils.errors import first_line
 from utils.logger import get_logger
 from utils.structures import GRAY, Batch, map_tensors
 
@@ -102,8 +103,8 @@ class FusedPainter:
         except Exception as error:  # without a working compiler there are many kinds of errors
             if self._has_painted:
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            get_logger().info("--render-on device: not compiled (%s); rendering is a few times slower", reason)
+            text = "--render-on device: not compiled (%s); rendering is a few times slower"
+            get_logger().info(text, first_line(error))
             self._compiled = None
             return paint_layers(*arguments)
         self._has_painted = True

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.machine.threads import map_ahead
 
 _MIN_CHUNK, _MAX_CHUNK, _ROUND = 1 << 20, 16 << 20, 256 << 20  # bytes a leader, and of all leaders, in a round
@@ -127,7 +127,7 @@ def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarr
             work.wait()
     except RuntimeError as error:
         barrier.check()
-        raise UserError(f"lost contact with another node: {str(error).splitlines()[0]}") from None
+        raise UserError(f"lost contact with another node: {first_line(error)}") from None
 
 
 def _stream(

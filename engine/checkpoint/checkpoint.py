@@ -116,6 +116,7 @@ class RunDescription:
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     # Parameters that came from weights, and which of their rows did not. In older checkpoints a list of names, or None.
     pretrained: dict[str, list[int]] | list[str] | None = None
+    origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.download.Origin`; empty in older ones
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
 from utils.files.checked_open import open_direct
-from utils.strings import counted
+from utils.strings import class_difference, counted
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
@@ -51,15 +51,12 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
 
 def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> None:
     """Raises UserError when the data set ``source`` has other classes than the run, or has them in another order."""
-    path, names = checkpoint.path, checkpoint.names
-    if list(names) == list(now):
-        return
-    if len(names) != len(now):
-        what = f"the run has {counted(len(names), 'class')}, {source} has {len(now)}"
-    else:
-        number = next(i for i, (a, b) in enumerate(zip(names, now)) if a != b)
-        what = f"class {number} of the run is '{names[number]}', that of {source} is '{now[number]}'"
-    raise UserError(f"{path}: {what}; for other classes start a new run with --weights {path}")
+    path = checkpoint.path
+    if what := class_difference(checkpoint.names, now):
+        raise UserError(
+            f"{path}: the run and {source} do not have the same classes ({what}); for other classes start a new run "
+            f"with --weights {path}"
+        )
 
 
 def resumed_config(

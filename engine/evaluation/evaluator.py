@@ -189,13 +189,11 @@ class Evaluator:
         if pending is not None:
             tables.append(_to_table(pending))
         seconds = timer.seconds() | {"total": time.perf_counter() - started}
+        found = DetectionTable.concatenate(tables)
         parts = 2 + len(getattr(self._criterion, "names", ()))
         return {
-            "image_index": _join([t.image_index for t in tables], np.int64),
-            "boxes": _join([t.boxes_xyxy_px for t in tables], np.float64).reshape(-1, 4),
-            "scores": _join([t.scores for t in tables], np.float64),
-            "classes": _join([t.classes for t in tables], np.int64),
-            "seen": _join(seen, np.int64),
+            **{name: getattr(found, name) for name in DetectionTable.__slots__},
+            "seen": np.concatenate([np.zeros(0, np.int64), *seen]),
             "complete": np.array([complete]),
             "loss_batch": np.array(first_image, dtype=np.int64),
             "loss_sums": torch.stack(losses).double().cpu().numpy() if losses else np.zeros((0, parts)),
@@ -222,8 +220,8 @@ class Evaluator:
         visits = np.bincount(arrays["seen"], minlength=images)
         if visits.size != images or not (visits == 1).all():
             raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
-        order = np.argsort(arrays["image_index"], kind="stable")
-        return DetectionTable(*(arrays[k][order] for k in ("image_index", "boxes", "scores", "classes")))
+        found = DetectionTable(*(arrays[name] for name in DetectionTable.__slots__))
+        return found.take(np.argsort(found.image_index, kind="stable"))
 
     def _timing(self, arrays: dict[str, np.ndarray]) -> dict[str, float]:
         inference, nms, wait, total = arrays["seconds"].T
@@ -293,7 +291,3 @@ def _to_table(pending: _Pending) -> DetectionTable:
         scores=scores[row, slot].astype(np.float64),
         classes=classes[row, slot].astype(np.int64),
     )
-
-
-def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype=dtype)

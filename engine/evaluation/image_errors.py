@@ -61,8 +61,7 @@ class ImageErrors(NamedTuple):
 
 def find_image_errors(gt: GroundTruth, table: DetectionTable, num_classes: int, threshold: float) -> ImageErrors:
     """Matches the detections that score at least ``threshold`` as COCO does, at IoU 0.5."""
-    kept = table.scores >= threshold
-    matches = match_detections(gt, DetectionTable(*(getattr(table, f)[kept] for f in table.__slots__)), num_classes)
+    matches = match_detections(gt, table.take(table.scores >= threshold), num_classes)
     errors, ranked, objects = find_errors(matches), matches.ranked, matches.objects
     image_of_rank = np.argsort(image_ranks(gt.image_ids))
     outcome = np.where(errors.true_positive, CORRECT, IGNORED)

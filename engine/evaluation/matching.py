@@ -115,7 +115,7 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     _check_classes(table.classes, num_classes, "detections")
     rank_of_image = image_ranks(gt.image_ids)
     ranked = _rank_detections(table, rank_of_image, num_classes, max_det)
-    gt_image = rank_of_image[np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))]
+    gt_image = rank_of_image[gt.image_of_box]
     gt_group = gt_image * num_classes + gt.classes
     order = np.argsort(gt_group, kind="stable")
     objects = Objects(gt_group[order], gt.boxes_xywh_px[order], gt.crowd[order])

@@ -22,7 +22,7 @@ from engine.evaluation.matching import (
     match_detections,
     sort_by_class,
 )
-from utils.structures import DetectionTable, EvalResult, GroundTruth
+from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_of
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
@@ -73,8 +73,7 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     outcomes, targets = sort_by_class(matches), matches.targets()
     precision = interpolated_precision(outcomes, targets)
     curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])
-    total = curve_precision + curve_recall
-    curve_f1 = 2 * curve_precision * curve_recall / np.where(total > 0, total, 1.0)
+    curve_f1 = f1_of(curve_precision, curve_recall)
     mean_f1 = mean_known(curve_f1, axis=0)
     best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
     scores = Scores(precision, curve_precision, curve_recall, curve_f1, mean_f1, best)
@@ -183,19 +182,18 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
     Returns:
         int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """
-    rows = np.flatnonzero(table.scores >= confidence)
-    rows = rows[np.argsort(table.image_index[rows], kind="stable")]
-    image, boxes = table.image_index[rows], table.boxes_xyxy_px[rows]
-    predicted, scores = table.classes[rows], table.scores[rows]
-    gt_image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    shown = table.take(table.scores >= confidence)
+    shown = shown.take(np.argsort(shown.image_index, kind="stable"))
+    image, boxes, predicted, scores = shown.image_index, shown.boxes_xyxy_px, shown.classes, shown.scores
+    gt_image = gt.image_of_box
     plain, crowd = ~gt.crowd, gt.crowd
 
     pairs = all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]), CONFUSION_IOU)
-    match = match_by_overlap(pairs, scores[pairs.detection], rows.size, int(plain.sum()))
+    match = match_by_overlap(pairs, scores[pairs.detection], scores.size, int(plain.sum()))
 
     pairs = all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]), CONFUSION_IOU)
     same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
-    in_crowd = np.zeros(rows.size, dtype=bool)
+    in_crowd = np.zeros(scores.size, dtype=bool)
     in_crowd[pairs.detection[same_class]] = True
 
     matched = match >= 0

@@ -16,7 +16,7 @@ from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.drawing.plots import new_figure, save_figure
 from utils.files.safe_io import write_csv, write_whole
-from utils.strings import counted
+from utils.strings import aligned, counted
 from utils.structures import EvalResult, GroundTruth
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
@@ -36,15 +36,8 @@ def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> li
     """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
     every = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
     scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
-    columns = names, images_of_classes(gt, len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
+    columns = names, gt.images_of_classes(len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
     return [every, *map(Row, *columns)]
-
-
-def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
-    """Number of images with at least one object of each class, crowd regions not counted: int64 (C,)."""
-    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
-    pairs = np.unique((image * num_classes + gt.classes)[~gt.crowd])
-    return np.bincount(pairs % num_classes, minlength=num_classes)
 
 
 def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
@@ -59,12 +52,8 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
 def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> list[str]:
     """Aligned lines: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
     shown = [row for row in rows if row.name == "all" or (row.instances and verbose)]
-    width = max(len(columns[0]), *(len(row.name) for row in shown)) + 2
-    lines = [columns[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(columns[1:]))]
-    for row in shown:
-        scores = "".join(number_text(score).rjust(8) for score in row.scores)
-        lines.append(f"{row.name:>{width}}{row.part:>10}{row.instances:>10}{scores}")
-    return lines
+    cells = [(row.name, str(row.part), str(row.instances), *map(number_text, row.scores)) for row in shown]
+    return aligned([columns, *cells])
 
 
 class FileRow(NamedTuple):
@@ -77,18 +66,12 @@ class FileRow(NamedTuple):
 
 def format_files(rows: Sequence[FileRow]) -> list[str]:
     """Aligned lines: for each file its AP, AP50, milliseconds an image and size."""
-    width = max(len(row.name) for row in rows) + 2
-    lines = ["file".rjust(width) + "".join(column.rjust(12) for column in ("AP", "AP50", "ms an image", "MB"))]
+    cells = [("file", "AP", "AP50", "ms an image", "MB")]
     for name, result, size in rows:
         milliseconds = result.extras["ms/inference"] + result.extras["ms/nms"]
-        scores = [
-            number_text(result.ap),
-            number_text(result.metrics["AP50"]),
-            f"{milliseconds:.1f}",
-            f"{size / 1e6:.1f}",
-        ]
-        lines.append(f"{name:>{width}}" + "".join(score.rjust(12) for score in scores))
-    return lines
+        scores = number_text(result.ap), number_text(result.metrics["AP50"])
+        cells.append((name, *scores, f"{milliseconds:.1f}", f"{size / 1e6:.1f}"))
+    return aligned(cells)
 
 
 def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
@@ -110,8 +93,7 @@ def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
     silenced = result.silenced
     if not silenced.size:
         return ""
-    precision, recall = result.curve_precision[silenced], result.curve_recall[silenced]
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    f1 = result.curve_f1[silenced]
     best = zip(silenced[:5], f1.max(1), result.curve_confidence[f1.argmax(1)])
     listed = ", ".join(f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best)
     text = (
@@ -124,9 +106,8 @@ def format_errors(errors: ErrorSplit) -> list[str]:
     """A line a kind of error: how many there are, and the AP50 that they cost."""
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
-    lines = ["error at IoU 0.5".rjust(22) + "count".rjust(10) + "costs AP50".rjust(12)]
-    lines += [f"{name:>22}{count:>10}{number_text(cost):>12}" for name, count, cost in rows]
-    return lines
+    cells = [(name, count, number_text(cost)) for name, count, cost in rows]
+    return aligned([("error at IoU 0.5", "count", "costs AP50"), *cells])
 
 
 def format_calibration(calibration: Calibration) -> str:

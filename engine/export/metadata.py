@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.export.ancestry import UNKNOWN, Ancestry
 from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import PREPROCESSING, ExportMetadata
+from models.weights.download import UNKNOWN, Origin
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
 from utils.program import COMMANDS, VERSION
@@ -90,14 +90,14 @@ def model_card(
     info: Mapping[str, Any],
     metadata: ExportMetadata,
     results: Mapping[str, Parity | None],
-    ancestry: Ancestry,
+    origin: Origin,
 ) -> str:
     """Markdown about exported files.
 
     Args:
         weights: the checkpoint.
         results: for each file its check; None: not checked.
-        ancestry: of the checkpoint.
+        origin: of the checkpoint.
     """
     config, progress = info.get("config", {}), info.get("progress", {})
     ap = metadata.details["ap"]
@@ -120,8 +120,8 @@ def model_card(
         f"centered, padded with {PREPROCESSING['pad_value']}",
         "Output": f"layout {metadata.layout}; needs {needs}",
         "Precision": "int8" if metadata.details["int8"] else "float16" if metadata.details["half"] else "float32",
-        "Starting weights": ancestry.weights,
-        "License of the weights": ancestry.license,
+        "Starting weights": origin.weights,
+        "License of the weights": origin.license,
     }
     lines = [f"# {weights.stem}", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in rows.items()]

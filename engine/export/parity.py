@@ -10,7 +10,8 @@ precision most detections must have a counterpart, and a check that compares no 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,17 +19,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.dataset import LoadImagesAndLabels
+from data.index.index import DatasetIndex
+from data.loading.build import VALIDATION_PAD
+from data.loading.worker import collate
+from data.sampler import validation_requests
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.matching import Objects, all_pairs, match_by_overlap
-from engine.export.images import CheckSet
+from engine.evaluation.metrics import mean_known
+from engine.export.options import ExportOptions
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import select_detections
 from utils.boxes import xyxy_to_xywh
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.strings import counted
-from utils.structures import Detections, DetectionTable, EvalResult
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth
 
+BATCH = 8
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched
 
 
@@ -116,6 +124,46 @@ def tolerance(*, half: bool, int8: bool) -> Tolerance:
     return INT8 if int8 else FLOAT16 if half else FLOAT32
 
 
+@dataclass(frozen=True)
+class CheckSet:
+    """Some images of a split, letterboxed to the canvases of an export, and their labels."""
+
+    batches: list[Batch]  # ``indices`` count the images of this set
+    ground_truth: GroundTruth
+    paths: list[str]
+
+
+def check_set(index: DatasetIndex, count: int, options: ExportOptions, stride: int) -> CheckSet:
+    """``count`` images of a split, evenly spread. A dynamic model gets rectangular canvases of several sizes."""
+    index = _spread(index, count)
+    return CheckSet(
+        list(_batches(index, options, stride, BATCH)), index.ground_truth(), [index.path(i) for i in range(len(index))]
+    )
+
+
+def calibration_images(index: DatasetIndex, count: int, options: ExportOptions) -> Iterator[np.ndarray]:
+    """Batches float32 (B, 3, H, W) in [0, 1], RGB, letterboxed, each of ``options.batch`` images."""
+    for batch in _batches(_spread(index, count), replace(options, dynamic=False), 1, options.batch):
+        if len(batch.images) == options.batch:
+            yield (batch.images.contiguous().float() / 255).numpy()
+
+
+def _spread(index: DatasetIndex, count: int) -> DatasetIndex:
+    """At most ``count`` of its images, evenly spread, in their order."""
+    chosen = np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(np.int64)
+    return index.take(np.unique(chosen))
+
+
+def _batches(index: DatasetIndex, options: ExportOptions, stride: int, size: int) -> Iterator[Batch]:
+    samples, hw = LoadImagesAndLabels(index, imgsz=max(options.imgsz_hw)), options.imgsz_hw
+    for request in validation_requests(
+        index.image_hw, batch_size=size, imgsz=max(hw), stride=stride, rect=options.dynamic, pad=VALIDATION_PAD
+    ):
+        request = request if options.dynamic else request.on_canvas(hw)
+        pixels = torch.empty((len(request.keys), *request.canvas_hw, 3), dtype=torch.uint8)
+        yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
+
+
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
@@ -201,7 +249,7 @@ def largest_difference(model: InferenceModel, exported: InferenceModel, images: 
     return box, (scores - other_scores).abs().max().item()
 
 
-class Matches(NamedTuple):
+class Differences(NamedTuple):
     """Detections of two models: P pairs, and Q of either that the other lacks."""
 
     image: np.ndarray  # int64 (P,)
@@ -210,7 +258,7 @@ class Matches(NamedTuple):
     missing: np.ndarray  # int64 (Q,) images
 
 
-def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float) -> Matches:
+def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float) -> Differences:
     """Pairs detections of two models that have the same image and class, the best IoU first.
 
     A detection counts as missing if its score is clearly above `MATCHED_SCORE`, so that rounding does not decide.
@@ -222,18 +270,19 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     alike = -np.abs(a.scores[pairs.detection] - b.scores[pairs.target])
     partner = match_by_overlap(pairs, alike, len(a.scores), len(b.scores))
 
-    counted = partner >= 0
-    counted &= np.maximum(a.scores, b.scores[partner] if len(b.scores) else 0.0) > MATCHED_SCORE
-    boxes, others = a.boxes_xyxy_px[counted], b.boxes_xyxy_px[partner[counted]]
-    size = np.maximum((boxes[:, 2:] - boxes[:, :2]).max(1, initial=0), 1.0)
-    alone = np.ones(len(b.scores), bool)
-    alone[partner[partner >= 0]] = False
-    return Matches(
-        image=a.image_index[counted],
-        box=np.abs(boxes - others).max(1, initial=0) / size,
-        score=np.abs(a.scores[counted] - b.scores[partner[counted]]),
+    compared = partner >= 0
+    compared &= np.maximum(a.scores, b.scores[partner] if len(b.scores) else 0.0) > MATCHED_SCORE
+    one, other = a.take(compared), b.take(partner[compared])
+    sides = one.boxes_xyxy_px[:, 2:] - one.boxes_xyxy_px[:, :2]
+    unmatched = np.ones(len(b.scores), bool)
+    unmatched[partner[partner >= 0]] = False
+    return Differences(
+        image=one.image_index,
+        box=np.abs(one.boxes_xyxy_px - other.boxes_xyxy_px).max(1, initial=0) / np.maximum(sides.max(1, initial=0), 1),
+        score=np.abs(one.scores - other.scores),
         missing=np.r_[
-            a.image_index[(partner < 0) & (a.scores > MATCHED_SCORE)], b.image_index[alone & (b.scores > MATCHED_SCORE)]
+            a.image_index[(partner < 0) & (a.scores > MATCHED_SCORE)],
+            b.image_index[unmatched & (b.scores > MATCHED_SCORE)],
         ],
     )
 
@@ -241,8 +290,7 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
 def _grouped(table: DetectionTable, classes: int) -> DetectionTable:
     """The detections that may be matched, sorted by image and class."""
     order = np.argsort(_groups(table, classes), kind="stable")
-    rows = order[table.scores[order] > MATCHED_SCORE / 2]
-    return DetectionTable(table.image_index[rows], table.boxes_xyxy_px[rows], table.scores[rows], table.classes[rows])
+    return table.take(order[table.scores[order] > MATCHED_SCORE / 2])
 
 
 def _groups(table: DetectionTable, classes: int) -> np.ndarray:
@@ -252,11 +300,7 @@ def _groups(table: DetectionTable, classes: int) -> np.ndarray:
 def f1_at(result: EvalResult, threshold: float) -> float:
     """The mean F1 of the classes that have objects, at a confidence."""
     at = min(int(np.searchsorted(result.curve_confidence, threshold)), len(result.curve_confidence) - 1)
-    precision, recall = result.curve_precision[:, at], result.curve_recall[:, at]
-    known = ~np.isnan(recall) & (result.class_targets > 0)
-    total = (precision + recall)[known]
-    f1 = 2 * (precision * recall)[known] / np.where(total > 0, total, 1.0)
-    return float(f1.mean()) if len(f1) else 0.0
+    return _number(float(mean_known(result.curve_f1[:, at])))
 
 
 def _number(value: float) -> float:

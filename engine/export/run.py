@@ -15,28 +15,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex
-from engine.export.ancestry import Ancestry, ancestry_of
+from data.index.index import DatasetIndex, load_index
 from engine.export.formats.int8 import activation_ranges, quantize
 from engine.export.formats.onnx_file import build_onnx, write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
 from engine.export.formats.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
-from engine.export.images import calibration_images, check_set, open_split
 from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.options import ExportOptions, require_packages, resolve_options
-from engine.export.parity import Parity, Reference, largest_difference, tolerance
+from engine.export.parity import Parity, Reference, calibration_images, check_set, largest_difference, tolerance
 from engine.inference.data_set import open_data
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
 from engine.inference.runtimes.own_exports import record_export
 from models.detector import Detector
-from models.weights.download import fetch_weights
+from models.weights.download import Origin, fetch_weights, origin_of
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck, UserError
+from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
@@ -77,7 +75,12 @@ def export(config: ExportConfig) -> list[Path]:
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
-    job = _Job(config, options, detector, model, _open_data(config, model, ctx))
+    spec = None
+    if config.check or config.int8:
+        where = {"stage": "", "cache_dir": config.cache_dir, "ctx": ctx, "single_cls": is_single_cls(model)}
+        where["instead"] = "" if config.int8 else ", or export without a check with --no-check"
+        spec = open_data([model], config.data, (), **where)
+    job = _Job(config, options, detector, model, spec)
     job.read_data()
     done: dict[Path, Parity | None] = {}
     failed: dict[str, Exception] = {}
@@ -141,23 +144,7 @@ def _summary(error: Exception) -> str:
     """Why a format failed, in one line."""
     if isinstance(error, UserError):
         return str(error)
-    return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-
-
-def _open_data(config: ExportConfig, model: CheckpointModel, ctx: DistributedContext) -> DatasetSpec | None:
-    """The data set to check and calibrate with; None if it is not needed."""
-    if not config.check and not config.int8:
-        return None
-    return open_data(
-        [model],
-        config.data,
-        (),
-        stage="",
-        cache_dir=config.cache_dir,
-        ctx=ctx,
-        single_cls=is_single_cls(model),
-        instead="" if config.int8 else ", or export without a check with --no-check",
-    )
+    return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
 def is_single_cls(model: CheckpointModel) -> bool:
@@ -173,15 +160,15 @@ class _Job:
     options: ExportOptions
     detector: Detector  # not fused
     model: CheckpointModel
-    spec: DatasetSpec | None
+    spec: DatasetSpec | None  # to check and calibrate with; None if it is not needed
 
     @property
     def stem(self) -> str:
         return self.model.path.stem + ("_int8" if self.options.int8 else "")
 
     @cached_property
-    def ancestry(self) -> Ancestry:
-        return ancestry_of(self.model.info, self.model.path)
+    def origin(self) -> Origin:
+        return origin_of(self.model.info, self.model.path)
 
     @property
     def data(self) -> dict[str, str]:
@@ -193,10 +180,11 @@ class _Job:
     @cached_property
     def metadata(self) -> ExportMetadata:
         model = self.model
-        return export_metadata(model, self.options, data=self.data, license=self.ancestry.license)
+        return export_metadata(model, self.options, data=self.data, license=self.origin.license)
 
     def split(self, name: str) -> DatasetIndex:
-        return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
+        single_cls = is_single_cls(self.model)
+        return load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:
@@ -298,7 +286,7 @@ class _Job:
         with _errors_name(labels):
             write_whole(labels, labels_text(model.names))
         results = {path.name: parity for path, parity in done.items()}
-        card = model_card(model.path, model.info, self.metadata, results, self.ancestry)
+        card = model_card(model.path, model.info, self.metadata, results, self.origin)
         with _errors_name(card_path):
             write_whole(card_path, card)
 

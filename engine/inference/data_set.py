@@ -13,7 +13,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
 from utils.logger import get_logger
-from utils.strings import counted
+from utils.strings import class_difference
 
 
 def open_data(
@@ -110,11 +110,3 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
             f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
             "(val.py and engine.compare: or score common --classes, or all classes as one with --single-cls)"
         )
-
-
-def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
-    """In which way the names of the classes are not those that are expected; "" if they are."""
-    if len(names) != len(expected):
-        return f"{counted(len(names), 'class')} against {len(expected)}"
-    index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
-    return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"

@@ -51,7 +51,8 @@ class HubModel:
     """
 
     # Others cannot be set.
-    __slots__ = ("_path", "_predictor", "_trust", "agnostic", "box_voting", "classes", "conf", "iou", "max_det")
+    _SETTINGS = ("agnostic", "box_voting", "classes", "conf", "iou", "max_det")
+    __slots__ = ("_path", "_predictor", "_trust", *_SETTINGS)
 
     def __init__(
         self, path: str | os.PathLike[str], device: str | int | torch.device | None = None, trust: bool = False
@@ -84,16 +85,8 @@ class HubModel:
         """
         if not isinstance(size, int | np.integer) or size < 0:
             raise UserError(f"size: must be one whole number, the pixels of the longer side, got {size!r}")
-        results = self._predictor(
-            imgs,
-            imgsz=-(-size // self.stride) * self.stride,
-            conf=self.conf,
-            iou=self.iou,
-            max_det=self.max_det,
-            classes=() if self.classes is None else self.classes,
-            agnostic=self.agnostic,
-            box_voting=self.box_voting,
-        )
+        settings = {name: getattr(self, name) for name in self._SETTINGS}
+        results = self._predictor(imgs, imgsz=-(-size // self.stride) * self.stride, **settings)
         return HubDetections(results, self.names)
 
     def to(self, device: str | int | torch.device) -> HubModel:

@@ -24,16 +24,17 @@ from utils.structures import Detections, DetectionTable
 BATCH_SIZE = 16  # on GPUs
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which boxes are detections; see `select_detections`."""
+@dataclass(frozen=True, kw_only=True)
+class DetectionSettings:
+    """Which boxes are detections; see `engine.inference.predictor.load`."""
 
-    conf: float
-    iou: float | None  # None: no NMS
-    max_det: int
-    classes: tuple[int, ...]  # empty: all
-    agnostic: bool
-    box_voting: bool
+    imgsz: int = 0
+    conf: float | None = None
+    iou: float | None = None
+    max_det: int = 300
+    classes: Sequence[int | str] | None = ()
+    agnostic: bool = False
+    box_voting: bool = True
 
 
 class Pipeline:
@@ -53,26 +54,25 @@ class Pipeline:
         self._has_warned = False
 
     def __call__(
-        self, images: Sequence[np.ndarray], *, imgsz: int, selection: Selection, batch_size: int = 0
+        self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
     ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
         """The detections of each image, uint8 (H, W, 3) RGB, and its milliseconds by stage.
 
         Args:
             images: of any sizes; those whose canvases have one size are processed together.
-            imgsz: pixels of the longer side on the canvas.
-            selection: which boxes are detections.
+            settings: that the model takes: with an image size, a threshold and classes by number. ``iou`` None: no NMS.
             batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
         """
         size = self.images_at_once(batch_size)
         by_canvas: dict[tuple[int, int], list[int]] = {}
         for index, image in enumerate(images):
-            by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
+            by_canvas.setdefault(self.canvas_hw(image.shape[:2], settings.imgsz), []).append(index)
         tables: dict[int, DetectionTable] = {}
         speeds: dict[int, dict[str, float]] = {}
         for canvas_hw, indices in by_canvas.items():
             for start in range(0, len(indices), size):
                 batch = indices[start : start + size]
-                found, speed = self._process([images[i] for i in batch], canvas_hw, imgsz, selection)
+                found, speed = self._process([images[i] for i in batch], canvas_hw, settings)
                 tables.update(zip(batch, found))
                 speeds.update(dict.fromkeys(batch, speed))
         return [tables[i] for i in range(len(images))], [speeds[i] for i in range(len(images))]
@@ -86,11 +86,11 @@ class Pipeline:
         return self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
 
     def _process(
-        self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], imgsz: int, selection: Selection
+        self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], settings: DetectionSettings
     ) -> tuple[list[DetectionTable], dict[str, float]]:
         started = time.perf_counter()
-        tiled = self._tiled(imgsz, selection) if self.tiles else None
-        fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else imgsz) for image in images]
+        tiled = self._tiled(settings) if self.tiles else None
+        fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else settings.imgsz) for image in images]
         canvases = np.empty((len(images), *canvas_hw, 3), np.uint8)
         for image, fit, canvas in zip(images, fits, canvases):
             letterbox(image, canvas_hw, fit, canvas)
@@ -102,7 +102,7 @@ class Pipeline:
                 raw = (tiled or self.model)(pixels)
             computed = self._now()
             raw = [level.float() for level in raw]
-            found = tiled.stitch(raw) if tiled else _select(self.model, raw, selection)
+            found = tiled.stitch(raw) if tiled else _select(self.model, raw, settings)
             detections = Detections(*(t.cpu() for t in found))
             if not detections.counts.any():
                 self._check_outputs(raw)
@@ -123,19 +123,19 @@ class Pipeline:
                 self.model.path,
             )
 
-    def _tiled(self, imgsz: int, selection: Selection) -> TiledDetector:
+    def _tiled(self, settings: DetectionSettings) -> TiledDetector:
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,
-            partial(_select, selection=selection),
+            partial(_select, settings=settings),
             tiles=self.tiles,
             stride=self.model.stride,
-            imgsz=imgsz,
+            imgsz=settings.imgsz,
             input_hw=self.model.input_hw,
             batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
-            iou_thres=selection.iou,
-            max_det=selection.max_det,
-            agnostic=selection.agnostic,
+            iou_thres=settings.iou,
+            max_det=settings.max_det,
+            agnostic=settings.agnostic,
         )
 
     def _now(self) -> float:
@@ -156,19 +156,19 @@ class Pipeline:
         return -(-height // stride) * stride, -(-width // stride) * stride
 
 
-def _select(model: InferenceModel, raw: list[Tensor], selection: Selection) -> Detections:
+def _select(model: InferenceModel, raw: list[Tensor], settings: DetectionSettings) -> Detections:
     """The detections in the model's raw outputs, float32."""
     boxes, scores = model.decode(raw)
     return select_detections(
         boxes,
         scores,
-        conf_thres=selection.conf,
-        iou_thres=selection.iou,
-        max_det=selection.max_det,
-        agnostic=selection.agnostic,
+        conf_thres=settings.conf,
+        iou_thres=settings.iou,
+        max_det=settings.max_det,
+        agnostic=settings.agnostic,
         multi_label=False,
-        classes=selection.classes or None,
-        box_voting=selection.box_voting,
+        classes=settings.classes or None,
+        box_voting=settings.box_voting,
     )
 
 

@@ -13,8 +13,9 @@ import contextlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ import torch
 from data.sources import FileProblem, Frame, open_source
 from engine.inference.images import Color, InputImage, Source, as_images
 from engine.inference.model import InferenceModel
-from engine.inference.pipeline import Pipeline, Selection
+from engine.inference.pipeline import DetectionSettings, Pipeline
 from engine.inference.results import Results, boxes_of
 from engine.inference.runtimes.open import is_exported, open_model
 from models.postprocess.detections import DETECTION_IOU
@@ -40,6 +41,18 @@ from utils.structures import DetectionTable
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 CONFIDENCE = 0.25  # threshold for a model that does not store one
 THREADS = 4  # for reading, and as many for drawing, beside a GPU
+
+
+class Keywords(TypedDict, total=False):
+    """`DetectionSettings` as arguments; see `load`."""
+
+    imgsz: int
+    conf: float | None
+    iou: float | None
+    max_det: int | None
+    classes: Sequence[int | str] | None
+    agnostic: bool | None
+    box_voting: bool | None
 
 
 @dataclass
@@ -64,42 +77,31 @@ class Predictor:
         self,
         model: InferenceModel,
         *,
-        imgsz: int = 0,
-        conf: float | None = None,
-        iou: float | None = None,
-        max_det: int = 300,
-        classes: Sequence[int | str] | None = (),
-        agnostic: bool = False,
-        box_voting: bool = True,
         amp: str = "off",
         color: Color | None = None,
         tiles: Tiles | None = None,
+        **settings: Unpack[Keywords],
     ) -> None:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
-        self.model, self.device = model, model.device
+        self.model, self.device, self.color = model, model.device, color
         self.names = dict(enumerate(model.names))
-        self.imgsz = self._checked_size(imgsz)
-        self.conf = conf if conf is not None else CONFIDENCE if model.confidence is None else model.confidence
-        self.iou, self.max_det, self.classes, self.agnostic, self.color = iou, max_det, classes, agnostic, color
-        self.box_voting = box_voting
+        given = DetectionSettings(**settings)
+        default = CONFIDENCE if model.confidence is None else model.confidence
+        self.imgsz, self.conf = self._checked_size(given.imgsz), default if given.conf is None else given.conf
+        self.iou, self.max_det, self.classes = given.iou, given.max_det, given.classes
+        self.agnostic, self.box_voting = given.agnostic, given.box_voting
         self.pipeline = Pipeline(model, self._autocast_type(amp), tiles)
-        self._selection()
+        self._settings()
 
     def __call__(
         self,
         source: Source | Sequence[Source],
         *,
         color: Color | None = None,
-        imgsz: int = 0,
-        conf: float | None = None,
-        iou: float | None = None,
-        max_det: int | None = None,
-        classes: Sequence[int | str] | None = None,
-        agnostic: bool | None = None,
-        box_voting: bool | None = None,
         batch_size: int = 0,
         verbose: bool = False,
         device: str | int | torch.device | None = None,
+        **settings: Unpack[Keywords],
     ) -> list[Results]:
         """A result for each image, in order; a single image gives a list of one.
 
@@ -109,10 +111,11 @@ class Predictor:
         Args:
             source: an image or a list of them, see `as_images`.
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
-            imgsz, conf, iou, max_det, classes, agnostic, box_voting: for this call; None or 0: those of the predictor.
             batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: for programs that name the device in each call; it must be the model's.
+            settings: imgsz, conf, iou, max_det, classes, agnostic, box_voting for this call; None or imgsz 0: the
+                predictor's.
 
         Raises:
             UserError: an image that cannot be used, or a setting that does not fit.
@@ -120,13 +123,7 @@ class Predictor:
         if device is not None and parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
         images = as_images(source, color or self.color)
-        selection = self._selection(conf, iou, max_det, classes, agnostic, box_voting)
-        tables, speeds = self.pipeline(
-            [image.image for image in images],
-            imgsz=self._checked_size(imgsz or self.imgsz),
-            selection=selection,
-            batch_size=batch_size,
-        )
+        tables, speeds = self.pipeline([image.image for image in images], self._settings(**settings), batch_size)
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
         if verbose:
             for result in results:
@@ -170,7 +167,7 @@ class Predictor:
         """If a batch fails, its frames are processed one by one, so that an error is that of one frame."""
         images = [frame.image for frame in frames]
         try:
-            tables, speeds = self.pipeline(images, imgsz=self.imgsz, selection=self._selection())
+            tables, speeds = self.pipeline(images, self._settings())
         except Exception as error:
             if len(frames) == 1:
                 return [Detected(frames[0], error, {})]
@@ -179,7 +176,7 @@ class Predictor:
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
         """The detections in each of ``images``, uint8 (H, W, 3) RGB, highest score first, in float64."""
-        return self.pipeline(images, imgsz=self.imgsz, selection=self._selection())[0]
+        return self.pipeline(images, self._settings())[0]
 
     @property
     def threads(self) -> int:
@@ -213,20 +210,13 @@ class Predictor:
             return None
         raise UserError(f"--amp {amp}: {self.model.path} computes in the type it was exported with; use --amp off")
 
-    def _selection(
-        self,
-        conf: float | None = None,
-        iou: float | None = None,
-        max_det: int | None = None,
-        classes: Sequence[int | str] | None = None,
-        agnostic: bool | None = None,
-        box_voting: bool | None = None,
-    ) -> Selection:
-        """The given settings, and the predictor's for those that are None. Raises UserError if one does not fit."""
-        conf = self.conf if conf is None else conf
-        iou = self.iou if iou is None else iou
-        max_det = self.max_det if max_det is None else max_det
-        classes = self.classes if classes is None else classes
+    def _settings(self, **changes: Unpack[Keywords]) -> DetectionSettings:
+        """The predictor's settings with those of ``changes`` that are not None. Raises UserError if one does not
+        fit."""
+        own = {field.name: getattr(self, field.name) for field in fields(DetectionSettings)}
+        given = DetectionSettings(**own | {name: value for name, value in changes.items() if value is not None})
+        imgsz = self._checked_size(given.imgsz or self.imgsz)
+        max_det, classes, iou = given.max_det, given.classes, given.iou
         try:
             if isinstance(classes, str):
                 raise TypeError
@@ -237,18 +227,16 @@ class Predictor:
                 "classes, max_det: must be a list of class numbers or names, and a number, got "
                 f"{classes!r} and {max_det!r}"
             ) from None
-        agnostic = self.agnostic if agnostic is None else agnostic
-        box_voting = self.box_voting if box_voting is None else box_voting
-        for name, value in (("conf", conf), ("iou", iou)):
+        for name, value in (("conf", given.conf), ("iou", iou)):
             if value is not None and not 0 <= value <= 1:
                 raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
         if max_det < 1:
             raise UserError(f"max_det: must be at least 1, got {max_det}")
-        if self.model.votes and not box_voting:
+        if self.model.votes and not given.box_voting:
             raise UserError(f"{self.model.path}: box voting is inside; export the file with --no-box-voting")
-        if iou is None and (agnostic or self.model.nms_iou is not None):
+        if iou is None and (given.agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
-        return Selection(conf, iou, max_det, classes, agnostic, box_voting)
+        return replace(given, imgsz=imgsz, max_det=max_det, classes=classes, iou=iou)
 
 
 def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:
@@ -274,24 +262,23 @@ def load(
     path: str | os.PathLike[str],
     *,
     device: str | int | torch.device = "",
-    imgsz: int = 0,
-    conf: float | None = None,
-    iou: float | None = None,
-    max_det: int = 300,
-    classes: Sequence[int | str] | None = (),
-    agnostic: bool = False,
-    box_voting: bool = True,
     nms: bool = False,
     amp: str = "off",
     color: Color | None = None,
     tiles: Tiles | None = None,
     trust: bool = False,
+    **settings: Unpack[Keywords],
 ) -> Predictor:
     """Opens a model for detection.
 
     Args:
         path: a checkpoint, an exported file, or the name of public weights such as yolov8n, which are downloaded.
         device: "cpu", "mps", a GPU's number, or "" for the best available device.
+        nms: use the one-to-many head of NMS-free models, with NMS.
+        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
+        color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
+        tiles: cut large images, as ``Tiles(640)``; None: scale them to ``imgsz``.
+        trust: as for `open_model`.
         imgsz: pixels of the longer side on the canvas; 0: the model's.
         conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the
             checkpoint stores it, else 0.25.
@@ -300,30 +287,13 @@ def load(
         classes: keep only these, given by number or name; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
         box_voting: let boxes that NMS suppresses move the kept one and raise its score.
-        nms: use the one-to-many head of NMS-free models, with NMS.
-        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
-        color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
-        tiles: cut large images, as ``Tiles(640)``; None: scale them to ``imgsz``.
-        trust: as for `open_model`.
 
     Raises:
         UserError: no such file or name, a damaged, unknown or untrusted file, a device that does not exist, or
             settings that do not fit the model.
     """
     model = open_weights(path, device=device, nms=nms, trust=trust)
-    return Predictor(
-        model,
-        imgsz=imgsz,
-        conf=conf,
-        iou=iou,
-        max_det=max_det,
-        classes=classes,
-        agnostic=agnostic,
-        box_voting=box_voting,
-        amp=amp,
-        color=color,
-        tiles=tiles,
-    )
+    return Predictor(model, amp=amp, color=color, tiles=tiles, **settings)
 
 
 def open_weights(

@@ -60,8 +60,7 @@ def curve_parts(result: EvalResult, names: Sequence[str]) -> list[page.Content]:
     shown = np.flatnonzero(result.class_targets > 0)
     if not shown.size:
         return ["No class has validation objects, so there are no curves."]
-    precision, recall = (np.nan_to_num(v) for v in (result.curve_precision, result.curve_recall))
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    f1 = np.nan_to_num(result.curve_f1)
     ap50 = result.class_metrics["AP50"]
     some = np.linspace(0, result.curve_confidence.size - 1, CURVE_POINTS).round().astype(int)
     order = shown[np.argsort(ap50[shown], kind="stable")]

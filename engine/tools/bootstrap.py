@@ -29,10 +29,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def holds_zero(self) -> bool:
-        return self.low <= 0 <= self.high
-
 
 class ClassOutcomes(NamedTuple):
     """The detections of one class, best first, at COCO's IoU thresholds.

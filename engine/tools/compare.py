@@ -21,7 +21,7 @@ import numpy as np
 from utils.config.parser import errors_name_typed_flags, parse_config
 from utils.config.settings import CompareConfig, ValConfig
 from utils.errors import UserError
-from utils.strings import counted
+from utils.strings import aligned, counted
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
@@ -200,8 +200,7 @@ def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entr
         return ["the runs have the same settings"]
     rows = [("settings that differ", *(entry.label for entry in entries))]
     rows += [(name, *map(str, values)) for name, values in changed.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return aligned(rows, left=True)
 
 
 def tables_of(
@@ -231,12 +230,11 @@ def tables_of(
 
 def format_differences(tables: Tables) -> list[str]:
     """The lines of the tables."""
-    width = max(len("class"), *(len(name) for rows in tables.values() for name, *_ in rows))
     lines = []
     for title, rows in tables.items():
-        lines += [title, f"{'class':>{width}}  baseline      AP  change  95 % interval"]
-        for name, before, d, text in rows:
-            lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {text}")
+        cells = [(name, f"{before:.4f}", f"{d.ap:.4f}", f"{d.change:+.4f}") for name, before, d, _ in rows]
+        texts = ["95 % interval", *(text for *_, text in rows)]
+        lines += [title, *map("{}  {}".format, aligned([("class", "baseline", "AP", "change"), *cells]), texts)]
     return lines
 
 

@@ -81,9 +81,18 @@ def train(
         done = False
         for path in (table, accepted):
             path.unlink(missing_ok=True)
-    report = _Reporter(table, column, on_epoch)
+    reported, goes_on = 0, True
+
+    def trains_on() -> bool:
+        """Calls ``on_epoch`` for each new row of results.csv."""
+        nonlocal reported, goes_on
+        for epoch, fitness in fitness_by_epoch(table, column):
+            if goes_on and epoch > reported:
+                reported, goes_on = epoch, on_epoch(epoch, fitness)
+        return goes_on
+
     if done:
-        return report.new_epochs()
+        return trains_on()
     with signals.deferred(), open(folder / ERRORS, "wb", opener=open_direct) as errors:
         child = subprocess.Popen(
             [*start_of("train"), *flags_of(config)],
@@ -93,12 +102,12 @@ def train(
             preexec_fn=partial(end_with_parent, signal.SIGKILL),
         )
         try:
-            code = _wait(child, report, signals)
+            code = _wait(child, trains_on, signals)
         finally:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-    if not report.goes_on:
+    if not goes_on:
         return False
     if signals.stop or signals.interrupt or code in (REQUEUE, INTERRUPTED):
         raise Stopped(signals.code if signals.stop or signals.interrupt else code)
@@ -110,31 +119,15 @@ def train(
     return True
 
 
-class _Reporter:
-    """Calls ``on_epoch`` for each new row of results.csv."""
-
-    def __init__(self, table: Path, column: str, on_epoch: Callable[[int, float], bool]) -> None:
-        self._table, self._column, self._on_epoch = table, column, on_epoch
-        self._reported = 0
-        self.goes_on = True
-
-    def new_epochs(self) -> bool:
-        """Returns whether to train on."""
-        for epoch, fitness in fitness_by_epoch(self._table, self._column):
-            if self.goes_on and epoch > self._reported:
-                self._reported, self.goes_on = epoch, self._on_epoch(epoch, fitness)
-        return self.goes_on
-
-
-def _wait(child: subprocess.Popen, report: _Reporter, signals: StopSignals) -> int:
+def _wait(child: subprocess.Popen, trains_on: Callable[[], bool], signals: StopSignals) -> int:
     """Waits until the child has ended, which is stopped when a signal comes or the training is not worth more."""
     is_stopping = False
     while True:
         code = child.poll()
-        goes_on = report.new_epochs()
+        is_worth_more = trains_on()
         if code is not None:
             return code
-        if not is_stopping and (not goes_on or signals.stop or signals.interrupt):
+        if not is_stopping and (not is_worth_more or signals.stop or signals.interrupt):
             child.terminate()  # it saves
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):

@@ -65,7 +65,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
-    model, pretrained = build_model(ctx, run, spec)
+    model, pretrained, origin = build_model(ctx, run, spec)
     if run.config.batch_size == FIND_BATCH_SIZE:
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
         check_settings(ctx, run)
@@ -95,7 +95,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
-        description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
+        description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
@@ -146,22 +146,27 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     return spec.hold_out(broadcast_object(ctx, names))
 
 
-def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, dict[str, tuple[int, ...]]]:
+def build_model(
+    ctx: DistributedContext, run: Run, spec: DatasetSpec
+) -> tuple[Detector, dict[str, tuple[int, ...]], dict[str, str]]:
     """The detector on its device, with starting weights and frozen layers; a resumed run's weights are loaded later.
-    Also the parameters that came from weights when the run began: by name, the rows that were random."""
+    Also the parameters that came from weights when the run began: by name, the rows that were random; and the origin of
+    these weights, as checkpoints store it."""
     names, checkpoint = class_names(spec, run.config.single_cls), run.checkpoint
     if checkpoint is None:
-        model, pretrained = build_starting_model(ctx, run.config, names, resumed=None)
+        model, pretrained, origin = build_starting_model(ctx, run.config, names, resumed=None)
+        stored = origin._asdict()
         state = model.state_dict()
         from_files = [state[name] for name in pretrained]
     else:
         check_classes(checkpoint, names, spec.source)
         with errors_of(checkpoint.path):
-            model, _ = build_starting_model(ctx, run.config, names, resumed=checkpoint.model_spec)
+            model, _, _ = build_starting_model(ctx, run.config, names, resumed=checkpoint.model_spec)
+        stored = checkpoint.origin
         pretrained = checkpoint.parameters_from_weights(model)
         from_files = list(checkpoint.model.values())
     check_same_model(ctx, model, from_files)
-    return model, pretrained
+    return model, pretrained, stored
 
 
 def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
@@ -254,7 +259,13 @@ def _restore(
 
 
 def _describe(
-    run: Run, spec: DatasetSpec, model: Detector, rule: str, pretrained: dict[str, tuple[int, ...]], fingerprint: str
+    run: Run,
+    spec: DatasetSpec,
+    model: Detector,
+    rule: str,
+    pretrained: dict[str, tuple[int, ...]],
+    origin: dict[str, str],
+    fingerprint: str,
 ) -> RunDescription:
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
@@ -270,4 +281,5 @@ def _describe(
         config=config,
         data=data,
         val_images=sorted(spec.held_out),
+        origin=origin,
     )

@@ -22,7 +22,7 @@ from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors
 from utils.logger import configure_logging, get_logger
-from utils.strings import counted
+from utils.strings import aligned, counted
 
 # Keys of our checkpoints that are written anew, and those of a run, which are not converted.
 NOT_COPIED = (
@@ -88,8 +88,8 @@ def _list() -> None:
     rows = [("name", "license", "file, MB", "AP")]
     for name, entry in known_weights().items():
         rows.append((name, entry.license, f"{entry.size / 1e6:.1f}" if entry.size else "-", f"{entry.ap:.1f}"))
-    for name, license, size, ap in rows:
-        get_logger().info("%s", f"{name:14}{license:12}{size:>8}{ap:>7}")
+    for line in aligned(rows, left=True):
+        get_logger().info("%s", line)
     get_logger().info("AP: AP50-95 on COCO val2017 in percent, as published. -: not known")
 
 

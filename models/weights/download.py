@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import re
 import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from utils.config.parser import from_mapping
 from utils.config.settings import setting
@@ -30,10 +30,12 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
+    from models.weights.read import StoredWeights
     from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
 SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; names of the catalog may have one
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class WeightsEntry:
     """One entry of the catalog."""
 
     url: str = setting(help="address of the file")
-    license: str = setting("unknown", formerly=("licence",), help="the file's license")
+    license: str = setting(UNKNOWN, formerly=("licence",), help="the file's license")
     sha256: str = setting("", help="hex digest; empty: not known")
     size: int = setting(0, low=0, help="bytes; 0: not known")
     ap: float = setting(0.0, low=0, high=100, help="published AP50-95 on COCO val2017, percent; 0: not known")
@@ -90,19 +92,62 @@ def catalog_name(text: str) -> str:
     return next((text.removesuffix(suffix) for suffix in SUFFIXES if text.endswith(suffix)), text)
 
 
+class Origin(NamedTuple):
+    """As text; `UNKNOWN` where nothing says."""
+
+    weights: str  # that training started from
+    license: str  # of the trained weights
+
+
+RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
+
+
+def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
+    """The origin of a checkpoint.
+
+    Args:
+        info: its content. Runs of older versions store the name of their starting weights only.
+        path: its file.
+    """
+    stored = info.get("origin")
+    if stored and isinstance(stored, dict):
+        return Origin(*(str(stored.get(name, UNKNOWN)) for name in Origin._fields))
+    config = info.get("config")
+    if config and not config.get("weights"):
+        return RANDOM
+    return _public_origin(Path(os.path.expanduser(str(config["weights"]))) if config else path)
+
+
+def origin_of_run(start: StoredWeights | None) -> Origin:
+    """The origin of the checkpoints of a run that starts from these weights; None: from random ones."""
+    if start is None:
+        return RANDOM
+    if not start.is_ours:
+        return _public_origin(start.path)
+    before = origin_of(start.content, start.path)
+    return before._replace(weights=f"{start.path.name}, trained from {before.weights}")
+
+
+def _public_origin(path: Path) -> Origin:
+    """What the catalog says of a file, by its checksum, or by its name if that is unknown or the file is missing."""
+    entries, digest = known_weights(CATALOG), ""
+    if path.is_file():
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    for name, entry in entries.items():
+        if digest and entry.sha256.lower() == digest:
+            return Origin(f"{name}, a public file", entry.license)
+    entry = entries.get(catalog_name(path.name))
+    if entry is None or (digest and entry.sha256):  # another file of this name
+        return Origin(f"{path.name}, a file of unknown origin", UNKNOWN)
+    return Origin(path.name, f"{entry.license}, if it was the public file of this name")
+
+
+STALL_S = 30.0  # seconds without a byte
+TRIES, WAIT_S = 4, 1.0  # seconds before the second try; doubled for each further one
 CHUNK_BYTES = 1 << 18
 LINE_EVERY_S = 10.0
 MAX_BYTES = 16 * 2**30  # limit for a file of unknown size
-
-
-@dataclass(frozen=True)
-class TransferLimits:
-    """When a transfer fails."""
-
-    stall_s: float = 30.0  # seconds without a byte
-    tries: int = 4
-    wait_s: float = 1.0  # seconds before the second try; doubled for each further one
-    least_rate: float = 256.0  # minimum bytes per second, averaged over ``stall_s``
 
 
 class Interrupted(Exception):
@@ -113,7 +158,7 @@ class Refused(Exception):
     """The server, or the file that it sent, is wrong. Another try would not help."""
 
 
-def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> None:
+def transfer(entry: WeightsEntry, file: IO[bytes]) -> None:
     """Downloads into ``file`` and checks it. The partial content that an earlier run left in it is used only if there
     is a checksum.
 
@@ -122,22 +167,21 @@ def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> No
     if not entry.sha256:
         _empty(file)
     inherited = file.seek(0, 2) > 0
-    validator = ""
-    for number in range(limits.tries):
+    for number in range(TRIES):
         try:
-            validator = _receive(entry, file, validator, limits)
+            _receive(entry, file)
             _check(entry, file)
             return
         except Interrupted as error:
-            if number + 1 == limits.tries:
+            if number + 1 == TRIES:
                 raise
             get_logger().info("%s; trying again", error)
-            time.sleep(limits.wait_s * 2**number)
+            time.sleep(WAIT_S * 2**number)
         except Refused:
             if not inherited:
                 raise
-            _empty(file)  # the partial file was of another version
             inherited = False
+            _empty(file)  # the partial file was of another version
     raise Interrupted("the partial file of an earlier transfer did not match")
 
 
@@ -146,94 +190,52 @@ def _empty(file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: TransferLimits) -> str:
-    """Makes one request and appends its body. Returns the ETag of the server's version, if there is one."""
-    have, stall_s = file.seek(0, 2), limits.stall_s
-    request = urllib.request.Request(entry.url, headers={"User-Agent": "lockstep", "Accept-Encoding": "identity"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if validator:
-            request.add_header("If-Range", validator)
+def _receive(entry: WeightsEntry, file: IO[bytes]) -> None:
+    """Makes one request and appends what ``file`` lacks."""
+    have = file.seek(0, 2)
+    headers = {"User-Agent": "lockstep", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
-        with urllib.request.urlopen(request, timeout=stall_s) as response:
-            total = _length(response, entry, file, have)
-            validator = response.headers.get("ETag", "")
-            _copy(response, file, total or entry.size, limits)
-            return "" if validator.startswith("W/") else validator
+        with urllib.request.urlopen(urllib.request.Request(entry.url, headers=headers), timeout=STALL_S) as response:
+            if response.status != 206:  # all of it
+                _empty(file)
+            total = entry.size or (response.length and file.tell() + response.length)
+            logged_at, limit = time.monotonic(), total or MAX_BYTES
+            while chunk := response.read1(CHUNK_BYTES):  # what has arrived, so a call waits for one stall at most
+                file.write(chunk)
+                if file.tell() > limit:
+                    raise Refused(f"sent more than the {limit} bytes that are expected; nothing was kept")
+                if time.monotonic() - logged_at > LINE_EVERY_S:
+                    logged_at = time.monotonic()
+                    get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
+            if response.length:  # that has not come
+                raise Interrupted(f"cut off at {file.tell()} of {total} bytes")
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to send: the file is complete, or not the expected one
-            return validator
-        kind = Interrupted if error.code in (408, 429) or error.code >= 500 else Refused
-        raise kind(f"the server answers {error.code} {error.reason}") from None
-    except TimeoutError:
-        raise Interrupted(f"no byte for {stall_s:g} s") from None
-    except urllib.error.URLError as error:
-        reason = f"no answer for {stall_s:g} s" if isinstance(error.reason, TimeoutError) else error.reason
-        raise Interrupted(f"unreachable: {reason}") from None
-    except (http.client.HTTPException, ssl.SSLError, ConnectionError) as error:
-        raise Interrupted(f"connection lost: {error or type(error).__name__}") from None
-
-
-def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[bytes], have: int) -> int | None:
-    """The length of the whole file according to the server; empties ``file`` if the server starts over."""
-    if have and response.status == 206:
-        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if not content_range or int(content_range[1]) != have:
-            raise Refused(f"the server sent another part ({response.headers.get('Content-Range')}) than requested")
-        total = None if content_range[2] == "*" else int(content_range[2])
-    else:
-        _empty(file)
-        total = response.length  # None if the header is missing or not a number
-    if entry.size and total is not None and total != entry.size:
-        raise Refused(f"the server has {total} bytes, {entry.size} are expected; is it another file?")
-    return total
-
-
-def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int, limits: TransferLimits) -> None:
-    """Appends the body. Raises Interrupted if it ends before ``total`` bytes or stalls, Refused if there are more;
-    ``total`` 0: unknown."""
-    logged_at = since = time.monotonic()
-    before = file.tell()
-    while chunk := response.read1(CHUNK_BYTES):  # returns what has arrived, so a call waits for one stall at most
-        file.write(chunk)
-        if file.tell() > (total or MAX_BYTES):
-            raise Refused(f"sent more than the {total or MAX_BYTES} bytes that are expected; nothing was kept")
-        now = time.monotonic()
-        if now - since >= limits.stall_s:
-            if file.tell() - before < limits.least_rate * (now - since):
-                raise Interrupted(f"only {file.tell() - before} bytes in {now - since:.0f} s")
-            since, before = now, file.tell()
-        if now - logged_at > LINE_EVERY_S:
-            logged_at = now
-            get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
-    file.flush()
-    if file.tell() < total:
-        raise Interrupted(f"cut off at {file.tell()} of {total} bytes")
+        if error.code != 416:  # nothing is left to send: the file is complete, or not the expected one
+            kind = Interrupted if error.code in (408, 429) or error.code >= 500 else Refused
+            raise kind(f"the server answers {error.code} {error.reason}") from None
+    except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
+        reason = getattr(error, "reason", error)
+        text = f"no byte for {STALL_S:g} s" if isinstance(reason, TimeoutError) else str(reason)
+        raise Interrupted(f"connection lost: {text or type(error).__name__}") from None
 
 
 def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
     file.flush()
-    size = file.seek(0, 2)
+    size = file.tell()
     if entry.size and size != entry.size:
         raise Refused(f"sent {size} bytes, {entry.size} are expected; nothing was kept")
     if not size:
         raise Refused("sent an empty file")
-    if entry.sha256:
-        with open(file.name, "rb") as content:
+    with open(file.name, "rb") as content:
+        if entry.sha256:
             found = hashlib.file_digest(content, "sha256").hexdigest()
-        if found != entry.sha256.lower():
-            raise Refused(f"sha256 is {found}, {entry.sha256} is expected; nothing was kept")
-    else:
-        _check_looks(Path(file.name))
-
-
-def _check_looks(path: Path) -> None:
-    """Checks a file that has no checksum listed: it must be neither an error page nor an incomplete zip."""
-    with open(path, "rb") as file:
-        start = file.read(64).lstrip()
+            if found != entry.sha256.lower():
+                raise Refused(f"sha256 is {found}, {entry.sha256} is expected; nothing was kept")
+            return
+        start = content.read(64).lstrip()
     if start[:1] == b"<":
         raise Refused("sent a web page, not weights; nothing was kept")
-    if start[:2] == b"PK" and not zipfile.is_zipfile(path):
+    if start[:2] == b"PK" and not zipfile.is_zipfile(file.name):
         raise Refused("sent an incomplete checkpoint; nothing was kept")
 
 
@@ -244,7 +246,6 @@ def fetch_weights(
     offline: bool,
     catalog: Path = CATALOG,
     cache_dir: Path | None = None,
-    limits: TransferLimits | None = None,
 ) -> Path:
     """The file that ``--weights`` refers to: an existing path, or else a name in the catalog or a URL.
 
@@ -256,7 +257,6 @@ def fetch_weights(
         offline: never use the network.
         catalog: YAML of `WeightsEntry` by name.
         cache_dir: folder of downloaded files; None: ``weights`` in the cache folder.
-        limits: when a transfer fails; None: the defaults.
 
     Raises:
         UserError: there is no such file or name, ``offline`` is set and it is not on the disk, it cannot be downloaded,
@@ -277,7 +277,7 @@ def fetch_weights(
                 raise UserError(
                     f"{name_or_path}: not on this machine and --offline is set; put {entry.url} at {target}"
                 )
-            _fetch(entry, target, limits or TransferLimits())
+            _fetch(entry, target)
     return target
 
 
@@ -289,7 +289,7 @@ def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
     return cache_dir / f"{catalog_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
 
 
-def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
+def _fetch(entry: WeightsEntry, target: Path) -> None:
     logger = get_logger()
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
@@ -302,7 +302,7 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
         with lock.wait(f"another run that downloads {target}"):
             if not target.is_file():  # another run on this machine may have downloaded it meanwhile
                 with open(part, "ab", opener=open_own) as file:
-                    transfer(entry, file, limits)
+                    transfer(entry, file)
                 part.replace(target)
     except Refused as error:
         part.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.checkpoint import open_zip
 
 MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
@@ -37,10 +37,9 @@ TORCH_FUNCTIONS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"
 
 
 class Record:
-    """An object of a foreign class: its arguments and state, and no behavior.
+    """An object of a foreign class: its arguments and state, and no behavior. Each name gets a subclass.
 
-    Each file and each name gets its own subclass, so a file cannot affect another one. ``__setstate__`` on the class
-    prevents the pickle's BUILD opcode from setting arbitrary attributes.
+    ``__setstate__`` on the class prevents the pickle's BUILD opcode from setting arbitrary attributes.
     """
 
     module = ""
@@ -72,33 +71,29 @@ def _named_record(module: str, name: str) -> type[Record]:
     return type("Named", (Record,), {"module": module, "name": name})
 
 
-def _inert_mapping() -> type[dict]:
-    class Mapping(dict):
-        def __setstate__(self, state: Any) -> None:  # ignores the hooks and _metadata of an OrderedDict
-            pass
-
-    return Mapping
+class _Mapping(dict):
+    def __setstate__(self, state: Any) -> None:  # ignores the hooks and _metadata of an OrderedDict
+        pass
 
 
-def _inert_set() -> type[list]:
-    class Items(list):  # a list, for members may be unhashable records
-        def __setstate__(self, state: Any) -> None:
-            pass
+class _Items(list):
+    """A set, as a list, for members may be unhashable records."""
 
-        def add(self, item: Any) -> None:
-            self.append(item)
+    add = list.append
 
-    return Items
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+_PLAIN = {("collections", "OrderedDict"): _Mapping, ("builtins", "set"): _Items}
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
         root = module.partition(".")[0]
-        if (module, name) == ("collections", "OrderedDict"):
-            return _inert_mapping()
-        if (module, name) == ("builtins", "set"):
-            return _inert_set()
+        if plain := _PLAIN.get((module, name)):
+            return plain
         standard = root in sys.stdlib_module_names and name not in PLAIN_STDLIB.get(module, ())
         if standard or (root == "torch" and not _is_torch_data(module, name)):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which does not belong in a checkpoint")
@@ -223,7 +218,7 @@ class ForeignFile:
         try:
             return load_inert(program)
         except pickle.UnpicklingError as error:
-            raise self._refuse(str(error).splitlines()[0]) from None
+            raise self._refuse(first_line(error)) from None
 
     def tensor(self, value: Any) -> Tensor | None:
         """The tensor of a record, floating ones as float32; None for other values."""

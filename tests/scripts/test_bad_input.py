@@ -220,7 +220,7 @@ def test_a_run_resumes_only_with_the_same_classes(world, tmp_path, capsys, data)
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
     given = ["--resume", world / "runs" / "exp" / "last.pt", "--epochs", "3", "--data", tmp_path / "other.yaml"]
     line = error_of(capsys, train.main, *given)
-    assert ("the run has 2 classes" if data == "nc" else "class 0 of the run is 'light'") in line
+    assert ("2 classes against" if data == "nc" else "class 0 is 'light' against") in line
     assert "start a new run with --weights" in line
 
 

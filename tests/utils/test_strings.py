@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from utils.strings import counted, image_ids_of
+from utils.errors import first_line
+from utils.strings import aligned, class_difference, counted, image_ids_of
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,20 @@ def test_counts_agree_with_their_nouns(count, noun, text):
 )
 def test_image_ids_are_numbers_if_all_stems_are(stems, ids):
     assert image_ids_of(stems) == ids
+
+
+def test_tables_are_aligned():
+    rows = [("name", "AP"), ("a", "0.5"), ("longer", "-")]
+    assert aligned(rows) == ["  name   AP", "     a  0.5", "longer    -"]
+    assert aligned(rows, left=True) == ["name    AP", "a       0.5", "longer  -"]
+
+
+def test_class_names_are_compared_by_number():
+    assert class_difference(("a", "b"), ["a", "b"]) == ""
+    assert class_difference(["a"], ["a", "b"]) == "1 class against 2"
+    assert class_difference(["a", "b"], ["a", "c"]) == "class 1 is 'b' against 'c'"
+
+
+def test_the_first_line_of_an_error():
+    assert first_line(ValueError(" one\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"

@@ -1,10 +1,10 @@
-"""Structures: padding of ragged targets, and batches that move to a device as a whole."""
+"""Structures: padding of ragged targets, batches that move to a device as a whole, labels and detections."""
 
 import numpy as np
 import pytest
 import torch
 
-from utils.structures import Batch, pad_targets
+from utils.structures import Batch, DetectionTable, LabelArrays, f1_of, pad_targets
 
 
 def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
@@ -49,3 +49,34 @@ def test_moving_a_batch_moves_its_tensors_and_keeps_the_rest():
     assert (moved.max_targets, moved.paths) == (16, ("a.jpg",))
     assert batch.images.device.type == "cpu"
     assert np.all(batch.images.numpy() == 0)
+
+
+def detections(images: list[int]) -> DetectionTable:
+    number = np.array(images, np.int64)
+    return DetectionTable(number, np.arange(4.0 * len(images)).reshape(-1, 4), number / 10, number % 3)
+
+
+def test_detections_are_joined_and_selected():
+    parts = [detections([4, 1]), detections([]), detections([2])]
+    joined = DetectionTable.concatenate(parts)
+    assert joined.image_index.tolist() == [4, 1, 2]
+    assert joined.boxes_xyxy_px.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    chosen = joined.take(np.argsort(joined.image_index))
+    assert (chosen.image_index.tolist(), chosen.scores.tolist()) == ([1, 2, 4], [0.1, 0.2, 0.4])
+    assert chosen.take(chosen.classes == 2).image_index.tolist() == [2]
+    for table in (DetectionTable.concatenate([]), DetectionTable.concatenate(parts[1:2])):
+        assert [getattr(table, name).shape for name in table.__slots__] == [(0,), (0, 4), (0,), (0,)]
+        assert table.image_index.dtype == table.classes.dtype == np.int64
+
+
+def test_boxes_know_their_images():
+    labels = type("Labels", (LabelArrays,), {})()
+    labels.offsets, labels.classes = np.array([0, 2, 2, 5]), np.array([0, 0, 1, 0, 2])
+    labels.crowd = np.array([False, False, False, False, True])
+    assert labels.image_of_box.tolist() == [0, 0, 2, 2, 2]
+    assert labels.images_of_classes(4).tolist() == [2, 1, 0, 0]
+
+
+def test_f1_is_zero_without_precision_and_recall():
+    values = f1_of(np.array([0.5, 0.0, 1.0, np.nan]), np.array([0.25, 0.0, 1.0, np.nan]))
+    np.testing.assert_allclose(values, [1 / 3, 0, 1, np.nan])

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from utils.distributed.launch import Launch, read_launch
 from utils.distributed.rendezvous import all_gather_json, launcher_name, open_store, rendezvous_error
 from utils.distributed.store_barrier import has_died
-from utils.errors import PeerFailure, Stopped, UserError
+from utils.errors import PeerFailure, Stopped, UserError, first_line
 from utils.machine.resources import boot_id
 
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
@@ -245,7 +245,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
             _is_reporter(ctx.store)
             raise
         if "timed out" in text.lower() and _is_reporter(ctx.store):
-            raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
+            raise UserError(f"another process did not answer in time: {first_line(error)}") from None
         if "/dev/shm" in text and _is_reporter(ctx.store):
             raise UserError(
                 "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"

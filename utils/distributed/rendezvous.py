@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from utils.distributed.launch import Launch, restarts_of_launcher
 from utils.distributed.store_barrier import process_identity, this_process
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.logger import get_logger
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
@@ -69,7 +69,7 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
 
 def rendezvous_error(launch: Launch, error: Exception) -> UserError:
     """Converts torch's error about a process group that could not be formed."""
-    reason = str(error).split("\n")[0]
+    reason = first_line(error)
     hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
     return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
 

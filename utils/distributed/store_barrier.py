@@ -17,7 +17,7 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from utils.errors import PeerFailure, Stopped, UserError
+from utils.errors import PeerFailure, Stopped, UserError, first_line
 from utils.machine.resources import boot_id, process_stat
 
 HEARTBEAT_S = 1.0
@@ -145,9 +145,7 @@ class StoreBarrier:
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
         except dist.DistError as error:
-            raise UserError(
-                f"lost contact while waiting for {self._names[rank]}: {str(error).splitlines()[0]}"
-            ) from None
+            raise UserError(f"lost contact while waiting for {self._names[rank]}: {first_line(error)}") from None
 
     def _check_alive(self, rank: int) -> None:
         now, name = time.monotonic(), self._names[rank]

@@ -149,7 +149,7 @@ def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) 
     if not len(shown):
         return []
     precision, recall = np.nan_to_num(result.curve_precision), np.nan_to_num(result.curve_recall)
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    f1 = np.nan_to_num(result.curve_f1)
     ap50, class_ap50 = result.metrics["AP50"], result.class_metrics["AP50"]
     labels = [f"{_label(names[c])} {class_ap50[c]:.3f}" for c in shown]
     confidence = result.curve_confidence

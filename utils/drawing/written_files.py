@@ -26,12 +26,12 @@ class WrittenFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._earlier = _read(folder / RECORD)
-        self._own: dict[str, tuple[int, int]] = {}
+        self._own: dict[str, list[int] | None] = {}
 
     def add(self, path: Path) -> None:
         """Records a file that was just written. The record is complete also if the process is killed."""
-        name, status = path.relative_to(self._folder).as_posix(), path.stat()
-        self._own[name] = status.st_size, status.st_mtime_ns
+        name = path.relative_to(self._folder).as_posix()
+        self._own[name] = _state(path.resolve())
         with open(self._folder / RECORD, "a", encoding="utf-8", opener=open_direct) as record:
             record.write(_line(name, self._own[name]))
 
@@ -42,42 +42,21 @@ class WrittenFiles:
         """
         if not self._own:
             return
+        folder, read = self._folder.resolve(), {Path(source).resolve() for source in sources}
         stale = {name: state for name, state in self._earlier.items() if name not in self._own}
-        read = {Path(source).resolve() for source in sources}
-        kept = {
-            _image(name) for name, state in stale.items() if self._is_edited(name, state) or self._path(name) in read
-        }
-        removed = [name for name in stale if _image(name) not in kept]
-        for name in removed:
-            self._path(name).unlink(missing_ok=True)
-        for folder in {self._path(name).parent for name in removed} - {self._folder.resolve()}:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
+        edited = (n for n, state in stale.items() if folder / n in read or _state(folder / n) not in (None, state))
+        kept = set(map(_image, edited))
         left = {name: state for name, state in stale.items() if _image(name) in kept}
+        for name in stale.keys() - left:
+            (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty, or the folder itself
+                (folder / name).parent.rmdir()
         write_whole(self._folder / RECORD, "".join(_line(*row) for row in (left | self._own).items()))
-        if removed:
-            get_logger().info("%s: removed %s of earlier calls", self._folder, counted(len(removed), "annotation file"))
+        if removed := len(stale) - len(left):
+            get_logger().info("%s: removed %s of earlier calls", self._folder, counted(removed, "annotation file"))
         if left:
-            get_logger().warning(
-                "%s: annotation files of earlier calls that were edited since are kept (first: %s)",
-                self._folder,
-                next(iter(left)),
-            )
-
-    def _path(self, name: str) -> Path:
-        return self._folder.resolve() / name
-
-    def _is_edited(self, name: str, state: tuple[int, int]) -> bool:
-        """Also of what is behind a link or cannot be looked at."""
-        path = self._path(name)
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        is_ours = path.resolve() == path and path.is_file()
-        return not is_ours or (status.st_size, status.st_mtime_ns) != state
+            text = "%s: annotation files of earlier calls that were edited since are kept (first: %s)"
+            get_logger().warning(text, self._folder, next(iter(left)))
 
 
 def _image(name: str) -> str:
@@ -85,13 +64,26 @@ def _image(name: str) -> str:
     return Path(name).stem if "/" in name else f"/{name}"
 
 
-def _line(name: str, state: tuple[int, int]) -> str:
-    return json.dumps([name, *state]) + "\n"
+def _state(path: Path) -> list[int] | None:
+    """Size and time of modification of a file; None if there is none, empty for what is behind a link or cannot be
+    looked at."""
+    try:
+        status = path.stat()
+        is_plain = path.is_file() and path.resolve() == path
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return []
+    return [status.st_size, status.st_mtime_ns] if is_plain else []
 
 
-def _read(record: Path) -> dict[str, tuple[int, int]]:
+def _line(name: str, state: list[int] | None) -> str:
+    return json.dumps([name, *(state or ())]) + "\n"
+
+
+def _read(record: Path) -> dict[str, list[int] | None]:
     """Sizes and times by name; empty without a record. Damaged lines, as of a process that was killed, are skipped."""
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, list[int] | None] = {}
     try:
         text = read_text(record) if record.exists() else ""
     except UserError:
@@ -99,7 +91,6 @@ def _read(record: Path) -> dict[str, tuple[int, int]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             name, size, time = json.loads(line)
-            parts = Path(name).parts
-            if parts and ".." not in parts and not Path(name).is_absolute() and "\0" not in name:
-                found[name] = int(size), int(time)
+            if not Path(name).is_absolute() and ".." not in Path(name).parts:
+                found[name] = [size, time]
     return found

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from utils import program
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.safe_io import atomic_write, open_regular
 from utils.machine.limits import explanation
 
@@ -31,7 +31,7 @@ DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 _KINDS = {  # of a checkpoint's entries
     **dict.fromkeys(("version", "imgsz"), int),
     **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
-    **dict.fromkeys(("config", "hyp", "data", "metrics"), dict),
+    **dict.fromkeys(("config", "hyp", "data", "metrics", "origin"), dict),
     **{"names": list, "program": str},
 }
 _OLDER_HYP = {"close_scale": 0}  # hyper-parameters that older files lack, as their runs had them
@@ -80,8 +80,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
     except Exception as error:  # the unpickler raises any type for malformed data
         _raise_if_limit(error, path)
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: damaged checkpoint ({reason})") from None
+        raise UserError(f"{path}: damaged checkpoint ({first_line(error)})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
     for key, kind in _KINDS.items():

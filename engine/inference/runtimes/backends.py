@@ -63,9 +63,10 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the notes of exporters and readers, meant for their developers, and without their tracebacks."""
-    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx")
+def quiet(*others: str) -> Iterator[None]:
+    """Without the notes of exporters and readers, meant for their developers, and without their tracebacks. ``others``:
+    more names of loggers, "" that of the root."""
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx", *others)
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

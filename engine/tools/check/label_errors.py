@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +25,11 @@ from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
-from engine.inference.data_set import class_difference
 from engine.inference.predictor import Predictor, load
 from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
 from utils.errors import UserError
 from utils.logger import progress
+from utils.strings import class_difference
 from utils.structures import DetectionTable, GroundTruth
 
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
@@ -60,13 +61,7 @@ def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
     with ThreadPoolExecutor(4) as pool:
         for batch in progress(_batches(pool, index), desc="detecting", total=-(-len(index) // READ_AHEAD)):
             tables += predictor.detect(batch)
-    counts = [len(table.scores) for table in tables]
-    return DetectionTable(
-        np.repeat(np.arange(len(tables)), counts),
-        np.concatenate([t.boxes_xyxy_px for t in tables] or [np.zeros((0, 4))]),
-        np.concatenate([t.scores for t in tables] or [np.zeros(0)]),
-        np.concatenate([t.classes for t in tables] or [np.zeros(0, np.int64)]),
-    )
+    return DetectionTable.concatenate(replace(t, image_index=t.image_index + i) for i, t in enumerate(tables))
 
 
 def _batches(pool: ThreadPoolExecutor, index: DatasetIndex) -> Iterator[list[np.ndarray]]:
@@ -130,7 +125,7 @@ def find_label_errors(truth: GroundTruth, table: DetectionTable, num_classes: in
         truth: the labels. Crowd regions explain detections, but are not examined.
         table: detections with a score above `LEAST_SCORE`, by image.
     """
-    image = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets))
+    image = truth.image_of_box
     pairs = _pairs(truth, table, image)
     matched = _match(truth, table, pairs)
     label_scores, suggested = _label_scores(truth, table, pairs, matched, num_classes)

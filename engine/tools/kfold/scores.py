@@ -5,13 +5,14 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.report import number_text
 from engine.tools.validator import open_models, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
@@ -19,11 +20,12 @@ from utils.distributed.context import DistributedContext
 from utils.drawing import page
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
+from utils.strings import aligned
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 _SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "verify", "cache_dir", "device", "workers", "offline")
 _TRUTH = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
-_FOUND = ("image_index", "boxes_xyxy_px", "scores", "classes")
+_FOUND = DetectionTable.__slots__
 
 
 @dataclass(frozen=True)
@@ -70,20 +72,18 @@ def read_fold(path: Path) -> ScoredFold:
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
     """The images of all folds as one split, in the order of the folds; ids of images are their positions."""
     images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
-    boxes = np.cumsum([0, *(len(fold.truth.classes) for fold in folds)])
+    counts = np.concatenate([np.diff(fold.truth.offsets) for fold in folds])
     joined = {
         name: np.concatenate([getattr(fold.truth, name) for fold in folds]) for name in _TRUTH if name != "offsets"
     }
-    offsets = [fold.truth.offsets[1:] + start for fold, start in zip(folds, boxes)]
     truth = GroundTruth(
-        offsets=np.concatenate([[0], *offsets]).astype(np.int64),
+        offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
         **joined,
         image_ids=tuple(range(int(images[-1]))),
         category_ids=tuple(range(len(folds[0].truth.category_ids))),
     )
-    found = {name: np.concatenate([getattr(fold.found, name) for fold in folds]) for name in _FOUND[1:]}
-    image = np.concatenate([fold.found.image_index + start for fold, start in zip(folds, images)])
-    return ScoredFold(truth, DetectionTable(image_index=image, **found))
+    found = (replace(fold.found, image_index=fold.found.image_index + first) for fold, first in zip(folds, images))
+    return ScoredFold(truth, DetectionTable.concatenate(found))
 
 
 def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
@@ -112,16 +112,13 @@ def class_rows(
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
     """The lines of `fold_rows`, then `class_rows`."""
-    lines = [f"{'':>12}{'images':>10}" + "".join(metric.column.rjust(8) for metric in METRICS)]
-    lines += [
-        f"{name:>12}{'' if images is None else images:>10}" + "".join(map(_number, row))
-        for name, images, row in fold_rows(results, pooled)
-    ]
-    width = max(12, *(len(name) + 2 for name in names))
-    lines.append(f"{'class':>{width}}{'boxes':>10}{'pooled AP':>11}{'lowest':>8}{'highest':>9}")
-    for name, boxes, ap, lowest, highest in class_rows(results, pooled, names):
-        lines.append(f"{name:>{width}}{boxes:>10}{ap:11.4f}{lowest:8.4f}{highest:9.4f}")
-    return lines
+    folds = [("", "images", *(metric.column for metric in METRICS))]
+    for name, images, row in fold_rows(results, pooled):
+        folds.append((name, "" if images is None else str(images), *map(number_text, row)))
+    classes = [("class", "boxes", "pooled AP", "lowest", "highest")]
+    for name, boxes, *values in class_rows(results, pooled, names):
+        classes.append((name, str(boxes), *map(number_text, values)))
+    return aligned(folds) + aligned(classes)
 
 
 def folds_page(title: str, results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> page.Page:
@@ -133,7 +130,3 @@ def folds_page(title: str, results: Sequence[EvalResult], pooled: EvalResult, na
     columns = ("class", "boxes", "AP of all images", "lowest AP of a fold", "highest AP of a fold")
     out.section("Classes", page.table(columns, class_rows(results, pooled, names), "AP by class"))
     return out
-
-
-def _number(value: float) -> str:
-    return "-".rjust(8) if np.isnan(value) else f"{value:8.4f}"

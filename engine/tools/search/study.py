@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from engine.tools.search.ranges import Scalar, Space
 from utils.config.search_settings import SearchConfig
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
 
 JOURNAL = "journal.log"
@@ -152,7 +152,7 @@ class SharedStudy:
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:  # what Optuna raises
-            reason = (str(error) or repr(error)).splitlines()[0]
+            reason = first_line(error)
             raise UserError(f"{self._folder / JOURNAL}: damaged ({reason}); restore it, or start "
                             "anew with another --name") from None  # fmt: skip
 

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
 from engine.export.formats.torch_files import build_torchscript, write_torchscript
-from engine.export.images import calibration_images, check_set, open_split, spread
 from engine.export.layouts import make_layout
-from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance, match_tables
+from engine.export.parity import (
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    Reference,
+    Tolerance,
+    calibration_images,
+    check_set,
+    match_tables,
+)
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import open_model
@@ -60,7 +69,7 @@ class Broken(nn.Module):
 def world(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("parity")
     spec = load_dataset_spec(write_dataset(folder / "set", val=5))
-    index = open_split(spec, "val", str(folder / "cache"))
+    index = load_index(spec, "val", cache_dir=str(folder / "cache"))
     detector = lively(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
     images = check_set(index, 64, options(imgsz_hw=(64, 64)), 32)
@@ -113,7 +122,7 @@ def test_an_empty_comparison_does_not_pass(world, allowed: Tolerance):
 
 def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=2))
-    images = check_set(open_split(spec, "val", str(tmp_path)), 2, options(imgsz_hw=(64, 64)), 32)
+    images = check_set(load_index(spec, "val", cache_dir=str(tmp_path)), 2, options(imgsz_hw=(64, 64)), 32)
     untrained = CheckpointModel(
         build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse(), {"imgsz": 64}, Path("a.pt"), CPU
     )
@@ -193,22 +202,18 @@ def test_matching_takes_the_pairs_with_the_largest_overlaps_first():
         assert len(found.missing) == len(free[0]) + len(free[1])
 
 
-def test_images_are_spread_over_the_split():
-    assert spread(100, 4).tolist() == [0, 33, 66, 99]
-    assert spread(3, 64).tolist() == [0, 1, 2]
-
-
 def test_check_images_and_labels_belong_together(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=9))
-    index = open_split(spec, "val", str(tmp_path / "cache"))
+    index = load_index(spec, "val", cache_dir=str(tmp_path / "cache"))
     every = index.ground_truth()
     images = check_set(index, 4, options(imgsz_hw=(64, 96)), 32)
-    chosen = spread(9, 4)
+    chosen = [0, 3, 5, 8]
     assert images.paths == [index.path(i) for i in chosen]
     truth = images.ground_truth
     for number, i in enumerate(chosen):
         own, whole = (slice(*gt.offsets[n : n + 2]) for gt, n in ((truth, number), (every, i)))
         np.testing.assert_array_equal(truth.boxes_xywh_px[own], every.boxes_xywh_px[whole])
+    assert check_set(index, 64, options(imgsz_hw=(64, 96)), 32).paths == [index.path(i) for i in range(9)]
     (batch,) = images.batches
     assert batch.images.shape == (4, 3, 64, 96)
     assert batch.indices.tolist() == [0, 1, 2, 3]

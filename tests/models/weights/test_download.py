@@ -1,6 +1,6 @@
 import hashlib
 import io
-import itertools
+import shutil
 import threading
 import time
 import zipfile
@@ -12,15 +12,22 @@ import torch.multiprocessing as mp
 import yaml
 
 from models.weights import download as downloads
-from models.weights import download as http_transfer
-from models.weights.download import CATALOG, TransferLimits, WeightsEntry, fetch_weights, find_entry
+from models.weights.download import (
+    CATALOG,
+    RANDOM,
+    WeightsEntry,
+    fetch_weights,
+    find_entry,
+    origin_of,
+    origin_of_run,
+)
+from models.weights.read import StoredWeights
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import spawn
 from utils.errors import UserError
 
 BODY = bytes(range(256)) * 1200
 SHA = hashlib.sha256(BODY).hexdigest()
-QUICK = TransferLimits(stall_s=0.3, tries=3, wait_s=0.0)
 
 
 class Server(ThreadingHTTPServer):
@@ -45,14 +52,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
-    def keep_sending(self, pieces, pause_s):
+    def keep_sending(self, data):
         """Sends until the client disconnects."""
         self.close_connection = True
         try:
-            for data in pieces:
+            while True:
                 self.wfile.write(data)
-                self.wfile.flush()
-                time.sleep(pause_s)
         except OSError:
             pass
 
@@ -79,9 +84,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(claimed.get(fault, len(rest))))
         self.send_header("ETag", '"one"')
         self.end_headers()
-        if fault in ("trickle", "endless"):
-            pieces = (bytes([byte]) for byte in rest) if fault == "trickle" else itertools.repeat(rest)
-            self.keep_sending(pieces, 0.02 if fault == "trickle" else 0.0)
+        if fault == "endless":
+            self.keep_sending(rest)
             return
         self.wfile.write(rest[: len(rest) // 2] if fault in ("cut", "stall") else rest)
         self.wfile.flush()
@@ -105,15 +109,16 @@ def server(monkeypatch):
 
 
 @pytest.fixture
-def fetch(server, tmp_path):
-    def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, tiny_name="tiny", **entry):
+def fetch(server, tmp_path, monkeypatch):
+    for name, value in {"STALL_S": 0.3, "TRIES": 3, "WAIT_S": 0.0}.items():
+        monkeypatch.setattr(downloads, name, value)
+
+    def run(name="tiny", *, offline=False, ctx=None, tiny_name="tiny", **entry):
         catalog = tmp_path / "weights.yaml"
         entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
         catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
         ctx = ctx or DistributedContext.single()
-        return fetch_weights(
-            name, ctx=ctx, offline=offline, catalog=catalog, cache_dir=tmp_path / "cache", limits=limits
-        )
+        return fetch_weights(name, ctx=ctx, offline=offline, catalog=catalog, cache_dir=tmp_path / "cache")
 
     return run
 
@@ -124,19 +129,9 @@ def test_an_invalid_content_length_is_ignored(fetch, server, fault):
     assert fetch().read_bytes() == BODY
 
 
-def test_a_trickling_connection_counts_as_stalled(fetch, server):
-    """Occasional bytes prevent the timeout of the connection itself."""
-    server.faults = ["trickle"]
-    assert fetch().read_bytes() == BODY
-    assert len(server.ranges) == 2
-    server.faults = ["trickle"] * 9
-    with pytest.raises(UserError, match=r"only \d+ bytes in 0 s"):
-        fetch("other", tiny_name="other", limits=TransferLimits(0.2, 1, 0.0))
-
-
 @pytest.mark.parametrize("size", [len(BODY), 0])
 def test_an_endless_body_is_refused(fetch, server, tmp_path, monkeypatch, size):
-    monkeypatch.setattr(http_transfer, "MAX_BYTES", 2 * len(BODY))
+    monkeypatch.setattr(downloads, "MAX_BYTES", 2 * len(BODY))
     server.faults = ["endless"]
     with pytest.raises(UserError, match=r"sent more than the \d+ bytes that are expected"):
         fetch(sha256=None, size=size)
@@ -238,13 +233,13 @@ def test_a_partial_file_is_not_used_without_checksum(fetch, server, tmp_path):
 def test_repeated_disconnection_is_one_line(fetch, server):
     server.faults = ["cut"] * 9
     with pytest.raises(UserError, match=r"cut off at \d+ of 307200 bytes"):
-        fetch(limits=TransferLimits(0.3, 2, 0.0))
+        fetch()
 
 
 def test_a_permanent_stall_is_one_line_with_the_time(fetch, server):
     server.faults = ["stall"] * 9
-    with pytest.raises(UserError, match=r"no byte for 0.1 s"):
-        fetch(limits=TransferLimits(0.1, 1, 0.0))
+    with pytest.raises(UserError, match=r"no byte for 0.3 s"):
+        fetch()
 
 
 @pytest.mark.parametrize("fault", ["", "claim less"])
@@ -306,7 +301,7 @@ def test_two_simultaneous_runs_download_once(server, tmp_path):
     entry, target = WeightsEntry(url=server.url, sha256=SHA), tmp_path / "cache" / "tiny.pt"
 
     def run():
-        downloads._fetch(entry, target, QUICK)
+        downloads._fetch(entry, target)
         paths.append(target)
 
     threads = [threading.Thread(target=run) for _ in range(4)]
@@ -342,7 +337,7 @@ def test_shipped_checksums_match_the_public_files(shared):
 
 def _fetch_on_a_rank(catalog, cache, results):
     ctx = DistributedContext.from_environment("cpu", timeout_s=60)
-    path = fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache, limits=QUICK)
+    path = fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache)
     results.put((ctx.rank, path.read_bytes() == BODY))
     torch.distributed.barrier()  # rank 0 keeps the store, so it stays until all have read
     ctx.close()
@@ -355,3 +350,59 @@ def test_only_the_first_process_downloads(server, tmp_path):
     spawn(_fetch_on_a_rank, 2, (catalog, tmp_path / "cache", results))
     assert sorted(results.get() for _ in range(2)) == [(0, True), (1, True)]
     assert server.ranges == [None]
+
+
+@pytest.fixture
+def public(tmp_path, monkeypatch):
+    """A file that the catalog lists with its checksum as tiny, and another, plain, without one."""
+    file, url = tmp_path / "tiny.pt", "https://example.com/a.pt"
+    file.write_bytes(BODY)
+    catalog = tmp_path / "weights.yaml"
+    known = {"url": url, "license": "MIT", "sha256": SHA}
+    catalog.write_text(yaml.safe_dump({"tiny": known, "plain": {"url": url, "license": "Apache-2.0"}}))
+    monkeypatch.setattr(downloads, "CATALOG", catalog)
+    return file
+
+
+def stored(path, **content):
+    return StoredWeights(path, {}, None, {"format": "foreign"} | content)
+
+
+def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
+    for path in (public, shutil.copy(public, tmp_path / "mine.pt")):
+        assert origin_of({"format": "foreign"}, path) == ("tiny, a public file", "MIT")
+        assert origin_of_run(stored(path)) == ("tiny, a public file", "MIT")
+    plain, other = tmp_path / "plain.pt", tmp_path / "other.pt"
+    for path in (plain, other):
+        path.write_bytes(b"others")
+    assert origin_of({}, plain) == ("plain.pt", "Apache-2.0, if it was the public file of this name")
+    assert origin_of({}, other) == ("other.pt, a file of unknown origin", "unknown")
+    public.write_bytes(b"replaced")
+    assert origin_of({}, public) == ("tiny.pt, a file of unknown origin", "unknown")
+
+
+def test_checkpoints_pass_on_the_origin_that_they_store(public, tmp_path):
+    first = origin_of_run(stored(public))
+    second = origin_of_run(stored(tmp_path / "a.pt", format="lockstep", origin=first._asdict(), config={"epochs": 3}))
+    assert second == ("a.pt, trained from tiny, a public file", "MIT")
+    assert origin_of({"origin": second._asdict()}, tmp_path / "b.pt") == second
+    assert origin_of({"origin": {"weights": "x"}}, tmp_path / "b.pt") == ("x", "unknown")
+    assert origin_of({"origin": ["x"]}, public) == ("tiny, a public file", "MIT")  # of a hostile file
+    assert origin_of_run(None) == RANDOM
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_older_checkpoints_have_the_origin_of_the_file_that_they_name(public, tmp_path, is_there):
+    if not is_there:
+        public.unlink()
+    expected = ("tiny, a public file", "MIT") if is_there else (
+        "tiny.pt", "MIT, if it was the public file of this name"
+    )  # fmt: skip
+    assert origin_of({"config": {"weights": str(public)}}, tmp_path / "b.pt") == expected
+    assert origin_of({"config": {"weights": ""}}, tmp_path / "b.pt") == RANDOM
+    assert origin_of({"config": {"weights": "gone.pt"}}, tmp_path / "b.pt").license == "unknown"
+
+
+def test_every_public_file_has_a_license(tmp_path):
+    for name in yaml.safe_load(CATALOG.read_text()):
+        assert origin_of({}, tmp_path / f"{name}.pt").license.split(",")[0] not in ("", "unknown")

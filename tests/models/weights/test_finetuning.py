@@ -35,9 +35,9 @@ def recorded(monkeypatch) -> tuple[list[dict[str, Tensor]], set[tuple[float, flo
     start, batch_norm = build.build_starting_model, nn.functional.batch_norm
 
     def recording_start(*args, **settings):
-        model, filled = start(*args, **settings)
+        model, *rest = start(*args, **settings)
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        return model, filled
+        return model, *rest
 
     def recording_norm(x, mean, var, weight, bias, training, momentum, eps):
         if training:
@@ -96,9 +96,10 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     assert norms == {(MOMENTUM, EPS)}
 
     best = tmp_path / "run" / "best.pt"
-    trained, _ = load_detector(best)
+    trained, info = load_detector(best)
     assert trained.spec["name"] == name
     assert trained.names == tuple(NAMES)
+    assert info["origin"] == {"weights": f"{weights.name}, a file of unknown origin", "license": "unknown"}
     moved = [key for key, p in trained.named_parameters() if not torch.equal(p, started[key])]
     assert len(moved) > 0.9 * len([*trained.parameters()])
     run_main(val.main, ["--weights", str(best), *common])
