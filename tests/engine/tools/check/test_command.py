@@ -35,7 +35,7 @@ from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from utils.entrypoint import run_main
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
