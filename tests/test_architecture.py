@@ -24,7 +24,7 @@ MAINS = {name for name in MODULES if name.endswith(".__main__")}
 API = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "lockstep").glob("*.py")}
 SOURCES = {**MODULES, **API, **{name: ROOT / f"{name}.py" for name in SCRIPTS}}
 MOST_MODULES = 8  # of a folder
-FOLDERS_TO_SHRINK = {"engine/report": 1}
+FOLDERS_TO_SHRINK = {}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 

@@ -72,6 +72,9 @@ def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
         metadata = archive.read(f"lockstep-{VERSION}.dist-info/METADATA").decode()
     assert {name.partition("/")[0] for name in names} == {"lockstep", f"lockstep-{VERSION}.dist-info"}
     assert {"lockstep/scripts/train.py", "lockstep/configs/weights.yaml", "lockstep/launch/slurm.sbatch"} <= set(names)
+    templates = {str(path.relative_to(ROOT)) for top in FOLDERS for path in (ROOT / top).rglob("*.html")}
+    assert {f"lockstep/{path}" for path in templates} <= set(names)
+    assert templates >= {"utils/drawing/page.html", "engine/report/page.html"}
     needed = re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
     assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10"]
     assert not any(line.startswith(("pytest", "ruff", "torchvision")) for line in needed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -11,8 +11,9 @@ from markupsafe import Markup
 from data.index.index import DatasetIndex
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
-from utils.drawing.charts import heat_map, histogram, legend
+from utils.drawing.figures import bars_figure, heat_figure, svg
 from utils.logger import get_logger
+from utils.strings import counted
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
@@ -97,110 +98,74 @@ def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None
         )  # fmt: skip
 
 
-def _pixels(side: float | None) -> str:
-    return page.UNKNOWN if side is None else f"{side:.1f} px"
-
-
-def census_parts(
+def census_content(
     censuses: Sequence[Census], indexes: Sequence[DatasetIndex], *, imgsz: int, stride: int
-) -> list[page.Content]:
-    """The contents of the section. Charts of the first census, which is of the training split if there is one, come
-    first."""
+) -> dict[str, Any]:
+    """What census.html shows. The first census is of the training split if there is one."""
     names, first = indexes[0].names, censuses[0]
-    parts: list[page.Content] = [
-        page.table(
-            ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}"),
-            [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, _pixels(c.median_side_px)) for c in censuses],
+    sides = [page.UNKNOWN if c.median_side_px is None else f"{c.median_side_px:.1f} px" for c in censuses]
+    columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
+    order = np.argsort(-first.class_boxes, kind="stable")
+    return {
+        "splits": page.Table(
+            columns,
+            [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, side) for c, side in zip(censuses, sides)],
             "The splits. A background is an image without boxes; a side is the square root of a box's area",
-        )
-    ]
-    if first.median_side_px is None:
-        parts.append(f"The {first.split} split has no boxes.")
-    else:
-        if remedy := remedy_for_small_boxes(first.median_side_px, imgsz, stride):
-            text = (
-                f"Half of the {first.split} boxes have sides below {first.median_side_px:.1f} px at --imgsz {imgsz}, "
-                f"fewer than {SMALL_PX:g} px: too few for most models. {remedy[0].upper()}{remedy[1:]}."
-            )
-            parts.append(page.paragraph(text, "warning"))
-        parts.append(_size_and_centers(first, imgsz))
-    for other in censuses[1:]:
-        if other.boxes:
-            parts.append(page.fold(f"Sizes and centers of {other.split}", _size_and_centers(other, imgsz)))
-    if any(census.boxes for census in censuses):
-        parts += _class_counts(censuses, names)
-    return [*parts, *_findings(censuses, indexes)]
+        ),
+        "censuses": censuses,
+        "series": [(c.split, f"s{i}") for i, c in enumerate(censuses)],
+        "figures": {c.split: _figures(c, imgsz) for c in censuses if c.boxes},
+        "imgsz": imgsz,
+        "least_px": SMALL_PX,
+        "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride),
+        "bars": _class_bars(censuses, names, order),
+        "classes": page.Table(
+            ("class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))),
+            [
+                [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
+                for c in order
+            ],
+            "Boxes and images of each class",
+        ),
+        "scans": [
+            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MOST_LINES))])
+            for c, i in zip(censuses, indexes)
+        ],
+    }
 
 
-def _size_and_centers(census: Census, imgsz: int) -> Markup:
-    """The charts of one split, which has boxes."""
+def _figures(census: Census, imgsz: int) -> list[Markup]:
+    """The sizes and centers of the boxes of one split, which has boxes."""
     small = float((census.sides_px < SMALL_PX).mean())
     low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
     edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
     counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
-    return page.row_of(
-        histogram(
-            edges,
-            counts,
-            title=f"Box sizes at --imgsz {imgsz} ({census.split}); {small:.0%} below {SMALL_PX:g} px",
-            x_label="side, square root of the area (px)",
-            y_label="boxes",
-            log2=True,
-            marks=[(SMALL_PX, f"{SMALL_PX:g} px")] if edges[0] <= SMALL_PX <= edges[-1] else [],
-        ),
-        heat_map(
-            census.centers,
-            title=f"Centers of the boxes ({census.split})",
-            x_label="x (fraction of the image's width)",
-            y_label="y (fraction of its height)",
-            unit="boxes",
-        ),
-    )
+    mark = (SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
+    sizes = bars_figure(edges, counts, "side, square root of the area (px)", "boxes", mark)
+    centers = heat_figure(census.centers, "x (fraction of the image's width)", "y (fraction of its height)")
+    most = counted(int(census.centers.max()), "box")
+    return [
+        svg(sizes, f"Box sizes at --imgsz {imgsz} ({census.split}); {small:.0%} below {SMALL_PX:g} px"),
+        svg(centers, f"Centers of the boxes ({census.split}); the strongest color: {most}"),
+    ]
 
 
-def _class_counts(censuses: Sequence[Census], names: Sequence[str]) -> list[page.Content]:
-    """Boxes and images of each class."""
-    first, parts = censuses[0], []
-    order = np.argsort(-first.class_boxes, kind="stable")
+def _class_bars(censuses: Sequence[Census], names: Sequence[str], order: np.ndarray) -> list[page.Bars]:
+    """Boxes of the most frequent classes, and how frequent classes are in each split; of many classes, those whose
+    frequencies differ most."""
+    first, bars, is_cut = censuses[0], [], len(names) > MOST_BARS
     if first.boxes:
-        top = [(names[c], float(first.class_boxes[c]), f"{first.class_boxes[c]:,}") for c in order[:MOST_BARS]]
-        caption = f"Boxes of each class ({first.split})"
-        if len(names) > MOST_BARS:
-            caption = f"Boxes of the {MOST_BARS} most frequent of {len(names)} classes ({first.split})"
-        parts.append(page.bars(top, caption))
+        rows = [(names[c], [float(first.class_boxes[c])], f"{first.class_boxes[c]:,}") for c in order[:MOST_BARS]]
+        of = f"the {MOST_BARS} most frequent of {len(names)} classes" if is_cut else "each class"
+        bars.append(page.Bars(rows, f"Boxes of {of} ({first.split})"))
     if len(censuses) > 1:
-        parts += _balance(censuses, names)
-    columns = ["class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))]
-    rows = [
-        [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
-        for c in order
-    ]
-    table = page.table(columns, rows, "Boxes and images of each class")
-    return [*parts, page.fold(f"All classes ({len(names)})", table)]
-
-
-def _balance(censuses: Sequence[Census], names: Sequence[str]) -> list[page.Content]:
-    """How frequent each class is in each split; of many classes, those whose frequencies differ most."""
-    frequency = np.array([c.class_images / max(c.images, 1) for c in censuses])  # (S, C)
-    order, caption = np.argsort(-frequency[0], kind="stable"), "Images with each class, % of the split's images"
-    if len(names) > MOST_BARS:
-        order = np.argsort(-np.ptp(frequency, axis=0), kind="stable")[:MOST_BARS]
-        caption += f"; the {MOST_BARS} of {len(names)} classes that differ most between the splits"
-    rows = [
-        (names[c], frequency[:, c].tolist(), ", ".join(f"{value:.1%}" for value in frequency[:, c].tolist()))
-        for c in order
-    ]
-    return [page.grouped_bars(rows, caption), legend([(c.split, f"s{i}") for i, c in enumerate(censuses)])]
-
-
-def _findings(censuses: Sequence[Census], indexes: Sequence[DatasetIndex]) -> list[page.Content]:
-    """What the scan of each split found."""
-    parts: list[page.Content] = []
-    for census, index in zip(censuses, indexes):
-        report = index.report
-        lines = [report.lines[i] for i in range(min(len(report.lines), MOST_LINES))]
-        parts.append(f"The scan of {census.split}: {report.summary()}.")
-        if lines:
-            listed = page.bullets(page.code(line) for line in lines)
-            parts.append(page.fold(f"{len(lines)} of {len(report.lines):,} findings", listed))
-    return parts
+        frequency = np.array([c.class_images / max(c.images, 1) for c in censuses])  # (S, C)
+        order = np.argsort(-frequency[0], kind="stable")
+        caption = "Images with each class, % of the split's images"
+        if is_cut:
+            order = np.argsort(-np.ptp(frequency, axis=0), kind="stable")[:MOST_BARS]
+            caption += f"; the {MOST_BARS} of {len(names)} classes that differ most between the splits"
+        values = frequency.T.tolist()
+        rows = [(names[c], values[c], ", ".join(f"{value:.1%}" for value in values[c])) for c in order]
+        bars.append(page.Bars(rows, caption))
+    return bars

@@ -1,6 +1,6 @@
 """Small pictures of a data set's images on a page, and boxes drawn over them.
 
-Photos are small JPEG files inside the page (utils/drawing/page.py). Boxes are SVG, in pixels of the page.
+Photos are small JPEG files inside the page (`pictures` in utils/drawing/page.py). Boxes are SVG, in pixels of the page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
-from utils.drawing.page import Page
 from utils.errors import UserError
 from utils.structures import GRAY
 
@@ -150,10 +149,10 @@ class View:
 
 
 class Album:
-    """Puts photos on a page, until their JPEG files have ``most_bytes``."""
+    """Puts photos into the ``pictures`` of a page, until the JPEG files that it has added have ``most_bytes``."""
 
-    def __init__(self, page: Page, photos: Photos, most_bytes: int) -> None:
-        self._page, self._photos, self._left = page, photos, most_bytes
+    def __init__(self, pictures: dict[str, tuple], photos: Photos, most_bytes: int) -> None:
+        self._pictures, self._photos, self._left = pictures, photos, most_bytes
 
     def view(self, source: Source, window: np.ndarray, side: int) -> View | Markup:
         """The part ``window`` of an image, or a paragraph that says why it is not shown. Arguments: see `Photos.of`."""
@@ -165,7 +164,8 @@ class Album:
         self._left -= len(photo.jpeg)
         name = "p" + hashlib.blake2b(repr((source, side, *window.tolist())).encode(), digest_size=8).hexdigest()
         size = round(photo.width / DENSITY, 1), round(photo.height / DENSITY, 1)
-        return View(self._page.picture(name, photo.jpeg, *size), window, *size)
+        self._pictures[name] = (photo.jpeg, *size)
+        return View(Markup('<use href="#{}"/>').format(name), window, *size)
 
 
 def _muted(text: str) -> Markup:

@@ -20,18 +20,18 @@ class CheckedSplit(NamedTuple):
 
     name: str
     index: DatasetIndex
-    scan: Scan
+    scan: Scan | None = None  # None: not at hand, so that nothing is known about the label files
 
     def box(self, row: int) -> Box:
         """Box ``row`` of the index."""
-        index = self.index
+        index, scan = self.index, self.scan
         image = self.image_of(row)
         return Box(
             index.names[index.classes[row]],
             int(index.classes[row]),
             tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
             int(row - index.offsets[image]),
-            self.scan.source.where(int(self.scan.numbers[image]), int(self.scan.lines[row])),
+            scan.source.where(int(scan.numbers[image]), int(scan.lines[row])) if scan else None,
         )
 
     def image_of(self, row: int) -> int:

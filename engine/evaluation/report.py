@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
-from utils.drawing.plots import new_figure, save_figure
+from utils.drawing.figures import COLORS, FAINT, MARK, label_axes, new_figure, save_figure
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import aligned, counted
 from utils.structures import EvalResult, GroundTruth
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
 SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")
@@ -235,26 +238,33 @@ def plot_errors(errors: ErrorSplit, out: Path) -> None:
 
 
 def plot_reliability(calibration: Calibration, out: Path) -> None:
-    """Reliability diagram: precision against confidence as bars, and below the number of detections in each bin."""
+    """Writes `reliability_figure`. Nothing if nothing was detected."""
+    if figure := reliability_figure(calibration):
+        save_figure(figure, out)
+
+
+def reliability_figure(calibration: Calibration) -> Figure | None:
+    """Reliability diagram: precision against confidence as bars, and below the number of detections in each bin; None
+    if nothing was detected."""
     part = calibration.scored
     if not part.counts.any():
-        return
-    figure = new_figure(6, 6.5)
+        return None
+    figure = new_figure(5.2, 5)
     curve, amounts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    centers, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges)
-    curve.bar(centers, np.nan_to_num(part.precision), width, color="tab:blue", edgecolor="white", label="precision")
-    curve.plot([0, 1], [0, 1], color="0.3", linewidth=1, linestyle="--", label="perfect calibration")
-    curve.plot(part.confidence, part.precision, "o", markersize=3, color="tab:red", label="mean confidence of a bin")
+    centers, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges) * 0.97
+    curve.bar(centers, np.nan_to_num(part.precision), width, color=COLORS[0], label="precision")
+    curve.plot([0, 1], [0, 1], color=MARK, linewidth=1, linestyle="--", label="perfect calibration")
+    curve.plot(part.confidence, part.precision, "o", markersize=3, color=COLORS[1], label="mean confidence of a bin")
     error = f"calibration error (ECE) {part.error:.3f}"
     if calibration.shown.counts.any():
         error += f", {calibration.shown.error:.3f} from confidence {calibration.threshold:.3f} on"
         for axes in (curve, amounts):
-            axes.axvline(calibration.threshold, color="0.5", linewidth=1, linestyle=":")
-    curve.set(ylabel="precision at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02), title=error)
-    curve.legend(fontsize=8, loc="upper left")
-    curve.grid(alpha=0.3)
-    amounts.bar(centers, part.counts, width, color="0.6", edgecolor="white")
+            axes.axvline(calibration.threshold, color=MARK, linewidth=1, linestyle=":")
+    label_axes(curve, "", "precision at IoU 0.5")
+    label_axes(amounts, "confidence", "detections")
+    curve.set(xlim=(0, 1), ylim=(0, 1.02))
+    curve.set_title(error, fontsize=9)
+    curve.legend(fontsize=8, loc="upper left", frameon=False)
+    amounts.bar(centers, part.counts, width, color=FAINT)
     amounts.set_yscale("symlog", linthresh=1)
-    amounts.set(xlabel="confidence", ylabel="detections")
-    amounts.grid(alpha=0.3)
-    save_figure(figure, out)
+    return figure

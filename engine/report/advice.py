@@ -45,11 +45,11 @@ class Findings:
     imgsz: int
     stride: int
     train: Census | None
-    result: EvalResult | None
-    errors: ErrorSplit | None
-    calibration: Calibration | None
-    suspects: int  # labels that confident detections contradict
-    backgrounds: int  # images without objects that have detections
+    result: EvalResult | None = None
+    errors: ErrorSplit | None = None
+    calibration: Calibration | None = None
+    suspects: int = 0  # probable label errors
+    backgrounds: int = 0  # images without objects that have detections
     fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
 
 

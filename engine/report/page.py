@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,30 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from data.check.census import Census, census_parts, take_census
+from data.check.census import census_content, take_census
 from data.check.photos import Photos
+from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import Analysis, analyze
 from engine.evaluation.fitness import Fitness
-from engine.evaluation.image_errors import (
-    SUSPICIOUS_CONFIDENCE,
-    ImageErrors,
-    find_image_errors,
-    suspicious_labels,
-    worst_backgrounds,
-)
-from engine.report import score_parts
-from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
-from engine.report.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries
+from engine.evaluation.label_errors import find_label_errors
+from engine.evaluation.metrics import CONFUSION_IOU, METRICS
+from engine.evaluation.report import reliability_figure
+from engine.evaluation.tide import KINDS, ErrorSplit, find_image_errors, worst_backgrounds
+from engine.report.advice import Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
+from engine.report.gallery import KIND_STYLES, KIND_WORDS, LABEL_LEGEND, ErrorGalleries
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.drawing import page
-from utils.drawing.charts import legend
+from utils.drawing.figures import chart_svg, svg
+from utils.drawing.plots import history_charts, metric_charts
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
-from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 
-FILE_NAME = "report.html"
+FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
+LEAST_SCORE = 0.5  # of label errors: more probable than not
+MOST_SHOWN, MOST_PAIRS = 20, 200  # classes of a confusion matrix, and pairs of classes
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class ReportPage:
     def __init__(self, folder: Path, subject: Subject) -> None:
         self._path, self._subject = folder / FILE_NAME, subject
         self._photos = Photos()
-        self._censuses: list[Census] | None = None
+        self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
 
     def set_epochs(self, epochs: int) -> None:
@@ -107,7 +105,8 @@ class ReportPage:
             validation: the newest; None before the first.
         """
         try:
-            self._build(history, validation).write(self._path)
+            content = self._content(history, validation)
+            page.write_page(self._path, TEMPLATE, self._subject.title, self._subtitle(validation), **content)
         except Exception as error:
             warning = (
                 f"{self._path}: the report cannot be written ({(str(error).strip() or repr(error)).splitlines()[0]})"
@@ -116,132 +115,107 @@ class ReportPage:
                 get_logger().warning("%s", warning)
             self._warning = warning
 
-    def _build(self, history: dict[str, np.ndarray], validation: Validation | None) -> page.Page:
+    def _content(self, history: dict[str, np.ndarray], validation: Validation | None) -> dict[str, Any]:
+        """What page.html shows."""
         subject = self._subject
-        if self._censuses is None:
-            self._censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
-        names, analysis, errors = subject.validated.names, None, None
-        if validation is not None:
-            truth, result = subject.validated.ground_truth(), validation.result
-            analysis = validation.analysis or analyze(
-                truth, validation.detections, len(names), threshold=result.best_confidence
-            )
-            errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
-        out = page.Page(subject.title, self._subtitle(validation))
-        out.section("Summary", *self._summary(history, validation, analysis, errors))
-        out.section("Settings and machine", *_settings_parts(subject))
-        out.section(
-            "Data",
-            *census_parts(self._censuses, list(subject.indexes.values()), imgsz=subject.imgsz, stride=subject.stride),
-        )
-        if subject.epochs:
-            out.section("Training", *score_parts.history_parts(history))
-        if validation is None or analysis is None or errors is None:
-            out.section("Detections", "There is no validation yet: curves, errors and images appear after the first.")
-            return out
-        out.section("Precision, recall and F1", *score_parts.curve_parts(validation.result, names))
-        out.section("Confusion matrix", *score_parts.confusion_parts(validation.result, names))
-        out.section("Kinds of errors", *score_parts.error_parts(analysis.errors, names))
-        out.section("Reliability of confidences", *score_parts.calibration_parts(analysis.calibration))
-        self._galleries(out, errors)
-        return out
-
-    def _subtitle(self, validation: Validation | None) -> str:
-        now = datetime.now().astimezone().isoformat(" ", "minutes")
-        if validation is None:
-            return f"Written {now}, before the first validation."
-        if validation.epoch:
-            return f"Written {now}. Detections are those of the newest validation, after epoch {validation.epoch}."
-        return f"Written {now}."
-
-    def _summary(
-        self,
-        history: dict[str, np.ndarray],
-        validation: Validation | None,
-        analysis: Analysis | None,
-        errors: ImageErrors | None,
-    ) -> Iterator[page.Content]:
-        subject, censuses = self._subject, self._censuses or []
-        most = subject.validated.ground_truth().num_images
+        if self._data is None:
+            censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
+            indexes = list(subject.indexes.values())
+            self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
         found = Findings(
             history=history,
             epochs=subject.epochs,
             names=subject.validated.names,
             imgsz=subject.imgsz,
             stride=subject.stride,
-            train=next((c for c in censuses if c.split == "train"), None),
-            result=validation.result if validation else None,
-            errors=analysis.errors if analysis else None,
-            calibration=analysis.calibration if analysis else None,
-            suspects=suspicious_labels(errors, len(errors.scores)).size if errors else 0,
-            backgrounds=len(worst_backgrounds(errors, most)) if errors else 0,
+            train=next((c for c in self._data["censuses"] if c.split == "train"), None),
             fitness=subject.fitness,
         )
-        for title, lines in (
-            ("How it went", how_it_went(found)),
-            ("Where the model is wrong", where_it_is_wrong(found)),
-            ("What to do next", what_to_do(found)),
-        ):
-            if lines:
-                yield page.heading(title)
-                yield page.bullets(lines)
+        content = {"validation": validation}
+        if validation is not None:
+            content |= self._validation_content(validation)
+            found = replace(
+                found,
+                result=validation.result,
+                errors=content["analysis"].errors,
+                calibration=content["analysis"].calibration,
+                suspects=len(content["issues"]),
+                backgrounds=len(worst_backgrounds(content["errors"], subject.validated.ground_truth().num_images)),
+            )
+        return content | {
+            "subject": subject,
+            "summary": {
+                "How it went": how_it_went(found),
+                "Where the model is wrong": where_it_is_wrong(found),
+                "What to do next": what_to_do(found),
+            },
+            **_settings_content(subject),
+            "data": self._data,
+            "history": [chart_svg(chart) for chart in history_charts(history)],
+        }
 
-    def _galleries(self, out: page.Page, errors: ImageErrors) -> None:
-        made = Galleries(out, self._photos, self._subject.validated, errors)
-        shown = f"at confidence {errors.threshold:.3f} or above"
-        colors = legend(
-            [("correct", "correct"), *zip(KIND_WORDS, KIND_STYLES), ("label that an error is about", "label-key")]
+    def _validation_content(self, validation: Validation) -> dict[str, Any]:
+        split, index = list(self._subject.indexes.items())[-1]
+        names, truth, result = index.names, index.ground_truth(), validation.result
+        analysis = validation.analysis or analyze(
+            truth, validation.detections, len(names), threshold=result.best_confidence
         )
-        worst = made.worst()
-        out.section(
-            "Worst images",
-            f"Images with the most errors among detections {shown}, then examples of each class and kind of error.",
-            *((colors, worst) if worst else ("No image has an error.",)),
-        )
-        labels, number = made.labels(), suspicious_labels(errors, len(errors.scores)).size
-        out.section(
-            "Suspicious labels",
-            f"Labels that the model contradicts with confidence {max(errors.threshold, SUSPICIOUS_CONFIDENCE):.2f} or "
-            "above: the label or the model is wrong. Labels are white and dashed.",
-            *(
-                (f"The {min(number, MOST_SUSPECTS)} most confident of {number:,}:", labels)
-                if labels
-                else ("There are none.",)
-            ),
-        )
-        backgrounds = made.backgrounds()
-        out.section(
-            "Worst backgrounds",
-            f"Images without labels that have detections {shown}, the most confident first.",
-            backgrounds or self._no_backgrounds(),
-        )
+        errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
+        checked, pictures = CheckedSplit(split, index), {}
+        issues = find_label_errors(checked, validation.detections, LEAST_SCORE)
+        galleries = ErrorGalleries(pictures, self._photos, checked, validation.detections, errors)
+        curves, reliability = metric_charts(result, names), reliability_figure(analysis.calibration)
+        return {
+            "names": names,
+            "analysis": analysis,
+            "errors": errors,
+            "issues": issues,
+            "pictures": pictures,
+            "curves": [chart_svg(curves[kind]) for kind in ("PR", "F1") if curves],
+            "scores": _score_table(result, names),
+            "confusion": _confusion_content(result, names),
+            "costs": _cost_bars(analysis.errors),
+            "counts": _count_table(analysis.errors, names),
+            "reliability": svg(reliability, "Precision of detections by their confidence") if reliability else "",
+            "worst": galleries.worst(),
+            "label_errors": galleries.label_errors(issues),
+            "backgrounds": galleries.backgrounds(),
+            "kinds": [("correct", "correct"), *zip(KIND_WORDS, KIND_STYLES), ("label, not found", "label-key")],
+            "label_legend": LABEL_LEGEND,
+        }
 
-    def _no_backgrounds(self) -> str:
-        validated = (self._censuses or [])[-1]
-        if not validated.backgrounds:
-            return "Every image has labels."
-        return f"None of {counted(validated.backgrounds, 'image')} without labels has a detection."
+    def _subtitle(self, validation: Validation | None) -> str:
+        if validation is None:
+            return f"Written {page.now()}, before the first validation."
+        if validation.epoch:
+            newest = f"the newest validation, after epoch {validation.epoch}"
+            return f"Written {page.now()}. Detections are those of {newest}."
+        return f"Written {page.now()}."
 
 
-def _settings_parts(subject: Subject) -> Iterator[page.Content]:
-    groups: list[tuple[str, Any]] = [("flags", subject.config)]
-    groups += [("hyper-parameters", subject.hyp)] if subject.hyp is not None else []
-    rows = [(what, field, getattr(values, field.name)) for what, values in groups for field in fields(values)]
-    changed = [
-        (_flag(what, field), _shown(value), _shown(default_of(field)), field.metadata["help"])
-        for what, field, value in rows
-        if value != default_of(field)
+def _settings_content(subject: Subject) -> dict[str, Any]:
+    groups = {"flags": subject.config} | ({"hyper-parameters": subject.hyp} if subject.hyp is not None else {})
+    rows = [
+        (what, _flag(what, field), getattr(values, field.name), default_of(field), field.metadata["help"])
+        for what, values in groups.items()
+        for field in fields(values)
     ]
-    if changed:
-        yield page.table(
-            ("setting", "value", "default", "meaning"), changed, "Settings that differ from their defaults"
-        )
-    else:
-        yield "All settings have their defaults."
-    for what, values in groups:
-        listed = [(_flag(what, f), _shown(getattr(values, f.name)), f.metadata["help"]) for f in fields(values)]
-        yield page.fold(f"All {what}", page.table(("setting", "value", "meaning"), listed, f"All {what}"))
-    yield page.facts(_machine(subject.ctx))
+    return {
+        "changed": page.Table(
+            ("setting", "value", "default", "meaning"),
+            [(flag, _shown(value), _shown(usual), text) for _, flag, value, usual, text in rows if value != usual],
+            "Settings that differ from their defaults",
+        ),
+        "settings": [
+            page.Table(
+                ("setting", "value", "meaning"),
+                [(flag, _shown(value), text) for group, flag, value, _, text in rows if group == what],
+                f"All {what}",
+            )
+            for what in groups
+        ],
+        "machine": _machine(subject.ctx),
+    }
 
 
 def _flag(what: str, field: Field) -> Markup:
@@ -274,3 +248,58 @@ def _device_name(device: torch.device) -> str:
         if models:
             return models[0]
     return platform.processor() or page.UNKNOWN
+
+
+def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
+    """The scores of all classes together, then of each, the best first."""
+    precision, recall = (np.nan_to_num(v) for v in (result.curve_precision, result.curve_recall))
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    best = np.where(f1.max(1) > 0, [f1.max(1), result.curve_confidence[f1.argmax(1)]], np.nan)
+    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *best], 1).tolist()
+    order = np.argsort(-np.nan_to_num(result.class_metrics["AP50"], nan=-1.0), kind="stable")
+    every = ["all", int(result.class_targets.sum()), *result.metrics.values(), result.metrics["f1"], result.threshold]
+    return page.Table(
+        ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
+        [every, *([names[c], int(result.class_targets[c]), *values[c]] for c in order)],
+        f"Scores of each class; P, R and F1 at confidence {result.best_confidence:.3f}, IoU 0.5",
+    )
+
+
+def _confusion_content(result: EvalResult, names: Sequence[str]) -> dict[str, Any]:
+    """The matrix of the classes that are confused most, and the pairs."""
+    confusion = np.asarray(result.confusion)
+    wrong = confusion.sum(0)[:-1] + confusion.sum(1)[:-1] - 2 * np.diag(confusion)[:-1]
+    shown, caption = np.arange(len(names)), f"Objects and detections at confidence {result.confusion_confidence:.3f}"
+    caption += " (the recommended threshold)" if result.threshold is not None else ""
+    caption += f" or above, matched at IoU {CONFUSION_IOU}"
+    if len(names) > MOST_SHOWN:
+        shown = np.sort(np.argsort(-wrong, kind="stable")[:MOST_SHOWN])
+        caption += f"; the {MOST_SHOWN} of {len(names)} classes with the most errors"
+    cells = np.ix_(*[np.r_[shown, len(names)]] * 2)
+    totals = np.maximum(confusion.sum(0), 1)
+    pairs = confused_pairs(confusion)
+    listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MOST_PAIRS]]
+    return {
+        "is_empty": not confusion.any(),
+        "counts": confusion[cells].tolist(),
+        "shades": (confusion / totals)[cells].tolist(),
+        "names": [*(names[c] for c in shown), "background"],
+        "caption": f"{caption}. A stronger color: a larger fraction of the true class",
+        "number": len(pairs),
+        "pairs": page.Table(
+            ("true class", "seen as", "objects", "fraction of the true class"), listed, "Confused pairs of classes"
+        ),
+    }
+
+
+def _cost_bars(errors: ErrorSplit) -> page.Bars:
+    """What each kind of error costs (TIDE)."""
+    rows = [(kind, [c], f"{c:.3f} ({n:,})") for kind, c, n in zip(KINDS, errors.cost.tolist(), errors.counts.sum(0))]
+    all_costs = (("all false positives", errors.false_positive_cost), ("all not found", errors.false_negative_cost))
+    rows += [(name, [float(cost)], f"{cost:.3f}") for name, cost in all_costs]
+    return page.Bars(rows, f"AP50 to be gained by fixing one kind of error; AP50 is {errors.ap:.3f}")
+
+
+def _count_table(errors: ErrorSplit, names: Sequence[str]) -> page.Table:
+    rows = [[name, *count] for name, count in zip(names, errors.counts.tolist()) if any(count)]
+    return page.Table(("class", *KINDS), rows, "Errors of each class, at any confidence")

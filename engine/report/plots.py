@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +21,14 @@ from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.distributed.context import DistributedContext
 from utils.drawing import plots
-from utils.drawing.draw import write_image
+from utils.drawing.draw import draw_batch, draw_detections, write_image
 from utils.files.results_csv import read_columns
 from utils.structures import EvalResult, GroundTruth
 
 PICTURED_BATCHES = 3
 # Of the run, at most, spent after epochs.
-PLOTS_TIME_SHARE = 0.03
-REPORT_TIME_SHARE = 0.02
+PLOTS_TIME_BUDGET = 0.03
+REPORT_TIME_BUDGET = 0.02
 
 
 @contextmanager
@@ -50,6 +50,7 @@ def plot_run(
         yield None
         return
     run_plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
+    drawing = TimeBudget(run_plots.draw, PLOTS_TIME_BUDGET)
     subject = Subject(
         title=f"Training run {run.folder.name}",
         config=run.config,
@@ -68,30 +69,35 @@ def plot_run(
 
     def after_epoch(epoch: int, epochs: int, result: EvalResult | None) -> None:
         page.set_epochs(epochs)
-        run_plots.after_epoch(epoch, result)
+        drawing.after_epoch(epoch, result)
         report.after_epoch(epoch, result)
 
     yield after_epoch
-    run_plots.finish()
-    report.write()
+    drawing.finish()
+    report.budget.finish()
 
 
-class TimeShare:
-    """Allows work after an epoch only if, with its last duration, it takes at most a ``share`` of the run."""
+class TimeBudget:
+    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run. Else it stays
+    pending."""
 
-    def __init__(self, share: float) -> None:
-        self._share, self._done_at, self._cost_s = share, time.monotonic(), 0.0
+    def __init__(self, work: Callable[[int, EvalResult | None], None], share: float) -> None:
+        self._work, self._share = work, share
+        self._done_at, self._cost_s = time.monotonic(), 0.0
+        self._pending: tuple[int, EvalResult | None] | None = None
 
-    def allows(self) -> bool:
-        return time.monotonic() - self._done_at >= self._cost_s / self._share
+    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+        self._pending = (epoch, result)
+        if time.monotonic() - self._done_at >= self._cost_s / self._share:
+            self.finish()
 
-    @contextmanager
-    def spent(self) -> Iterator[None]:
-        """Measures the work in the block."""
-        started = time.monotonic()
-        yield
-        self._done_at = time.monotonic()
-        self._cost_s = self._done_at - started
+    def finish(self) -> None:
+        """Does the work for the newest epoch unless it is done."""
+        if self._pending is not None:
+            started = time.monotonic()
+            self._work(*self._pending)
+            self._pending, self._done_at = None, time.monotonic()
+            self._cost_s = self._done_at - started
 
 
 class RunReport:
@@ -102,24 +108,17 @@ class RunReport:
 
     def __init__(self, folder: Path, report: ReportPage, evaluator: Evaluator, *, is_resumed: bool) -> None:
         self._table, self._report, self._evaluator = folder / "results.csv", report, evaluator
-        self._is_resumed, self._time = is_resumed, TimeShare(REPORT_TIME_SHARE)
-        self._validation: Validation | None = None
-        self._is_current = False
+        self._is_resumed, self._validation = is_resumed, None
+        self.budget = TimeBudget(self.write, REPORT_TIME_BUDGET)
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
         if result is not None and self._evaluator.detections is not None:
             self._validation = Validation(result, self._evaluator.detections, epoch)
-        self._is_current = False
-        if self._time.allows():
-            self.write()
+        self.budget.after_epoch(epoch, result)
 
-    def write(self) -> None:
-        """Writes the page unless nothing has changed."""
-        if self._is_current or (self._is_resumed and self._validation is None):
-            return
-        with self._time.spent():
+    def write(self, epoch: int = 0, result: EvalResult | None = None) -> None:
+        if self._validation is not None or not self._is_resumed:
             self._report.write(read_columns(self._table) if self._table.exists() else {}, self._validation)
-        self._is_current = True
 
 
 @dataclass
@@ -131,8 +130,6 @@ class RunPlots:
     model: Detector
     train_loader: InfiniteDataLoader
     evaluator: Evaluator
-    _pending: tuple[int, EvalResult | None] | None = None
-    _time: TimeShare = field(default_factory=lambda: TimeShare(PLOTS_TIME_SHARE))
 
     def before(self) -> None:
         """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
@@ -140,28 +137,14 @@ class RunPlots:
         self._labels(loader.index.ground_truth())
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
-            sheet = plots.draw_batch(batch.images, batch.targets, batch.paths, self.model.names)
+            sheet = draw_batch(batch.images, batch.targets, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
                 self.tracker.image(f"train/batch{number}", sheet, 0)
         side = 2 * self.model.stride  # the graph of larger images is the same
         self.tracker.graph(self.model, torch.zeros(1, 3, side, side))
 
-    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
-        """Draws the epoch, unless plots would take more than `PLOTS_TIME_SHARE` of the run; then it stays pending."""
-        self._pending = (epoch, result)
-        if self._time.allows():
-            self.finish()
-
-    def finish(self) -> None:
-        """Draws the pending epoch, if there is one."""
-        if self._pending is None:
-            return
-        with self._time.spent():
-            self._draw(*self._pending)
-        self._pending = None
-
-    def _draw(self, epoch: int, result: EvalResult | None) -> None:
+    def draw(self, epoch: int, result: EvalResult | None) -> None:
         """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""
         table = self.folder / "results.csv"
         if table.exists():
@@ -174,7 +157,7 @@ class RunPlots:
         self.tracker.pr_curves(result, self.model.names, epoch)
         if self.evaluator.preview is not None:
             batch, detections = self.evaluator.preview
-            sheet = plots.draw_detections(batch.images, detections, batch.targets, batch.paths, self.model.names)
+            sheet = draw_detections(batch.images, detections, batch.targets, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / "val_predictions.jpg", sheet)
                 self.tracker.image("val/predictions", sheet, epoch)

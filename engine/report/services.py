@@ -1,5 +1,5 @@
-"""The services of ``--tracker``. A package is imported when it is asked for, and its own reports to its makers are
-turned off before, unless the user's environment turns them on."""
+"""The services of ``--tracker``. A package is imported when it is asked for, after its vendor telemetry has been turned
+off, unless the user's environment turns it on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_PARAMETERS = 100  # in a request to MLflow
 MOST_CHARACTERS = 6000  # of one
 LONGEST_NAME = 250  # of a metric
 EXPERIMENT = "lockstep"
-# The packages' own reports to their makers, and their messages about each step.
+# Vendor telemetry, and messages about each step.
 QUIET = {
     "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     "wandb": {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"},

@@ -24,9 +24,11 @@ from utils.errors import UserError
 from utils.strings import aligned, counted
 
 if TYPE_CHECKING:
-    from utils.distributed.context import DistributedContext
-    from utils.drawing.page import Page
+    from markupsafe import Markup
 
+    from utils.distributed.context import DistributedContext
+
+TEMPLATE = "engine/tools/compare.html"
 UNCOMPARED = frozenset(  # settings
     ("name", "project", "exist_ok", "local_rank", "local_world_size", "csv_names", "tracker", "tracker_weights")
 )
@@ -186,11 +188,14 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         ],
     }
     write_whole(folder / "comparison.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    _page(changed, tables, entries).write(folder / "comparison.html")
-    if not config.noplots:
-        from utils.drawing.plots import plot_run_curves
+    from utils.drawing.page import write_page
 
-        plot_run_curves({e.label: e.results for e in entries if e.results is not None}, folder / "curves.png")
+    runs = {entry.label: entry.results for entry in entries if entry.results is not None}
+    figures = _curves(runs, None if config.noplots else folder / "curves.png")
+    labels = [entry.label for entry in entries]
+    subtitle = " against ".join(reversed(labels)) if len(labels) == 2 else ", ".join(labels)
+    content = _content(changed, tables, labels)
+    write_page(folder / "comparison.html", TEMPLATE, "Comparison", subtitle, **content, figures=figures)
     log.info("results are in %s", folder)
 
 
@@ -238,42 +243,31 @@ def format_differences(tables: Tables) -> list[str]:
     return lines
 
 
-def _page(changed: Mapping[str, Sequence[Any]], tables: Tables, entries: Sequence[Entry]) -> Page:
-    """The comparison for a browser."""
-    from utils.drawing import page
-    from utils.drawing.charts import Line, line_chart
-    from utils.drawing.plots import axis_name, panels_of
+def _curves(csv_paths: Mapping[str, Path], out: Path | None) -> list[Markup]:
+    """Draws results.csv of the runs, by their labels, over epochs: for the page, and into ``out``."""
+    from utils.drawing.figures import chart_svg, grid_figure, save_figure
+    from utils.drawing.plots import run_charts
     from utils.files.results_csv import read_columns
 
-    labels = [entry.label for entry in entries]
-    out = page.Page("Comparison", " against ".join(reversed(labels[:2])) if len(labels) == 2 else ", ".join(labels))
+    charts = run_charts({label: read_columns(path) for label, path in csv_paths.items()})
+    if out and (figure := grid_figure(charts, 4, shares_legend=True)):
+        save_figure(figure, out)
+    return [chart_svg(chart) for chart in charts]
+
+
+def _content(changed: Mapping[str, Sequence[Any]], tables: Tables, labels: Sequence[str]) -> dict[str, Any]:
+    """What compare.html shows, without the figures."""
+    from utils.drawing.page import Table
+
     columns = ("class", "baseline", "AP", "change", "95 % interval")
-    out.section(
-        "AP by class",
-        *(
-            page.table(columns, [(name, ap, d.ap, f"{d.change:+.4f}", text) for name, ap, d, text in rows], title)
-            for title, rows in tables.items()
-        ),
-    )
     rows = [(name, *map(str, values)) for name, values in changed.items()]
-    same = "The runs have the same settings."
-    out.section("Settings", page.table(("setting", *labels), rows, "Settings that differ") if rows else same)
-    runs = {entry.label: read_columns(entry.results) for entry in entries if entry.results is not None}
-    panels = [pair for values in runs.values() for pair in panels_of(values).items()]
-
-    def line(label: str, values: dict[str, np.ndarray], name: str) -> Line:
-        known = np.isfinite(values[name])  # not each epoch is validated
-        return Line(label, values["epoch"][known], values[name][known])
-
-    charts = [
-        line_chart(
-            [line(label, values, name) for label, values in runs.items() if name in values],
-            title=name, x_label="epoch", y_label=axis_name(quantity), x_is_whole=True,
-        )
-        for quantity, name in dict.fromkeys((quantity, name) for quantity, names in panels for name in names)
-    ]  # fmt: skip
-    out.section("Curves", page.row_of(*charts) if charts else "No run has a results.csv.")
-    return out
+    return {
+        "tables": [
+            Table(columns, [(name, ap, d.ap, f"{d.change:+.4f}", text) for name, ap, d, text in rows], title)
+            for title, rows in tables.items()
+        ],
+        "settings": Table(("setting", *labels), rows, "Settings that differ"),
+    }
 
 
 def _known(value: float) -> float | None:

@@ -26,8 +26,8 @@ from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.drawing.detection_writer import write_predictions
-from utils.drawing.draw import write_image
-from utils.drawing.plots import draw_detections, plot_confusion, plot_metric_curves
+from utils.drawing.draw import draw_detections, write_image
+from utils.drawing.plots import plot_confusion, plot_metric_curves
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, file_bytes, increment_path
 from utils.logger import get_logger, progress

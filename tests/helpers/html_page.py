@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br"}
@@ -18,6 +19,7 @@ class HtmlPage(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.sections: dict[str, str] = {}
         self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
         self.code: list[str] = []  # the contents of script elements
         self._open: list[str] = []
         self._title = ""
@@ -52,6 +54,7 @@ class HtmlPage(HTMLParser):
             self._rows = None
 
     def handle_data(self, data):
+        self.text += data
         if "script" in self._open:
             self.code.append(data)
         elif "h2" in self._open:
@@ -72,6 +75,14 @@ def check_self_contained(text: str) -> HtmlPage:
                 assert (value or "").startswith(("#", "data:")), (tag, name, value)
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not {"iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
-    assert "url(" not in text
+    assert not re.search(r"url\((?!#)", text)
     assert "@import" not in text
     return page
+
+
+def check_pictures(page: HtmlPage) -> None:
+    """Fails unless there are photos, each stored once and used."""
+    stored = [a["id"] for tag, a in page.tags if tag == "image" and "id" in a]
+    used = {a["href"][1:] for tag, a in page.tags if tag == "use"}
+    assert stored
+    assert sorted(stored) == sorted(name for name in used if len(name) == 17)

@@ -121,12 +121,21 @@ def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Seque
     return aligned(folds) + aligned(classes)
 
 
-def folds_page(title: str, results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> page.Page:
+def write_folds_page(
+    path: Path, title: str, results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]
+) -> None:
     """The same for a browser."""
-    out = page.Page(title, "Every image is scored by a model that has not seen it; pooled: all images scored together.")
     columns = ("fold", "images", *(metric.column for metric in METRICS))
     rows = [(name, images, *row) for name, images, row in fold_rows(results, pooled)]
-    out.section("Folds", page.table(columns, rows, "Scores of the folds"))
-    columns = ("class", "boxes", "AP of all images", "lowest AP of a fold", "highest AP of a fold")
-    out.section("Classes", page.table(columns, class_rows(results, pooled, names), "AP by class"))
-    return out
+    page.write_page(
+        path,
+        "engine/tools/kfold/page.html",
+        title,
+        "Every image is scored by a model that has not seen it; pooled: all images scored together.",
+        folds=page.Table(columns, rows, "Scores of the folds"),
+        classes=page.Table(
+            ("class", "boxes", "AP of all images", "lowest AP of a fold", "highest AP of a fold"),
+            class_rows(results, pooled, names),
+            "AP by class",
+        ),
+    )

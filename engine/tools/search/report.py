@@ -16,11 +16,12 @@ from optuna.trial import FrozenTrial, TrialState
 from engine.tools.search.ranges import Space, values_text
 from engine.tools.search.study import REASON, SharedStudy, best_of
 from utils.drawing import page
-from utils.drawing.charts import FAINT, Line, line_chart
+from utils.drawing.figures import Chart, Line, chart_svg
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
 
 BEST, TABLE, PAGE = "best.yaml", "trials.csv", "search.html"
+TEMPLATE = "engine/tools/search/page.html"
 SHOWN = 10  # trials in the printed table
 LEAST_TRIALS = 10  # complete ones from which importances are estimated
 STATES = {
@@ -54,7 +55,9 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, u
         text = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {line}\n"
         write_whole(recipe, text + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
         lines.append(f"the best recipe: {line}")
-    _page(folder, trials, best, weights, fitness, unit).write(folder / PAGE)
+    subtitle = f"{counted(len(trials), 'trial')}, fitness {fitness}"
+    content = _content(trials, best, weights, fitness, unit)
+    page.write_page(folder / PAGE, TEMPLATE, f"Search {folder.name}", subtitle, **content)
     return [*lines, f"all trials: {folder / TABLE} and {folder / PAGE}"]
 
 
@@ -108,54 +111,43 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
         )
 
 
-def _page(
-    folder: Path,
-    trials: Sequence[FrozenTrial],
-    best: FrozenTrial | None,
-    weights: dict[str, float],
-    fitness: str,
-    unit: str,
-) -> page.Page:
-    out = page.Page(f"Search {folder.name}", f"{counted(len(trials), 'trial')}, fitness {fitness}")
-    found = "No trial is complete yet."
-    if best is not None:
-        found = f"The best trial is {best.number}: {fitness} {best.value:.4f}. {BEST} is its recipe for --hyp."
-    baseline = trials[0].value if trials and trials[0].state == TrialState.COMPLETE else None
-    if baseline is not None:
-        found += f" The baseline, trial 0 with the recipe's own values, has {baseline:.4f}."
-    out.section("Summary", found, page.bullets(format_trials(trials, fitness)[:1]))
+def _content(
+    trials: Sequence[FrozenTrial], best: FrozenTrial | None, weights: dict[str, float], fitness: str, unit: str
+) -> dict[str, Any]:
+    """What page.html shows."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
-    values = np.array([frozen.value for frozen in complete], np.float64)
-    numbers = np.array([frozen.number for frozen in complete], np.float64)
+    baseline = complete[0].value if complete and complete[0].number == 0 else None
+    numbers, values = np.array([(t.number, t.value) for t in complete], np.float64).reshape(-1, 2).T
     lines = [Line("trial", numbers, values), Line("best so far", numbers, np.maximum.accumulate(values))]
     lines += [Line("baseline", numbers, np.full_like(values, baseline))] if baseline is not None else []
-    out.section(
-        "Trials",
-        line_chart(lines, title="Complete trials", x_label="trial", y_label=fitness, x_is_whole=True),
-        page.table(
-            ("trial", "state", fitness, f"{unit}s", *(best.params if best else ()), "reason"),
-            [
-                (t.number, STATES[t.state] + ("" if t.number else ", baseline"), t.value, reached(t),
-                 *(_cell(t.params.get(name)) for name in (best.params if best else ())), t.user_attrs.get(REASON, ""))
-                for t in trials
-            ],
-            "All trials",
-        ),
-    )  # fmt: skip
-    ranked = sorted(trials, key=lambda frozen: frozen is best)  # the best one is drawn over the others
-    steps = [
-        Line(f"trial {t.number}", *map(np.array, zip(*sorted(t.intermediate_values.items()))),
-             "s0 strong" if t is best else FAINT)
-        for t in ranked
-        if t.intermediate_values
-    ]  # fmt: skip
+    by_unit = [
+        Line(f"trial {t.number}", *np.array(sorted(steps.items())).T, "strong" if t is best else "faint")
+        for t in sorted(trials, key=lambda frozen: frozen is not best)
+        if (steps := t.intermediate_values)
+    ]
     title = f"Each trial {unit} by {unit}; the best one is strong"
-    chart = line_chart(steps, title=title, x_label=unit, y_label=fitness, x_is_whole=True)
-    out.section(f"{unit.capitalize()}s", chart)
-    rows = [(name, value, f"{value:.0%}") for name, value in weights.items()]
-    note = f"They need {LEAST_TRIALS} complete trials."
-    out.section("Importances", page.bars(rows, "Part in whether a trial is among the best") if rows else note)
-    return out
+    names = tuple(best.params) if best else ()
+    rows = [
+        (t.number, STATES[t.state] + ("" if t.number else ", baseline"), t.value, reached(t),
+         *(_cell(t.params.get(name)) for name in names), t.user_attrs.get(REASON, ""))
+        for t in trials
+    ]  # fmt: skip
+    return {
+        "best": best,
+        "baseline": baseline,
+        "fitness": fitness,
+        "recipe": BEST,
+        "counts": format_trials(trials, fitness)[0],
+        "complete": chart_svg(Chart("Complete trials", lines, "trial", fitness, x_is_whole=True)),
+        "trials": page.Table(("trial", "state", fitness, f"{unit}s", *names, "reason"), rows, "All trials"),
+        "unit": unit,
+        "by_unit": chart_svg(Chart(title, by_unit, unit, fitness, x_is_whole=True)),
+        "importances": page.Bars(
+            [(name, [value], f"{value:.0%}") for name, value in weights.items()],
+            "Part in whether a trial is among the best",
+        ),
+        "least": LEAST_TRIALS,
+    }
 
 
 def _cell(value: float | int | None) -> float | int | str:

@@ -3,17 +3,22 @@
 import numpy as np
 import pytest
 
-from engine.evaluation.image_errors import (
+from engine.evaluation.matching import match_detections
+from engine.evaluation.tide import (
+    BACKGROUND,
+    BOTH,
+    CLASS,
     CORRECT,
+    DUPLICATE,
     IGNORED,
+    KINDS,
+    LOCATION,
+    MISSED,
     find_image_errors,
-    overlap,
-    suspicious_labels,
+    split_errors,
     worst_backgrounds,
     worst_images,
 )
-from engine.evaluation.matching import match_detections
-from engine.evaluation.tide import BACKGROUND, BOTH, CLASS, DUPLICATE, KINDS, LOCATION, MISSED, split_errors
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
 
 IDS = (30, 4, 100, 7, 1)  # not in the order of the images
@@ -88,27 +93,6 @@ def test_worst_images_come_first_and_rare_errors_have_an_example():
     assert worst_images(find_image_errors(gt, make_table([], [], [], []), 2, 0.25), 10) == [0, 1, 2]
 
 
-def test_suspicious_labels_are_confident_and_unconfirmed():
-    gt, table, _ = scene()
-    errors = find_image_errors(gt, table, 2, 0.25)
-    rows = suspicious_labels(errors, 10)
-    assert errors.outcome[rows].tolist() == [CLASS, LOCATION, BACKGROUND]
-    assert errors.scores[rows].tolist() == [0.7, 0.6, 0.5]
-    assert overlap(errors, int(rows[1])) == pytest.approx(0.25)
-    assert suspicious_labels(errors, 1).tolist() == rows[:1].tolist()
-    # A second, less confident contradiction of the same object is not listed; a confirmed object is left out.
-    more = make_table(
-        [*table.image_index, 0, 0],
-        [*table.boxes_xyxy_px, [200, 2, 300, 100], [200, 0, 300, 100]],
-        [*table.scores, 0.65, 0.3],
-        [*table.classes, 0, 1],
-    )
-    confirmed = find_image_errors(gt, more, 2, 0.25)
-    assert confirmed.outcome[suspicious_labels(confirmed, 10)].tolist() == [LOCATION, BACKGROUND]
-    twice = find_image_errors(gt, more, 2, 0.31)
-    assert twice.scores[suspicious_labels(twice, 10)].tolist() == [0.7, 0.6, 0.5]
-
-
 def test_worst_backgrounds_have_no_object():
     gt, table, _ = scene()
     assert worst_backgrounds(find_image_errors(gt, table, 2, 0.25), 10) == [3]
@@ -121,5 +105,4 @@ def test_no_detections_and_no_objects():
     gt = make_ground_truth(none, none.astype(int), none.astype(bool), none, none.astype(int), 2, 2)
     errors = find_image_errors(gt, make_table([], [], [], []), 2, 0.25)
     assert worst_images(errors, 5) == []
-    assert suspicious_labels(errors, 5).size == 0
     assert worst_backgrounds(errors, 5) == []

@@ -19,8 +19,8 @@ from engine.evaluation.analysis import analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.tide import KINDS
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
-from engine.report.plots import RunReport, TimeShare
-from tests.helpers.html_page import HtmlPage, check_self_contained
+from engine.report.plots import RunReport, TimeBudget
+from tests.helpers.html_page import HtmlPage, check_pictures, check_self_contained
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
@@ -134,7 +134,7 @@ def test_curves_join_the_epochs_that_were_validated(index, tmp_path):
     ReportPage(tmp_path, subject_of(index, epochs=100)).write(history, None)
     text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     for name in ("metrics/AP", "val/box"):
-        (path,) = re.findall(rf'<title>{name}</title><path class="line" d="([^"]*)"', text)
+        (path,) = re.findall(rf'<title>{name}</title>\s*<path d="([^"]*)"', text)
         assert (path.count("M"), path.count("L")) == (1, 49)
 
 
@@ -196,10 +196,7 @@ def test_galleries_show_photos_and_unreadable_images_say_so(index, tmp_path):
     (tmp_path / "3.jpg").unlink()
     ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, detections, epoch=2))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
-    stored = {a["id"] for tag, a in page.tags if tag == "image"}
-    used = {a["href"][1:] for tag, a in page.tags if tag == "use"}
-    assert used == stored
-    assert used
+    check_pictures(page)
     assert page.sections["Worst images"].count("This image cannot be read") == 3  # images 3, 13 and 23
     photos = [a for tag, a in page.tags if tag == "svg" and a.get("class") == "photo"]
     assert all(photo["aria-label"] for photo in photos)
@@ -243,7 +240,7 @@ def test_census_counts_boxes_and_their_sizes_at_the_training_size(index):
     assert census.centers.sum() == census.boxes == len(sides)
 
 
-def test_small_boxes_get_a_warning_with_the_size_that_mends_it(index, tmp_path):
+def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path):
     assert size_that_shows(8.0, 320, 32) == 640
     assert size_that_shows(15.9, 320, 32) == 352
     small = Subject("run", TrainConfig(), None, DistributedContext.from_environment("cpu"), 64, 32, {"train": index})
@@ -264,28 +261,33 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     result = score_detections(index.ground_truth(), detections, 3)
     evaluator = SimpleNamespace(detections=detections)
     report = RunReport(tmp_path, ReportPage(tmp_path, subject_of(index)), evaluator, is_resumed=True)
-    report.after_epoch(3, None)
-    report.write()
-    assert (tmp_path / FILE_NAME).read_text() == "of the former process"
-    report.after_epoch(4, result)
-    report.write()
-    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
-    report.after_epoch(5, None)  # an epoch without validation keeps the detections of the newest
-    report.write()
-    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    for epoch, validated in ((3, None), (4, result), (5, None)):  # epoch 5 keeps the detections of the newest
+        report.after_epoch(epoch, validated)
+        report.budget.finish()
+        text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+        assert ("after epoch 4" in text) == (epoch > 3) == (text != "of the former process")
 
 
 def test_work_after_epochs_takes_its_share_of_the_time():
-    rare, frequent = TimeShare(1e-4), TimeShare(1.0)
-    assert rare.allows()
-    for share in (rare, frequent):
-        with share.spent():
-            time.sleep(0.02)
-    assert not rare.allows()  # for 200 s
-    until = time.monotonic() + 20
-    while not frequent.allows() and time.monotonic() < until:
+    done = []
+
+    def work(epoch: int, result: None) -> None:
+        done.append(epoch)
+        time.sleep(0.02)
+
+    rare, frequent = TimeBudget(work, 1e-4), TimeBudget(work, 1.0)
+    for epoch in (1, 2, 3):
+        rare.after_epoch(epoch, None)
+    assert done == [1]  # the others would have to wait for 200 s
+    for _ in range(2):
+        rare.finish()
+    assert done == [1, 3]
+    until, epoch = time.monotonic() + 20, 4
+    while done[-1] < 5 and time.monotonic() < until:
+        frequent.after_epoch(epoch, None)
+        epoch = done[-1] + 1
         time.sleep(0.01)
-    assert frequent.allows()
+    assert done == [1, 3, 4, 5]
 
 
 def test_training_and_validation_write_the_page(tmp_path):

@@ -14,16 +14,17 @@ from engine.evaluation.matching import match_detections, sort_by_class
 from engine.evaluation.report import plot_errors, plot_reliability
 from engine.evaluation.tide import split_errors
 from tests.helpers.scoring import make_table, random_case
-from utils.drawing.draw import class_colors, draw_boxes, text_mask, tile_images
+from utils.drawing.draw import class_colors, draw_batch, draw_boxes, draw_detections, text_mask, tile_images
+from utils.drawing.figures import grid_figure, save_figure
 from utils.drawing.plots import (
-    draw_batch,
-    draw_detections,
+    metric_charts,
     plot_confusion,
     plot_curves,
     plot_labels,
     plot_metric_curves,
-    plot_run_curves,
+    run_charts,
 )
+from utils.files.results_csv import read_columns
 from utils.structures import Detections, EvalResult
 
 NAMES = ("Katze", "größer", "снег", "猫")
@@ -36,7 +37,7 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
     per_class = np.where(present, 0.6, np.nan)
     recall = np.where(present[:, None], 1 - confidence, np.nan)
     return EvalResult(
-        metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
+        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
         ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets),
         confusion=np.diag([5, 0, 3, 1, 0])[: n + 1, : n + 1], confusion_confidence=0.4, curve_confidence=confidence,
         curve_precision=np.where(present[:, None], confidence, np.nan), curve_recall=recall,
@@ -101,6 +102,18 @@ def test_many_classes_and_no_classes_are_drawn(tmp_path):
     assert plot_metric_curves(make_result((0, 0, 0, 0)), NAMES, tmp_path) == []
 
 
+def test_of_many_classes_the_worst_have_colors_and_not_all_are_drawn():
+    result = make_result((1,) * 150)
+    result.class_metrics["AP50"][:] = np.linspace(1, 0, 150)
+    pr = metric_charts(result, [f"c{i}" for i in range(150)])["PR"]
+    colored = [line.name for line in pr.lines if not line.style]
+    assert colored == [f"c{i} {1 - i / 149:.3f}" for i in range(149, 141, -1)]
+    assert sum(line.style == "faint" for line in pr.lines) == 100
+    assert "8 classes with the lowest AP50 have colors, 100 of the other 142 are gray" in pr.title
+    few = metric_charts(make_result(), NAMES)
+    assert [line.style for line in few["F1"].lines] == ["strong", "", "", ""]
+
+
 def test_names_are_drawn_as_text(tmp_path, recwarn):
     """Dollars are no formula, an underscore does not hide a line in the legend, and long names leave space for axes."""
     given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
@@ -112,7 +125,8 @@ def test_names_are_drawn_as_text(tmp_path, recwarn):
         heading = ",".join(f"metrics/AP:{name}" for name in given)
         (tmp_path / "results.csv").write_text(f"epoch,{heading}\n1,0.5,0.4,0.3,0.2\n2,0.25,0.3,0.1,0.2\n", "utf-8")
         plot_curves(tmp_path / "results.csv", tmp_path / "curves.png")
-        plot_run_curves(dict.fromkeys(names, tmp_path / "results.csv"), tmp_path / "runs.png")
+        runs = run_charts(dict.fromkeys(names, read_columns(tmp_path / "results.csv")))
+        save_figure(grid_figure(runs, 4, shares_legend=True), tmp_path / "runs.png")
         drawn.append([picture_of(path) for path in sorted(tmp_path.glob("*.png"))])
     assert all(map(np.array_equal, *drawn))
     assert not recwarn.list

@@ -13,7 +13,6 @@ import cv2
 import numpy as np
 import pytest
 
-from data.check.census import census_parts, take_census
 from data.check.duplicates import image_issues
 from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED, TINY, TWO_CLASSES, WITHIN, Box, Issue
 from data.check.labels import box_pairs, box_sizes
@@ -25,10 +24,9 @@ from data.labels.yolo import parse_yolo
 from engine.tools.check.cards import MOST_SAMPLES, alternating
 from engine.tools.check.page import FILE_NAME, write_page
 from tests.helpers.editable_set import EditableSet
-from tests.helpers.html_page import HtmlPage, check_self_contained
+from tests.helpers.html_page import HtmlPage, check_pictures, check_self_contained
 from tests.helpers.synthetic_index import smooth_image
 from utils.boxes import scale_boxes
-from utils.drawing import page
 from utils.structures import GRAY, DetectionTable
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -82,8 +80,7 @@ def test_each_finding_with_an_image_has_a_card_with_its_kind_split_and_class(dat
     assert table[CLIPPED] == ["2", "train: 1; val: 1"]
     places = {row[2] for row in read.tables["Findings, with their places"][1:]}
     assert places >= {"labels/train/0.txt:2", "images/val/0.png"}
-    stored = {a["id"] for tag, a in read.tags if tag == "image"}
-    assert stored == {a["href"][1:] for tag, a in read.tags if tag == "use"}
+    check_pictures(read)
 
 
 def test_drawn_boxes_have_the_shape_and_place_of_the_labels(data, tmp_path):
@@ -178,15 +175,11 @@ def test_classes_have_samples_from_all_sizes(data, tmp_path):
     assert "labels/train/3.txt:2" in read.sections["Samples of each class"]
 
 
-def test_frequencies_of_classes_are_those_of_the_splits(data):
+def test_frequencies_of_classes_are_those_of_the_splits(data, tmp_path):
     data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.6 0.6 0.3 0.3\n")
     data.write("train/2", "")
-    spec = load_dataset_spec(data.yaml)
-    splits = scan_dataset(spec, ("train", "val"), workers=1, verify="sample")
-    censuses = [take_census(split.index, split.name, 640) for split in splits]
-    out = page.Page("t")
-    out.section("Data", *census_parts(censuses, [split.index for split in splits], imgsz=640, stride=32))
-    rows = HtmlPage(out.render()).tables["Images with each class, % of the split's images"]
+    read, _ = page_of(data, tmp_path / "out")
+    rows = read.tables["Images with each class, % of the split's images"]
     assert rows == [["cat", "", "75.0%, 100.0%"], ["dog", "", "50.0%, 100.0%"]]
 
 

@@ -1,0 +1,211 @@
+"""Labels that a trained model disagrees with, ranked over a whole split.
+
+The kinds are those of ObjectLab (Tkachenko, Thyagarajan, Mueller 2023), overlooked, swapped and badly located, and
+labels where the model sees nothing. A score is the posterior probability of the error if `ERROR_RATE` of the labels
+have it: how probable is what the model sees if the label is wrong, and how probable if it is right? The latter is
+estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). So a class that the
+model does not know well does not fill the list, and scores of different kinds can be compared.
+
+The model may have been trained on the same labels, since training fits single wrong ones late or not at all.
+
+Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in original pixels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data.check.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
+from data.check.scanned import CheckedSplit
+from engine.evaluation.matching import Objects, Pairs, all_pairs, match_by_overlap, overlapping_pairs
+from utils.boxes import xyxy_to_xywh
+from utils.structures import DetectionTable, GroundTruth
+
+SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
+NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
+TOUCHING = 0.1  # IoU from which a detection supports a label a little
+LEAST_SCORE = 0.01  # of detections: low ones too tell that the model sees something
+ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
+LEAST_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
+MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
+MAX_PRECISION = 0.99  # of detections: no score makes an object certain
+
+
+def find_label_errors(split: CheckedSplit, table: DetectionTable, least_score: float = 0.0) -> list[Issue]:
+    """Label errors that score at least ``least_score``, the most probable first: at most one per label, and one per
+    detection without a label. Crowd regions explain detections, but are not examined.
+
+    Args:
+        table: all detections of the model; those below `LEAST_SCORE` are not used.
+    """
+    truth, num_classes = split.index.ground_truth(), len(split.index.names)
+    seen = np.flatnonzero(table.scores > LEAST_SCORE)
+    seen = seen[np.argsort(table.image_index[seen], kind="stable")]
+    table = DetectionTable(*(getattr(table, name)[seen] for name in table.__slots__))
+    pairs = _pairs(truth, table)
+    matched = _match(truth, table, pairs)
+    scores, suggested = _label_scores(truth, table, pairs, matched, num_classes)
+    kinds, best = (SWAPPED, MOVED, SPURIOUS), scores.argmax(0)
+    rows = np.flatnonzero(~truth.crowd & (scores.max(0) >= least_score))
+    errors = [(float(scores[best[row], row]), kinds[best[row]], suggested[best[row], row], row) for row in rows]
+    unlabeled = zip(*_unlabeled(table, pairs, matched, num_classes))
+    errors += [(float(score), MISSED, detection, None) for detection, score in unlabeled if score >= least_score]
+    errors.sort(key=lambda error: -error[0])
+    return [_issue(split, table, *error) for error in errors]
+
+
+def _issue(
+    split: CheckedSplit, table: DetectionTable, score: float, kind: str, detection: int, row: int | None
+) -> Issue:
+    """``row``: the label, None if it is missing; ``detection``: what it should be, -1 if it should go."""
+    labeled, suggestion = () if row is None else (split.box(row),), None
+    if detection >= 0:
+        class_id, box = int(table.classes[detection]), table.boxes_xyxy_px[detection]
+        suggestion = Box(split.index.names[class_id], class_id, tuple(box.tolist()))
+    name = (suggestion or labeled[0]).class_name
+    text = {
+        MISSED: f"{name} without a label",
+        SPURIOUS: f"{name} where the model sees nothing",
+        SWAPPED: f"{labeled[0].class_name if labeled else ''} that looks like {name}",
+        MOVED: f"{name} that the model places elsewhere",
+    }[kind]
+    image = split.index.paths[int(table.image_index[detection]) if row is None else split.image_of(row)]
+    where = labeled[0].where or "" if labeled else ""
+    return Issue(kind, text, split.name, (image,), where, labeled, round(score, 4), suggestion)
+
+
+class _Match(NamedTuple):
+    """One-to-one matches of detections and labels from `NEAR_OBJECT` on, the best of overlap times score first."""
+
+    label: np.ndarray  # int64 (D,) of each detection; -1: none
+    detection: np.ndarray  # int64 (M,) of each label; -1: none
+    overlap: np.ndarray  # float64 (M,) IoU with it; 0: none
+
+
+def _pairs(truth: GroundTruth, table: DetectionTable) -> Pairs:
+    """All pairs of a detection and a label, of any classes, with an IoU of at least `TOUCHING`."""
+    image = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets))
+    objects = Objects(image, truth.boxes_xywh_px, truth.crowd)
+    return all_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
+
+
+def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
+    pairs = Pairs(*(column[pairs.overlap >= NEAR_OBJECT] for column in pairs))
+    scores = table.scores[pairs.detection]
+    weighted = pairs._replace(overlap=pairs.overlap * scores)
+    label = match_by_overlap(weighted, scores, len(table.scores), len(truth.classes))
+    is_match = label[pairs.detection] == pairs.target
+    detection, overlap = np.full(len(truth.classes), -1), np.zeros(len(truth.classes))
+    detection[pairs.target[is_match]] = pairs.detection[is_match]
+    overlap[pairs.target[is_match]] = pairs.overlap[is_match]
+    return _Match(label, detection, overlap)
+
+
+def _posterior(if_wrong: np.ndarray, if_right: np.ndarray) -> np.ndarray:
+    """The probability of an error, given the probabilities (or densities) of what is seen with and without it."""
+    wrong, right = ERROR_RATE * if_wrong, (1 - ERROR_RATE) * if_right
+    return np.divide(wrong, wrong + right, out=np.zeros_like(wrong), where=wrong > 0)
+
+
+def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest value float64 (M,) among the ``chosen`` pairs of each label, 0 if there is none, and its detection
+    int64 (M,), -1 if there is none."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(value[rows], kind="stable")]  # the largest is written last
+    best, detection = np.zeros(labels), np.full(labels, -1)
+    best[pairs.target[rows]], detection[pairs.target[rows]] = value[rows], pairs.detection[rows]
+    return best, detection
+
+
+def _label_scores(
+    truth: GroundTruth, table: DetectionTable, pairs: Pairs, matched: _Match, num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores float64 (3, M) that labels are swapped, moved or spurious, and the suggested detections int64 (3, M)."""
+    count = len(truth.classes)
+    score = table.scores[pairs.detection]
+    is_same = table.classes[pairs.detection] == truth.classes[pairs.target]
+    on_object = pairs.overlap >= SAME_OBJECT
+    same, _ = _best(pairs, score, is_same & on_object, count)
+    other, other_detection = _best(pairs, score, ~is_same & on_object, count)
+    near, _ = _best(pairs, score * np.minimum(pairs.overlap / SAME_OBJECT, 1), np.ones_like(on_object), count)
+    swapped = _posterior(other, np.maximum(same, LEAST_SCORE))
+
+    rows = np.flatnonzero(matched.detection >= 0)
+    rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]
+    moved, moved_to = np.zeros(count), np.full(count, -1)
+    moved_to[rows] = matched.detection[rows]
+    low = _deviations_below(matched.overlap[rows], truth.classes[rows], num_classes)
+    overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows], num_classes)
+    moved[rows] = _posterior(table.scores[moved_to[rows]], np.maximum(overlaps_less, np.exp(-low)))
+
+    seen_less = _fraction_below(near, truth.classes, num_classes)
+    spurious = _posterior((1 - near) ** 2, np.maximum(seen_less, near))
+    return np.stack([swapped, moved, spurious]), np.stack([other_detection, moved_to, np.full(count, -1)])
+
+
+def _deviations_below(overlap: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """How far IoUs (n,) are below the median of their class, in robust standard deviations of the class; at least 0."""
+    result = np.zeros(len(overlap))
+    for c in range(num_classes):
+        of_class = classes == c
+        agreed = overlap[of_class & (overlap >= SAME_OBJECT)]
+        if agreed.size:
+            median = np.median(agreed)
+            deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), LEAST_DEVIATION)
+            result[of_class] = np.maximum((median - overlap[of_class]) / deviation, 0)
+    return result
+
+
+def _fraction_below(values: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """The fraction of the class's values that are at most as large, float64 (n,)."""
+    result = np.ones(len(values))
+    for c in range(num_classes):
+        of_class = classes == c
+        ordered = np.sort(values[of_class])
+        result[of_class] = np.searchsorted(ordered, values[of_class], side="right") / max(len(ordered), 1)
+    return result
+
+
+def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Detections without a label, int64 (n,), the best of those that overlap each other, and their scores (n,). The
+    most confident one is first, and so remains first among equal scores."""
+    is_matched = matched.label >= 0
+    is_explained = is_matched.copy()
+    is_explained[pairs.detection[pairs.overlap >= SAME_OBJECT]] = True
+    rows = np.flatnonzero(~is_explained)
+    rows = rows[_is_best(table, rows)]
+    rows = rows[np.argsort(-table.scores[rows], kind="stable")]
+    used = np.sort(np.r_[np.flatnonzero(is_matched), rows])
+    precision = np.zeros(len(table.scores))
+    precision[used] = _local_precision(table.scores[used], is_matched[used], table.classes[used], num_classes)
+    real = np.minimum(precision[rows], MAX_PRECISION)
+    return rows, _posterior(real, (1 - real) / (1 - ERROR_RATE))
+
+
+def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
+    """bool (n,): no detection in ``rows``, int64 (n,), of any class, is at the same object with a higher score."""
+    boxes = table.boxes_xyxy_px[rows]
+    objects = Objects(table.image_index[rows], xyxy_to_xywh(boxes), np.zeros(len(rows), bool))
+    rank = np.empty(len(rows), np.int64)
+    rank[np.argsort(-table.scores[rows], kind="stable")] = np.arange(len(rows))
+    is_best = np.ones(len(rows), bool)
+    for near in overlapping_pairs(table.image_index[rows], boxes, objects, SAME_OBJECT):
+        is_best[near.detection[rank[near.detection] > rank[near.target]]] = False
+    return is_best
+
+
+def _local_precision(scores: np.ndarray, is_matched: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """The fraction of matched detections among those of the class with similar scores, float64 (n,), rising with the
+    score."""
+    result = np.zeros(len(scores))
+    for c in range(num_classes):
+        rows = np.flatnonzero(classes == c)
+        rows = rows[np.argsort(scores[rows], kind="stable")]
+        total = np.r_[0, np.cumsum(is_matched[rows])]
+        half = max(MIN_NEIGHBORS, len(rows) // 50)
+        low = np.maximum(np.arange(len(rows)) - half, 0)
+        high = np.minimum(np.arange(len(rows)) + half + 1, len(rows))
+        result[rows] = np.maximum.accumulate((total[high] - total[low]) / (high - low)) if len(rows) else 0
+    return result
