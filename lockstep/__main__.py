@@ -17,6 +17,7 @@ DESCRIPTIONS = {
     "compare": "compare runs, with intervals of the differences",
     "kfold": "train and score by cross-validation",
     "search": "search hyper-parameters",
+    "convert": "convert the export of an annotation tool to COCO JSON",
     "cache": "list and remove caches of data sets",
     "weights": "list public weights, show and convert checkpoints",
     "demo": "write the demo data set to a folder",
@@ -75,6 +76,8 @@ def _main_of(command: str) -> Callable[[Sequence[str]], None]:
             from engine.kfold import main
         case "search":
             from engine.search import main
+        case "convert":
+            from data.convert.__main__ import main
         case "cache":
             from data.cache.__main__ import main
         case "weights":

@@ -28,7 +28,8 @@ COMMANDS = (  # in texts, and how they are typed when the package is installed
     (r"(torchrun (?:-\S+ \S+ )*)(train|val)\.py\b", r"\1-m lockstep \2"),
     (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
     (
-        r"(?:python -m )?(?<![\w.])(?:data|engine|models)\.(cache|check|compare|demo|kfold|search|weights)(?!\.?\w)",
+        r"(?:python -m )?(?<![\w.])(?:data|engine|models)\."
+        r"(cache|check|compare|convert|demo|kfold|search|weights)(?!\.?\w)",
         r"lockstep \1",
     ),
 )

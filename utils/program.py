@@ -15,6 +15,7 @@ COMMANDS = {  # packaging/backend.py replaces these, as in all texts: an install
     "compare": "python -m engine.compare",
     "kfold": "python -m engine.kfold",
     "search": "python -m engine.search",
+    "convert": "python -m data.convert",
     "cache": "python -m data.cache",
     "weights": "python -m models.weights",
     "demo": "python -m data.demo",

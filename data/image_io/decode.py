@@ -85,6 +85,11 @@ class Header(NamedTuple):
         return (width, height) if self.orientation >= 5 else (height, width)
 
 
+def suffix_of(content: bytes) -> str:
+    """The suffix of image files that begin like ``content``, such as ".jpg"; "" for content of other kinds."""
+    return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")
+
+
 def unread_image(path: str | os.PathLike) -> str:
     """Why an image file is not read, and what to do: its format is not supported, or its suffix is not that of an image
     and its first bytes are. "" for an image that is read, and for any other file.
@@ -103,8 +108,8 @@ def unread_image(path: str | os.PathLike) -> str:
         if explanation(error):
             raise
         return ""
-    kind = next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, start, re.DOTALL)), None)
-    if kind is None:
+    kind = suffix_of(start)
+    if not kind:
         return ""
     remedy = f"rename it to end in {kind}" if kind in IMAGE_SUFFIXES else "convert it to JPEG or PNG"
     return f"its content is that of a {kind} file, its suffix is not; {remedy}"

@@ -316,7 +316,16 @@ assert not heavy, heavy
 
 @pytest.mark.parametrize(
     "name",
-    ["engine.search", "engine.compare", "engine.kfold", "data.check", "data.cache", "data.demo", "models.weights"],
+    [
+        "engine.search",
+        "engine.compare",
+        "engine.kfold",
+        "data.check",
+        "data.convert",
+        "data.cache",
+        "data.demo",
+        "models.weights",
+    ],
 )
 def test_help_names_the_command(name):
     done = subprocess.run([sys.executable, "-m", name, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,0 +1,159 @@
+"""The boxes of an annotation tool's export, by image, and how their images are found."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
+from utils.errors import UserError, one_line
+from utils.files.safe_io import write_whole
+
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+    "testing": "test",
+}  # fmt: skip
+
+
+class Box(NamedTuple):
+    """Corners in pixels."""
+
+    name: str  # of the class
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+@dataclass
+class Picked:
+    """What has been read of an image."""
+
+    boxes: list[Box] = field(default_factory=list)
+    size: tuple[int, int] | None = None  # width and height that the annotations state
+
+
+class Annotations:
+    """Collects boxes by image, and counts the objects of the source."""
+
+    def __init__(self, source: Path, extracted: Path) -> None:
+        self._extracted = extracted  # folder for images that are stored in the annotation files
+        self.root = source if source.is_dir() else source.parent
+        self.images: dict[str, dict[Path, Picked]] = {}  # by split
+        self.objects: Counter[str] = Counter()  # in the source, of any shape
+        self._by_name: dict[str, list[Path]] = {}
+        for path in files_below(self.root, IMAGE_SUFFIXES):
+            self._by_name.setdefault(path.name, []).append(path)
+            self._by_name.setdefault(path.stem, []).append(path)
+
+    def add(
+        self,
+        image: str | Path,
+        boxes: Iterable[Box],
+        *,
+        where: str,
+        near: Path,
+        split: str = "",
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        """Adds the objects of an image.
+
+        Args:
+            image: its path, as the annotations name it, with or without suffix; a `Path` is one that exists.
+            where: the file, and the line or entry if there is one, for messages.
+            near: the annotation file; an image in its folder is preferred.
+            split: as the annotations call it; empty: by the names of folders and files.
+            size: width and height.
+
+        Raises UserError if the image cannot be found, or a box is none.
+        """
+        path = image if isinstance(image, Path) else self.find(image, where, near)
+        named = SPLIT_NAMES.get(split.lower()) or split_of(path, near, self.root)
+        picked = self.images.setdefault(named, {}).setdefault(path, Picked())
+        picked.size = size or picked.size
+        for box in boxes:
+            check_box(box, where)
+            self.objects[box.name] += 1
+            picked.boxes.append(box)
+
+    def keep(self, content: bytes, file: Path, row: int) -> Path:
+        """Writes an image that ``file`` stores, into a folder of the split, and returns its path."""
+        folder = self._extracted / split_of(file, file, self.root)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
+        write_whole(path, content)
+        return path
+
+    def find(self, image: str, where: str, near: Path) -> Path:
+        parts = [part for part in image.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        fits = self._by_name.get(parts[-1], []) if parts else []
+        for kept in range(1, len(parts) + 1):  # with more and more of its folders, until one is left
+            if len(fits) <= 1:
+                break
+            tail = tuple(parts[-kept:-1])
+            fits = [path for path in fits if path.parts[len(path.parts) - kept : -1] == tail]
+        if len(fits) > 1:
+            fits = [path for path in fits if path.parent == near.parent] or fits
+        if len(fits) != 1:
+            several = f"{len(fits)} files below {self.root} fit" if fits else f"not found below {self.root}"
+            raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {several}")
+        return fits[0]
+
+    def has(self, stem: str) -> bool:
+        """Whether there is an image of this name without suffix."""
+        return stem in self._by_name
+
+    def num_images(self) -> int:
+        """Images below the source, and those that its files store."""
+        below = {path for paths in self._by_name.values() for path in paths}
+        return len(below.union(*self.images.values()))
+
+    def class_names(self) -> list[str]:
+        return sorted(self.objects)
+
+
+def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
+    """The files with one of ``suffixes`` (lower case), sorted; hidden ones and those in hidden folders are left out."""
+    wanted = set(suffixes)
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in wanted and not is_hidden and path.is_file():
+            yield path
+
+
+def split_of(image: Path, annotations: Path, root: Path) -> str:
+    """The split that a folder of the image's path, or of the annotation file's, or its name, is called after: "train"
+    unless there is one."""
+    for path in (image, annotations):
+        *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
+        for part in folders:
+            if part.lower() in SPLIT_NAMES:
+                return SPLIT_NAMES[part.lower()]
+    first = name.lower().lstrip("_").replace("_", "-").replace(".", "-").split("-")[0]
+    return SPLIT_NAMES.get(first, "train")
+
+
+def number(value: Any, where: str) -> float:
+    """Raises UserError unless ``value`` is a finite number, or the text of one."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise UserError(f"{where}: expected a number, got {one_line(str(value))[:60]!r}")
+    return found
+
+
+def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
+    """The box around points."""
+    xs, ys = zip(*points)
+    return Box(name, min(xs), min(ys), max(xs), max(ys))
+
+
+def check_box(box: Box, where: str) -> None:
+    if not box.name or one_line(box.name) != box.name:
+        raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")

@@ -1,0 +1,259 @@
+"""Exports of annotation tools: every object is a box of the same pixels in the COCO JSON, which trains."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import cv2
+import numpy as np
+import pytest
+
+from data.convert.__main__ import convert, main
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from tests.helpers.scripts import error_of
+from utils.errors import UserError
+
+SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
+TRUTH = {
+    "one.png": [("cat", 4, 6, 30, 40), ("wild dog", 20, 10, 50, 44)],
+    "two.png": [("cat", 0, 0, 80, 60)],
+    "three.png": [],
+}
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, (width, height) in SIZES.items():
+        cv2.imwrite(str(folder / name), np.full((height, width, 3), 90, np.uint8))
+    return folder
+
+
+def write_cvat(folder: Path) -> None:
+    root = ElementTree.Element("annotations")
+    ElementTree.SubElement(root, "version").text = "1.1"
+    for number, (name, boxes) in enumerate(TRUTH.items()):
+        width, height = SIZES[name]
+        image = ElementTree.SubElement(root, "image", id=str(number), name=name, width=str(width), height=str(height))
+        for kind, x1, y1, x2, y2 in boxes:
+            at = {"xtl": x1, "ytl": y1, "xbr": x2, "ybr": y2}
+            if kind == "cat":
+                ElementTree.SubElement(image, "box", label=kind, **{key: f"{value:.2f}" for key, value in at.items()})
+            else:
+                points = f"{x1},{y1};{x2},{y1 + 1};{(x1 + x2) / 2},{y2}"
+                ElementTree.SubElement(image, "polygon", label=kind, points=points)
+    ElementTree.ElementTree(root).write(folder / "annotations.xml")
+
+
+def write_labelme(folder: Path) -> None:
+    for name, boxes in TRUTH.items():
+        shapes = [
+            {"label": kind, "points": [[x2, y1], [x1, y2]], "shape_type": "rectangle", "flags": {}}
+            for kind, x1, y1, x2, y2 in boxes
+        ]
+        width, height = SIZES[name]
+        content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imagePath": name, "imageData": None}
+        text = json.dumps(content | {"imageHeight": height, "imageWidth": width}, indent=2)
+        (folder / name).with_suffix(".json").write_text(text)
+
+
+def write_createml(folder: Path) -> None:
+    entries = []
+    for name, boxes in TRUTH.items():
+        annotations = [
+            {"label": k, "coordinates": {"x": (x1 + x2) / 2, "y": (y1 + y2) / 2, "width": x2 - x1, "height": y2 - y1}}
+            for k, x1, y1, x2, y2 in boxes
+        ]
+        entries.append({"image": name, "annotations": annotations})
+    (folder / "_annotations.createml.json").write_text(json.dumps(entries))
+
+
+def write_vott(folder: Path) -> None:
+    assets = {}
+    for number, (name, boxes) in enumerate(TRUTH.items()):
+        width, height = SIZES[name]
+        regions = [
+            {"tags": [kind], "boundingBox": {"left": x1, "top": y1, "width": x2 - x1, "height": y2 - y1}}
+            for kind, x1, y1, x2, y2 in boxes
+        ]
+        asset = {"name": name, "path": f"file:/a/{name}", "size": {"width": width, "height": height}}
+        assets[f"{number:032x}"] = {"asset": asset, "regions": regions, "version": "2.2.0"}
+    (folder / "vott-export.json").write_text(json.dumps({"name": "set", "assets": assets}))
+
+
+def write_rows(path: Path, rows: list[tuple]) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def write_csv(folder: Path) -> None:
+    rows = [(name, *SIZES[name], *box) for name, boxes in TRUTH.items() for box in boxes]
+    rows += [("three.png", *SIZES["three.png"], "", "", "", "", "")]
+    write_rows(folder / "_annotations.csv", [("filename", "width", "height", "class", *CORNERS), *rows])
+
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def write_open_images(folder: Path) -> None:
+    ids = {"cat": "/m/01yrx", "wild dog": "/m/0bt9lr"}
+    rows = [
+        (Path(name).stem, "xclick", ids[kind], 1, x1 / w, x2 / w, y1 / h, y2 / h, 0, 0)
+        for name, boxes in TRUTH.items()
+        for (w, h) in [SIZES[name]]
+        for kind, x1, y1, x2, y2 in boxes
+    ]
+    header = ("ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsOccluded", "IsGroupOf")
+    write_rows(folder / "train-annotations-bbox.csv", [header, *rows])
+    write_rows(folder / "class-descriptions-boxable.csv", [(each, kind) for kind, each in ids.items()])
+    (folder / "three.png").unlink()  # Open Images lists only images with objects
+
+
+def write_kitti(folder: Path) -> None:
+    (folder / "label_2").mkdir()
+    for name, boxes in TRUTH.items():
+        rows = [f"{kind.replace(' ', '_')} 0.00 0 -1.57 {x1}.00 {y1}.00 {x2}.00 {y2}.00 1.5 1.6 3.7 1.8 1.4 8.4 0.0\n"
+                for kind, x1, y1, x2, y2 in boxes]  # fmt: skip
+        (folder / "label_2" / name).with_suffix(".txt").write_text("".join(rows))
+
+
+def write_parquet(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = ["cat", "wild dog"]
+    rows = []
+    for name, boxes in TRUTH.items():
+        objects = {
+            "bbox": [[x1, y1, x2 - x1, y2 - y1] for _, x1, y1, x2, y2 in boxes],
+            "category": [names.index(kind) for kind, *_ in boxes],
+        }
+        rows.append({"image": {"bytes": (folder / name).read_bytes(), "path": name}, "objects": objects})
+        (folder / name).unlink()
+    features = {"objects": {"feature": {"category": {"names": names, "_type": "ClassLabel"}}}}
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet")
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "cvat": write_cvat, "labelme": write_labelme, "createml": write_createml, "vott": write_vott, "csv": write_csv,
+    "open images": write_open_images, "kitti": write_kitti, "huggingface": write_parquet,
+}  # fmt: skip
+
+
+def boxes_of(yaml: Path) -> Counter:
+    """Class and corners in pixels of all objects, as training sees them."""
+    spec, found = load_dataset_spec(yaml), Counter()
+    for split in spec.splits:
+        truth = load_index(spec, split, progress=False).ground_truth()
+        corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))
+        for kind, box in zip(truth.classes, corners):
+            found[spec.names[kind].replace("_", " "), *np.round(box, 2).tolist()] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_object_is_a_box_of_the_same_pixels(name, images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    WRITERS[name](images)
+    before = {path: path.read_bytes() for path in images.rglob("*") if path.is_file()}
+    lines = convert(images, tmp_path / "out" / "coco.json")
+    expected = Counter((kind, *map(float, corners)) for boxes in TRUTH.values() for kind, *corners in boxes)
+    assert boxes_of(tmp_path / "out" / "coco.yaml") == expected
+    assert [line.split()[-2:] for line in lines[2:4]] == [["2", "2"], ["1", "1"]]
+    assert {path: path.read_bytes() for path in images.rglob("*") if path.is_file()} == before
+
+
+def test_splits_are_those_of_the_folders(images, tmp_path, monkeypatch):
+    """As Roboflow writes them: a file in each of train, valid and test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_csv(images)
+    for split in ("train", "valid"):
+        (tmp_path / "all" / split).mkdir(parents=True)
+        for path in images.iterdir():
+            (tmp_path / "all" / split / path.name).write_bytes(path.read_bytes())
+    convert(tmp_path / "all", tmp_path / "coco.json")
+    spec = load_dataset_spec(tmp_path / "coco.yaml")
+    assert [len(load_index(spec, split, progress=False).paths) for split in ("train", "val")] == [3, 3]
+    assert (tmp_path / "coco-val.json").is_file()
+
+
+def test_splits_of_one_folder_become_lists(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_cvat(images)
+    text = (images / "annotations.xml").read_text()
+    (images / "annotations.xml").write_text(text.replace('name="two.png"', 'name="two.png" subset="Validation"'))
+    convert(images, tmp_path / "coco.json")
+    spec = load_dataset_spec(tmp_path / "coco.yaml")
+    names = {split: [Path(p).name for p in load_index(spec, split, progress=False).paths] for split in spec.splits}
+    assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
+
+
+def refused(folder: Path, name: str = "auto") -> str:
+    with pytest.raises(UserError) as error:
+        convert(folder, folder.parent / "out.json", name)
+    assert not list(folder.parent.glob("out*"))
+    return str(error.value)
+
+
+WRONG = {
+    "polyline": (write_cvat, "annotations.xml", "<box ", "<polyline ", "has no area"),
+    "entity": (write_cvat, "annotations.xml", "<annotations>", '<!DOCTYPE a [<!ENTITY a "a">]><annotations>', "entity"),
+    "cut": (write_cvat, "annotations.xml", "</annotations>", "", "malformed XML"),
+    "missing image": (write_cvat, "annotations.xml", "two.png", "four.png", "'four.png': not found below"),
+    "text": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ".csv:2: xmin: expected a number"),
+    "nan": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", "expected a number, got 'nan'"),
+    "short row": (write_csv, "_annotations.csv", ",30,40", ",30", "_annotations.csv:2: 7 fields, expected 8"),
+    "point": (write_labelme, "one.json", '"rectangle"', '"point"', "'point' of 'cat' has no area"),
+    "shapes": (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', "shape 0: expected an object, got '7'"),
+    "tags": (write_vott, "vott-export.json", '["cat"]', '"cat"', "tags: expected a list"),
+    "coordinates": (write_createml, "_annotations.createml.json", '"x": ', '"u": ', "x: expected a number, got 'None'"),
+    "class": (write_createml, "_annotations.createml.json", '"cat"', '"c\\nat"', "is not the name of a class"),
+    "shape": (write_labelme, "two.json", '"shapes"', '"forms"', "shapes: expected a list"),
+    "fields": (write_kitti, "label_2/one.txt", " 8.4 0.0", "", "one.txt:1: 13 fields, expected at least 15"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_files_are_named(case, images):
+    write, name, old, new, message = WRONG[case]
+    write(images)
+    text = (images / name).read_text()
+    assert old in text
+    (images / name).write_text(text.replace(old, new))
+    line = refused(images, "auto")
+    assert message in line
+    assert "\n" not in line
+    assert str(images) in line
+
+
+def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
+    assert "no format is recognized" in refused(images)
+    write_csv(images)
+    write_labelme(images)
+    assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refused(images)
+    assert "no file of CVAT for images; found" in refused(images, "cvat")
+    convert(images, tmp_path / "out.json", "csv")
+    line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
+    assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
+
+
+def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_cvat(images)
+    (images / "b").mkdir()
+    (images / "one.png").rename(images / "b" / "one.png")
+    cv2.imwrite(str(images / "one.png"), np.zeros((99, 99, 3), np.uint8))
+    path = images / "annotations.xml"
+    path.write_text(path.read_text().replace("one.png", "b/one.png"))
+    convert(images, tmp_path / "out.json")
+    entries = json.loads((tmp_path / "out.json").read_text())["images"]
+    assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
