@@ -28,11 +28,11 @@ test-benchmarks: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-$(STAMP): requirements.txt requirements-export.txt requirements-search.txt
+$(STAMP): requirements.txt requirements-export.txt requirements-search.txt requirements-convert.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -r requirements.txt -r requirements-export.txt -r requirements-search.txt
+	$(BIN)/python -m pip install -r requirements.txt -r requirements-export.txt -r requirements-search.txt -r requirements-convert.txt
 	touch $(STAMP)
 
 clean:

@@ -59,6 +59,8 @@ def open_dataset(
                 raise UserError(f"{data}: no such file")
             check_exists(data)
             spec = load_dataset_spec(data, known_root)
+            if spec.summary:
+                get_logger().info("%s", spec.summary)
             for split in splits:  # what is missing is known before weights are read
                 spec.check_split(split)
             spec = replace(spec, if_missing=spec.if_missing + note)

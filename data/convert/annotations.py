@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
+from data.index.folder import split_of
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
-
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-    "testing": "test",
-}  # fmt: skip
 
 
 class Box(NamedTuple):
@@ -72,7 +69,7 @@ class Annotations:
         Raises UserError if the image cannot be found, or a box is none.
         """
         path = image if isinstance(image, Path) else self.find(image, where, near)
-        named = SPLIT_NAMES.get(split.lower()) or split_of(path, near, self.root)
+        named = split_of(split) or _split_of_paths(path, near, self.root)
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in boxes:
@@ -82,7 +79,7 @@ class Annotations:
 
     def keep(self, content: bytes, file: Path, row: int) -> Path:
         """Writes an image that ``file`` stores, into a folder of the split, and returns its path."""
-        folder = self._extracted / split_of(file, file, self.root)
+        folder = self._extracted / _split_of_paths(file, file, self.root)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
         write_whole(path, content)
@@ -125,16 +122,15 @@ def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
             yield path
 
 
-def split_of(image: Path, annotations: Path, root: Path) -> str:
-    """The split that a folder of the image's path, or of the annotation file's, or its name, is called after: "train"
-    unless there is one."""
+def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
+    """The split that a folder of the image's path, or of the annotation file's, or the file itself is called after:
+    "train" unless there is one."""
     for path in (image, annotations):
         *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
         for part in folders:
-            if part.lower() in SPLIT_NAMES:
-                return SPLIT_NAMES[part.lower()]
-    first = name.lower().lstrip("_").replace("_", "-").replace(".", "-").split("-")[0]
-    return SPLIT_NAMES.get(first, "train")
+            if split := split_of(part):
+                return split
+    return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
 def number(value: Any, where: str) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data.index.folder import FolderContent, read_folder
 from data.labels.coco import COCO
 from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
@@ -64,6 +65,7 @@ class DatasetSpec:
     source: str  # path of the YAML, for messages
     if_missing: str = "correct its paths"  # what to do if the data is missing
     held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
+    summary: str = ""  # of a folder: what has been found there
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
 
     def split(self, name: str) -> SplitSource:
@@ -126,7 +128,7 @@ def check_dataset(data: str, splits: Sequence[str], classes: Sequence[str] = ())
         return
     data = known_by_name(data)
     check_exists(data)
-    values = load_yaml(data)
+    values = None if Path(data).is_dir() else load_yaml(data)
     if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
         spec = load_dataset_spec(data).use_classes(typed_classes(classes))
         for split in splits:
@@ -166,13 +168,16 @@ def _yaml_files_nearby(path: Path) -> Iterator[Path]:
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
-    """Reads and checks a data set YAML. Raises UserError with the file and the key.
+    """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
 
     Args:
         known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
     """
     path = Path(path)
-    values = load_yaml(path)
+    content = read_folder(path) if path.is_dir() else FolderContent({}, path, "")
+    if content.yaml is not None:
+        path = content.yaml
+    values = load_yaml(path) if content.yaml is not None else content.values | {"path": str(path.absolute())}
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
     _check_keys(values, path)
@@ -191,7 +196,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
         if split not in splits and isinstance(values["annotations"], dict):
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
     names = _read_names(values, splits, path)
-    return DatasetSpec(names, root, splits, str(path), _if_missing(values, path))
+    return DatasetSpec(names, root, splits, str(path), _if_missing(values, path), summary=content.summary)
 
 
 def _if_missing(values: dict, path: Path) -> str:

@@ -1,0 +1,177 @@
+"""Folders without a YAML, as annotation tools write them, have the boxes of the set that they were made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.folder import split_of
+from data.index.index import load_index
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from train import main as train
+from utils.errors import UserError
+
+NAMES = ["light", "dark"]
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_dataset(tmp_path / "set", train=4, val=3)
+    return tmp_path / "set"
+
+
+def boxes_of(data: Path) -> dict[str, list[tuple]]:
+    """Class and corners of the boxes of each image, by split and stem."""
+    spec, found = load_dataset_spec(data), {}
+    for split in spec.splits:
+        index = load_index(spec, split, progress=False)
+        truth = index.ground_truth()
+        kinds = [spec.names[kind] for kind in truth.classes]
+        for i, path in enumerate(index.paths):
+            of_image = range(truth.offsets[i], truth.offsets[i + 1])
+            boxes = sorted((kinds[j], *np.round(truth.boxes_xywh_px[j], 3).tolist()) for j in of_image)
+            found[f"{split}/{Path(path).stem}"] = boxes
+    return found
+
+
+def rows_of(source: Path, split: str, image: Path) -> list[tuple[int, float, float, float, float]]:
+    """Class and x, y, width and height in pixels."""
+    height, width = cv2.imread(str(image)).shape[:2]
+    rows = []
+    for row in (source / "labels" / split / f"{image.stem}.txt").read_text().splitlines():
+        kind, cx, cy, w, h = map(float, row.split())
+        rows.append((int(kind), (cx - w / 2) * width, (cy - h / 2) * height, w * width, h * height))
+    return rows
+
+
+def copy_images(source: Path, split: str, folder: Path) -> list[Path]:
+    return [Path(shutil.copy(image, folder)) for image in sorted((source / "images" / split).iterdir())]
+
+
+def roboflow_coco(source: Path, folder: Path) -> None:
+    write_coco(
+        source, folder, lambda split: folder / {"train": "train", "val": "valid"}[split], "_annotations.coco.json"
+    )
+
+
+def coco_2017(source: Path, folder: Path) -> None:
+    write_coco(source, folder, lambda split: folder / f"{split}2017", "../annotations/instances_{split}2017.json")
+
+
+def write_coco(source: Path, folder: Path, images_of: Callable[[str], Path], name: str) -> None:
+    (folder / "annotations").mkdir(parents=True)
+    for split in ("train", "val"):
+        images_of(split).mkdir()
+        content = {"images": [], "annotations": [], "categories": [
+            {"id": 0, "name": "shapes", "supercategory": "none"},
+            {"id": 1, "name": "light", "supercategory": "shapes"}, {"id": 2, "name": "dark", "supercategory": "shapes"},
+        ]}  # fmt: skip
+        for number, image in enumerate(copy_images(source, split, images_of(split))):
+            content["images"].append({"id": number, "file_name": image.name})
+            for kind, *box in rows_of(source, split, image):
+                entry = {"image_id": number, "category_id": kind + 1, "bbox": box, "id": len(content["annotations"])}
+                content["annotations"].append(entry)
+        (images_of(split) / name.format(split=split)).write_text(json.dumps(content))
+    if name.startswith("_"):
+        (folder / "annotations").rmdir()
+
+
+def roboflow_voc(source: Path, folder: Path) -> None:
+    for split, called in (("train", "train"), ("val", "valid")):
+        (folder / called).mkdir(parents=True)
+        for image in copy_images(source, split, folder / called):
+            image.with_suffix(".xml").write_text(voc(rows_of(source, split, image)))
+
+
+def voc_2012(source: Path, folder: Path) -> None:
+    """One folder of images, with Annotations beside it."""
+    for split in ("train", "val"):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "annotations" / split).mkdir(parents=True)
+        for image in copy_images(source, split, folder / "images" / split):
+            path = folder / "annotations" / split / f"{image.stem}.xml"
+            path.write_text(voc(rows_of(source, split, image)))
+
+
+def voc(rows: list[tuple]) -> str:
+    objects = "".join(
+        f"<object><pose>x</pose><name>{NAMES[kind]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin>"
+        f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox><part><name>not a class</name></part></object>"
+        for kind, x, y, w, h in rows
+    )
+    return f"<annotation><owner><name>nor this</name></owner>{objects}</annotation>"
+
+
+def darknet(source: Path, folder: Path) -> None:
+    for split, called in (("train", "train"), ("val", "valid")):
+        (folder / called).mkdir(parents=True)
+        for image in copy_images(source, split, folder / called):
+            shutil.copy(source / "labels" / split / f"{image.stem}.txt", folder / called)
+        (folder / called / "_darknet.labels").write_text("light\ndark\n")
+
+
+def label_img(source: Path, folder: Path) -> None:
+    shutil.copytree(source, folder)
+    (folder / "data.yaml").unlink()
+    (folder / "classes.txt").write_text("light\ndark\n")
+
+
+def ultralytics(source: Path, folder: Path) -> None:
+    """As Roboflow exports for YOLOv8."""
+    for split, called in (("train", "train"), ("val", "valid")):
+        shutil.copytree(source / "images" / split, folder / called / "images")
+        shutil.copytree(source / "labels" / split, folder / called / "labels")
+    (folder / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [light, dark]\n")
+
+
+EXPORTS = [roboflow_coco, coco_2017, roboflow_voc, voc_2012, darknet, label_img, ultralytics]
+
+
+@pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.__name__)
+def test_it_has_the_boxes_of_its_source(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    before = {path: path.read_bytes() for path in (tmp_path / "export").rglob("*") if path.is_file()}
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
+    assert {path: path.read_bytes() for path in (tmp_path / "export").rglob("*") if path.is_file()} == before
+    assert set(load_dataset_spec(tmp_path / "export").names) == set(NAMES)
+
+
+def test_it_trains_and_says_what_it_has_found(source, tmp_path, capsys):
+    roboflow_coco(source, tmp_path / "export")
+    flags = ["--data", str(tmp_path / "export"), "--model", str(write_model(tmp_path / "tiny.yaml"))]
+    train([*flags, "--epochs", "1", *SMALL, "--project", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'export'}: COCO JSON; train train, val valid" in said
+    assert "train: 4 images" in said
+
+
+def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):
+    label_img(source, tmp_path / "export")
+    (tmp_path / "export" / "classes.txt").unlink()
+    message = "YOLO txt needs the names of the classes: add classes.txt"
+    assert message in error_of(capsys, train, "--data", str(tmp_path / "export"))
+    (tmp_path / "export" / "_annotations.csv").touch()
+    shutil.rmtree(tmp_path / "export" / "labels")
+    line = error_of(capsys, train, "--data", str(tmp_path / "export"))
+    assert "7 images, files of .csv; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
+    assert f"python -m data.convert {tmp_path / 'export'} export.json" in line
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="0 images, no other files"):
+        load_dataset_spec(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("Train", "train"), ("val2017", "val"), ("validation", "val"), ("test_2", "test"), ("trainer", "")],
+)
+def test_names_of_splits(name, split):
+    assert split_of(name) == split
