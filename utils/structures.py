@@ -37,6 +37,12 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def ignored_class(classes: np.ndarray) -> np.ndarray:
+    """How labels say that a region is to be ignored: negative classes, -1 for all (-1), -2 for class 0, -3 for class 1
+    and so on. The function is its own inverse."""
+    return -2 - classes
+
+
 class SampleKey(NamedTuple):
     """Everything that a training sample depends on besides the data set, the seed and the hyper-parameters."""
 
@@ -52,7 +58,7 @@ class Sample:
     """One rendered image with its labels."""
 
     image: np.ndarray  # uint8 (H, W, 3) RGB
-    labels: np.ndarray  # float32 (n, 5): class, then cx, cy, w, h normalized to the canvas
+    labels: np.ndarray  # float32 (n, 5): class, or `ignored_class`, then cx, cy, w, h normalized to the canvas
     index: int
     path: str
     original_hw: tuple[int, int]  # pixels, upright
@@ -73,6 +79,7 @@ class Batch:
     paths: tuple[str, ...] = ()
     counts: tuple[int, ...] | None = None  # targets of each image; None: unknown, and countable on the host only
     host_targets: np.ndarray | None = None  # ``targets`` as they were on the host, once they have moved to a device
+    ignore: np.ndarray | None = None  # float32 (R, 6), as ``targets``: regions without loss; class -1: of all classes
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
         on_host = self.targets.numpy() if self.targets.device.type == "cpu" else self.host_targets
@@ -98,6 +105,9 @@ class Batch:
         on_host = self.host_targets
         if on_host is not None:
             on_host = on_host[first:last] - np.array([start, 0, 0, 0, 0, 0], on_host.dtype)
+        ignore = self.ignore
+        if ignore is not None:
+            ignore = ignore[(ignore[:, 0] >= start) & (ignore[:, 0] < end)] - np.float32([start, 0, 0, 0, 0, 0])
         return Batch(
             images=self.images[start:end],
             targets=targets,
@@ -108,6 +118,7 @@ class Batch:
             paths=self.paths[start:end],
             counts=tuple(counts[start:end]),
             host_targets=on_host,
+            ignore=ignore if ignore is not None and len(ignore) else None,
         )
 
     def pin_memory(self) -> Batch:

@@ -2,8 +2,9 @@
 
 Keys: ``path`` (the data set's folder, relative to the YAML's folder or else to the current one; default: the YAML's
 folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images), ``names`` (list or
-map), ``nc`` (checked against the names), and ``annotations``, an extension: COCO JSON files or Pascal VOC folders, by
-split.
+map), ``nc`` (checked against the names), and extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by
+split; ``classes``, a map that renames and merges classes, or makes their boxes regions to ignore; ``ignore``, a list of
+the latter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from utils.files.folders import CONFIGS
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
 FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # a split is read by the first that detects its labels
-_USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
+_USED_KEYS = ("path", *SPLITS, "names", "nc", "classes", "ignore", "annotations", "download", "channels")
 # Keys of public YAMLs that do not affect training.
 _DESCRIPTIVE_KEYS = (
     "roboflow",
@@ -42,6 +43,8 @@ _DESCRIPTIVE_KEYS = (
     "validation",
     "minival",
 )
+IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
+IGNORED = -1  # the number of such a class
 MOST_COMPARED = 1000  # names of files with a missing one
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
@@ -59,12 +62,14 @@ class SplitSource:
 class DatasetSpec:
     """The content of a data set YAML."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the classes that a model learns
     root: Path  # absolute
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
     if_missing: str = "correct its paths"  # what to do if the data is missing
     held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
+    label_names: tuple[str, ...] = ()  # of the classes in the labels, by number; empty: `names`
+    class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
     summary: str = ""  # of a folder: what has been found there
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
 
@@ -93,6 +98,17 @@ class DatasetSpec:
         UserError for a class that it does not have."""
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
+
+    def as_labeled(self) -> DatasetSpec:
+        """The data set with the classes of its labels, none merged or left out."""
+        return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
+
+    def class_content(self) -> dict[str, Any]:
+        """What a YAML says of the classes, with all of them."""
+        if not self.label_names:
+            return {"names": list(self.names)}
+        to = {IGNORED: IGNORE} | dict(enumerate(self.names))
+        return {"names": list(self.label_names), "classes": {n: to[c] for n, c in zip(self.label_names, self.class_of)}}
 
     def missing_error(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
@@ -195,8 +211,16 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     for split in annotations:
         if split not in splits and isinstance(values["annotations"], dict):
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
-    names = _read_names(values, splits, path)
-    return DatasetSpec(names, root, splits, str(path), _if_missing(values, path), summary=content.summary)
+    label_names = _read_names(values, splits, path)
+    spec = DatasetSpec(label_names, root, splits, str(path), _if_missing(values, path), summary=content.summary)
+    if not values.get("classes") and not values.get("ignore"):
+        return spec
+    targets = _read_class_map(values, label_names, path)
+    names = tuple(dict.fromkeys(name for name in targets if name is not None))
+    if not names:
+        raise UserError(f"{path}: classes: all classes are ignored; there is nothing to learn")
+    class_of = tuple(IGNORED if name is None else names.index(name) for name in targets)
+    return replace(spec, names=names, label_names=label_names, class_of=class_of)
 
 
 def _if_missing(values: dict, path: Path) -> str:
@@ -302,6 +326,22 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
             f"{path}: names: classes {first} and {second} are both called '{twice}'; class names must be unique"
         )
     return names
+
+
+def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[str | None]:
+    """What each class of the labels is called for the model; None: ignored. Raises UserError."""
+    given, ignored = values.get("classes") or {}, values.get("ignore") or []
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: classes: expected 'class: new name' lines, got {given!r}")
+    if not isinstance(ignored, list):
+        raise UserError(f"{path}: ignore: expected a list of classes, got {ignored!r}")
+    to = {str(name).strip(): new for name, new in given.items()} | {str(name).strip(): IGNORE for name in ignored}
+    for name, new in to.items():
+        if name not in names:
+            raise UserError(f"{path}: classes: '{one_line(name)}' is not one of the names{suggestion(name, names)}")
+        if isinstance(new, bool) or not isinstance(new, str | int | float) or one_line(str(new)).strip() != str(new):
+            raise UserError(f"{path}: classes: {name}: expected the name of a class, got {new!r}")
+    return [None if to.get(name) == IGNORE else str(to.get(name, name)) for name in names]
 
 
 def _checked_names(given: Any, path: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data.image_io.decode import unread_summary
-from data.index.dataset_yaml import DatasetSpec
+from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split, unread_files
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
@@ -26,7 +26,7 @@ from utils.files.folders import cache_folder
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
-from utils.structures import GroundTruth, LabelArrays
+from utils.structures import GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
@@ -34,6 +34,7 @@ CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # at most 10 % backgrounds, and more can be declared with empty files.
 MAX_UNLABELED = 0.1
 SINGLE_CLASS_NAME = "object"
+_LEFT_OUT = -2  # the number of a class that is not used
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class DatasetIndex(LabelArrays):
     image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
-    classes: np.ndarray  # int32 (M,)
-    crowd: np.ndarray  # bool (M,)
+    classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
+    crowd: np.ndarray  # bool (M,) regions in which a class is ignored
     area_px: np.ndarray  # float64 (M,) of the object if the labels have it, else of the box
     report: ScanReport
     fingerprint: str = ""
@@ -79,21 +80,19 @@ class DatasetIndex(LabelArrays):
         return replace(self, image_hw=self.image_hw[images], offsets=offsets, **boxes, **texts)
 
     def labels(self, i: int) -> np.ndarray:
-        """float32 (n, 5): class, then cx, cy, w, h as fractions of the size of image i. Crowd regions are left out."""
+        """Of image i, see `labels_of`."""
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels of several ``images``, int64 (T,), which may repeat: float32 (n, 5) as `labels` returns them, and the
-        position in ``images`` of the image of each, int64 (n,)."""
+        """Labels of several ``images``, int64 (T,), which may repeat: float32 (n, 5) with the class, then cx, cy, w, h
+        as fractions of the size of the image, and the position in ``images`` of the image of each, int64 (n,). The
+        class of a region to ignore is negative, see `utils.structures.ignored_class`."""
         starts = self.offsets[images]
         counts = self.offsets[images + 1] - starts
         position = np.repeat(np.arange(len(images)), counts)
         rows = np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position]
-        is_object = ~self.crowd[rows]
-        if not is_object.all():
-            rows, position = rows[is_object], position[is_object]
         labels = np.empty((len(rows), 5), np.float32)
-        labels[:, 0] = self.classes[rows]
+        labels[:, 0] = np.where(self.crowd[rows], ignored_class(self.classes[rows]), self.classes[rows])
         boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))
         size_wh = self.image_hw[images][position, ::-1]
         labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / size_wh, boxes[:, 2:] / size_wh
@@ -108,12 +107,15 @@ class DatasetIndex(LabelArrays):
                 ids = tuple(self.paths)
         else:
             ids = tuple(json.loads(i) for i in self.image_ids)
+        copies = np.where(self.classes == IGNORED, len(self.names), 1)  # evaluation knows regions of one class
+        rows = np.repeat(np.arange(len(copies)), copies)
+        number = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
         return GroundTruth(
-            offsets=self.offsets,
-            boxes_xywh_px=self.boxes_xywh_px,
-            classes=self.classes.astype(np.int64),
-            crowd=self.crowd,
-            area_px=self.area_px,
+            offsets=np.r_[0, np.cumsum(copies)][self.offsets],
+            boxes_xywh_px=self.boxes_xywh_px[rows],
+            classes=np.where(self.classes[rows] == IGNORED, number, self.classes[rows]).astype(np.int64),
+            crowd=self.crowd[rows],
+            area_px=self.area_px[rows],
             image_hw=self.image_hw,
             image_ids=ids,
             category_ids=self.category_ids or tuple(range(len(self.names))),
@@ -150,14 +152,16 @@ def load_index(
             the labels, or more than ``max_bad`` of the images are bad.
     """
     part, split = split, "train" if spec.held_out and split == "val" else split
-    merged = single_cls and not spec.classes  # by the scan, which then checks no class
+    chooses = bool(spec.classes or spec.class_of)
+    merged = single_cls and not chooses  # by the scan, which then checks no class
+    used, spec = spec, spec.as_labeled()
     listing = list_split(spec, split)
     if what := without_labels(listing, spec, split):  # before its images are read
         raise UserError(what)
     fingerprint = _fingerprint(spec, split, listing, merged, verify)
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
-    names = class_names(replace(spec, classes=()), merged)
+    names = class_names(spec, merged)
     index = open_cached(path, names, spec.root, fingerprint)
     cached = index is not None
     if index is None:
@@ -176,8 +180,8 @@ def load_index(
     whole = index.report
     if spec.held_out and split == "train":
         index = _part(index, part, spec)
-    if spec.classes:
-        index = _of_classes(index, spec, single_cls)
+    if chooses:
+        index = _of_classes(index, used, single_cls)
     if fraction < 1:
         index = _sampled(index, fraction, seed)
     hold(index, path)
@@ -189,7 +193,7 @@ def load_index(
             get_logger().warning("%s: %s", split, unread_summary(unread))
         _warn_of_missing_labels(listing, spec, split)
     _check_bad_images(whole, split, max_bad, details)
-    _check_some_objects(index, listing, spec, part)
+    _check_some_objects(index, listing, used, part)
     return index
 
 
@@ -223,22 +227,27 @@ def _digest(*values: Any) -> str:
 
 
 def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
-    """The images of ``index``, which has all classes, with the boxes of ``spec.classes`` only, numbered from 0; with
-    ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
-    numbers = np.full(len(spec.names), -1, np.int32)
-    numbers[list(spec.classes)] = 0 if single_cls else np.arange(len(spec.classes))
-    classes = numbers[index.classes]
-    used = classes >= 0
-    category_ids = index.category_ids or range(len(spec.names))
-    chosen = replace(
+    """The images of ``index``, which has the classes of the labels, with the boxes of ``spec.classes`` only, numbered
+    from 0; with ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
+    chosen = spec.classes or range(len(spec.names))
+    numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)
+    numbers[IGNORED] = IGNORED  # the last one
+    numbers[list(chosen)] = 0 if single_cls else np.arange(len(chosen))
+    of_label = numbers[list(spec.class_of or range(len(spec.names)))]
+    classes = of_label[index.classes]
+    used = classes != _LEFT_OUT
+    ids = index.category_ids or range(len(of_label))
+    category_ids = {number: ids[label] for label, number in reversed(list(enumerate(of_label.tolist())))}
+    result = replace(
         index,
         names=class_names(spec, single_cls),
         offsets=np.r_[0, np.cumsum(used)][index.offsets],
         classes=classes[used],
-        **{name: getattr(index, name)[used] for name in ("boxes_xywh_px", "crowd", "area_px")},
-        category_ids=() if single_cls else tuple(category_ids[number] for number in spec.classes),
+        crowd=(index.crowd | (classes == IGNORED))[used],
+        **{name: getattr(index, name)[used] for name in ("boxes_xywh_px", "area_px")},
+        category_ids=() if single_cls else tuple(category_ids[number] for number in range(len(chosen))),
     )
-    return replace(chosen, report=replace(index.report, totals=index.report.totals | _totals(chosen)))
+    return replace(result, report=replace(index.report, totals=index.report.totals | _totals(result)))
 
 
 def _totals(index: DatasetIndex) -> dict[str, int]:

@@ -203,7 +203,7 @@ class Evaluator:
     def _loss_sums(self, raw: list[Tensor], batch: Batch) -> Tensor:
         """float (2 + P,): total, normalizer, parts."""
         targets = batch.targets.to(self._device, non_blocking=True)
-        output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy())
+        output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy(), batch.ignore)
         return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:

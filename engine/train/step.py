@@ -184,7 +184,7 @@ class TrainStep:
         with self.compilation.forward(batch_images), autocast:
             raw = self.model(images)
         self._count_batch()
-        out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets)
+        out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets, batch.ignore)
         # DDP averages gradients over ranks, but the sum is needed. Dividing by the images keeps float16 gradients
         # in range until the real normalizer is known, after the last shard.
         loss = out.total * (self._averaged_over / step_images)

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import Criterion, LossSettings, smooth_labels
+from models.losses.base import Criterion, LossSettings, ignored_cells, smooth_labels, without_loss
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput
 
@@ -96,7 +96,12 @@ class AnchorLoss(Criterion):
         self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
 
     def forward(
-        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+        self,
+        raw: Sequence[Tensor],
+        targets: Tensor,
+        max_targets: int,
+        host_targets: np.ndarray | None = None,
+        ignore: np.ndarray | None = None,
     ) -> LossOutput:
         """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
         ``max_targets`` and ``host_targets`` are not read."""
@@ -104,7 +109,12 @@ class AnchorLoss(Criterion):
         if self.settings.one_to_one:
             hyp = self.settings.hyp
             levels = best_of_levels(levels, targets.shape[0], hyp.tal_alpha, hyp.tal_beta)
-        totals = [self._sums(pairs, weight) for pairs, weight in zip(levels, self.level_weights, strict=True)]
+        ignored: Sequence[Tensor | None] = [None] * len(levels)
+        if (cells := ignored_cells(ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
+            sizes = [level.shape[2] * level.shape[3] for level in raw]
+            ignored = cells.any(-1).split(sizes, 1)  # (B, h * w) a level
+        weighted = zip(levels, self.level_weights, ignored, strict=True)
+        totals = [self._sums(pairs, weight, cells) for pairs, weight, cells in weighted]
         box, obj, cls, positives = (sum(column) for column in zip(*totals))
         return self.weighted((box, obj, cls), positives)
 
@@ -120,13 +130,18 @@ class AnchorLoss(Criterion):
             score = picked[:, 4].sigmoid() * picked[:, 5:].gather(1, matches.label[:, None])[:, 0].sigmoid()
         return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4])
 
-    def _sums(self, pairs: LevelPairs, weight: float) -> tuple[Tensor, ...]:
-        """Sums of the box, objectness and class terms, and the number of positives."""
+    def _sums(self, pairs: LevelPairs, weight: float, ignored: Tensor | None) -> tuple[Tensor, ...]:
+        """Sums of the box, objectness and class terms, and the number of positives. ``ignored``: bool (B, h * w)."""
         valid = pairs.valid.float()
         reached = torch.zeros_like(pairs.objectness)
         # The maximum over several targets of one output does not depend on their order.
         reached.scatter_reduce_(0, pairs.row, pairs.overlap.detach().clamp(min=0) * valid, "amax")
-        obj = weight * binary_cross_entropy_with_logits(pairs.objectness, reached, reduction="sum")
+        objectness = pairs.objectness
+        if ignored is not None:
+            of_anchors = ignored.flatten()[:, None].expand(-1, self.anchors.shape[1]).flatten()
+            positive = torch.zeros_like(objectness).scatter_reduce_(0, pairs.row, valid, "amax") > 0
+            objectness = without_loss(objectness, of_anchors, positive)
+        obj = weight * binary_cross_entropy_with_logits(objectness, reached, reduction="sum")
         return (valid * (1 - pairs.overlap)).sum(), obj, (valid * pairs.cls).sum(), valid.sum()
 
     def _positives(self, outputs: Tensor, matches: AnchorMatches, anchors: Tensor) -> tuple[Tensor, Tensor]:

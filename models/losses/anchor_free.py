@@ -19,8 +19,10 @@ from models.losses.base import (
     LossSettings,
     canvas_targets,
     gather_cells,
+    ignored_cells,
     smooth_labels,
     sparse_cross_entropy,
+    without_loss,
 )
 from utils.boxes import iou
 from utils.structures import LossOutput
@@ -66,7 +68,12 @@ class AnchorFreeLoss(Criterion):
         self._compiled_terms = torch.compile(self._terms, dynamic=True)
 
     def forward(
-        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+        self,
+        raw: Sequence[Tensor],
+        targets: Tensor,
+        max_targets: int,
+        host_targets: np.ndarray | None = None,
+        ignore: np.ndarray | None = None,
     ) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w) a level; the rest as in `Batch`. Without ``host_targets`` the targets are
         read from their device, which the host waits for."""
@@ -74,11 +81,17 @@ class AnchorFreeLoss(Criterion):
         on_host = targets.cpu().numpy() if host_targets is None else host_targets
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
         groups = group_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
+        ignored = ignored_cells(ignore, raw, self.strides, self.settings.num_classes)
         is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
-        return (self._compiled_terms if is_compiled else self._terms)(raw, targets, max_targets, groups)
+        return (self._compiled_terms if is_compiled else self._terms)(raw, targets, max_targets, groups, ignored)
 
     def _terms(
-        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, groups: Sequence[PairGroup]
+        self,
+        raw: Sequence[Tensor],
+        targets: Tensor,
+        max_targets: int,
+        groups: Sequence[PairGroup],
+        ignored: Tensor | None,
     ) -> LossOutput:
         """The part of `forward` that runs on the device."""
         shapes = grid_shapes(raw)
@@ -96,6 +109,9 @@ class AnchorFreeLoss(Criterion):
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
         box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centers[cells], strides[cells], weight)
+        if ignored is not None:
+            assigned = torch.zeros_like(class_logits[..., 0]).scatter_reduce_(1, cells, weight, "amax")
+            class_logits = without_loss(class_logits, ignored, (assigned > 0)[..., None])
         cls = sparse_cross_entropy(class_logits, cells, class_targets)
         return self.weighted((box, cls, sides), scores.sum())
 

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
+from models.box_coding import cell_centers, grid_shapes
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, pad_targets
 
+NO_OBJECT = -1e4  # a logit whose softplus is 0 in any floating-point type
 THRESHOLD = 40.0  # softplus(x) becomes x beyond it; even float64 cannot tell the two apart there
 
 
@@ -73,6 +75,39 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
     padded, mask = pad_targets(targets, level.shape[0], max_targets)
     boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), level.shape[3] * stride, level.shape[2] * stride)
     return padded[..., 0].long(), boxes, mask
+
+
+def ignored_cells(
+    ignore: np.ndarray | None, raw: Sequence[Tensor], strides: Sequence[int], num_classes: int
+) -> Tensor | None:
+    """bool (B, N, C): the cells whose centers are in a region of their image in which the class is ignored.
+
+    Args:
+        ignore: (R, 6) as in `Batch`; None: no region.
+        raw: maps (B, D, h, w), one of each level.
+
+    Returns None without a region.
+    """
+    if ignore is None:
+        return None
+    images, shapes, device = raw[0].shape[0], grid_shapes(raw), raw[0].device
+    centers, sizes = cell_centers(shapes, tuple(strides), device)
+    regions = torch.from_numpy(np.ascontiguousarray(ignore)).to(device, torch.float32, non_blocking=True)
+    canvas_wh = shapes[0][1] * strides[0], shapes[0][0] * strides[0]
+    low, high = scale_boxes(cxcywh_to_xyxy(regions[:, 2:]), *canvas_wh)[:, None].split(2, -1)
+    points = centers * sizes
+    inside = ((points >= low) & (points <= high)).all(-1)  # (R, N)
+    # Class -1, of all classes, is the last row of the image.
+    row = regions[:, 0].long() * (num_classes + 1) + regions[:, 1].long() % (num_classes + 1)
+    counts = torch.zeros(images * (num_classes + 1), len(points), dtype=torch.int32, device=device)
+    counts = counts.index_add_(0, row, inside.int()).view(images, num_classes + 1, -1)
+    return (counts[:, :-1] + counts[:, -1:] > 0).transpose(1, 2).contiguous()
+
+
+def without_loss(logits: Tensor, ignored: Tensor | None, positive: Tensor) -> Tensor:
+    """``logits`` (*S), of the background where ``ignored`` bool (*S), unless ``positive`` bool (*S): their binary
+    cross-entropy with a target of 0, and its gradient, are 0. With ``ignored`` None they stay as they are."""
+    return logits if ignored is None else torch.where(ignored & ~positive, NO_OBJECT, logits)
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
@@ -172,12 +207,17 @@ class DualAssignmentLoss(Criterion):
         self.one.set_refining(refining)
 
     def forward(
-        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+        self,
+        raw: Sequence[Tensor],
+        targets: Tensor,
+        max_targets: int,
+        host_targets: np.ndarray | None = None,
+        ignore: np.ndarray | None = None,
     ) -> LossOutput:
         """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the others as in the
         branches' losses."""
         levels = len(raw) // 2
-        many = self.many(raw[:levels], targets, max_targets, host_targets)
-        one = self.one(raw[levels:], targets, max_targets, host_targets)
+        many = self.many(raw[:levels], targets, max_targets, host_targets, ignore)
+        one = self.one(raw[levels:], targets, max_targets, host_targets, ignore)
         parts = torch.cat((many.parts, self.gain * one.parts))
         return LossOutput(many.total + self.gain * one.total, many.normalizer, parts)

@@ -14,7 +14,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.simota import SimOtaAssigner
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
-from models.losses.base import Criterion, LossSettings, canvas_targets, gather_cells, smooth_labels
+from models.losses.base import (
+    Criterion,
+    LossSettings,
+    canvas_targets,
+    gather_cells,
+    ignored_cells,
+    smooth_labels,
+    without_loss,
+)
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.structures import LossOutput
 
@@ -45,7 +53,12 @@ class YOLOXLoss(Criterion):
         self.refining = refining
 
     def forward(
-        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+        self,
+        raw: Sequence[Tensor],
+        targets: Tensor,
+        max_targets: int,
+        host_targets: np.ndarray | None = None,
+        ignore: np.ndarray | None = None,
     ) -> LossOutput:
         """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`. No shape
         depends on values of targets, so ``host_targets`` is not read."""
@@ -66,7 +79,10 @@ class YOLOXLoss(Criterion):
         positives = gather_cells(outputs, cells)  # (B, P, 5 + C)
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centers[cells], strides[cells]))
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
-        obj = binary_cross_entropy_with_logits(outputs[..., 4], is_positive, reduction="sum")
+        objectness = outputs[..., 4]
+        if (ignored := ignored_cells(ignore, raw, self.strides, self.settings.num_classes)) is not None:
+            objectness = without_loss(objectness, ignored.any(-1), is_positive > 0)
+        obj = binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")
         cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, reduction="none").sum(-1)
         l1 = torch.zeros_like(box)
         if self.refining:

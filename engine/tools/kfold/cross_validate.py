@@ -104,8 +104,8 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     _check_objects(group, fold, counts, config.folds, fitness)
     if note := rare_classes(index, config.folds):
         get_logger().warning("%s", note)
-    if spec.classes:  # each training chooses among all
-        index = pooled_index(replace(spec, classes=()), replace(config, single_cls=False))
+    if spec.classes or spec.class_of:  # each training chooses among all
+        index = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
     write_folds(folder, spec, index, group, fold)
     get_logger().info(
         "%s in %s, %d folds; lists: %s",

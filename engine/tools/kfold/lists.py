@@ -44,14 +44,14 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
     if broken := next((path for path in paths if path.strip().splitlines() != [path]), None):
         raise UserError(f"{spec.source}: {broken!r}: lists cannot hold such a name; rename the image and its label")
     for number in range(int(fold.max()) + 1):
-        content = {"path": str(spec.root), "names": list(spec.names)}
+        content = {"path": str(spec.root), **spec.class_content()}
         for split, chosen in zip(SPLITS, (fold != number, fold == number)):
             images, stem = np.flatnonzero(chosen), folder.absolute() / f"fold{number + 1}_{split}"
             content[split] = f"{stem}.txt"
             write_whole(f"{stem}.txt", "".join(f"{paths[i]}\n" for i in images.tolist()))
             if not is_yolo:
                 content.setdefault("annotations", {})[split] = f"{stem}.json"
-                write_whole(f"{stem}.json", json.dumps(_coco(index, images, spec.names)))
+                write_whole(f"{stem}.json", json.dumps(_coco(index, images, index.names)))
         write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     write_csv(folder / TABLE, [("image", "group", "fold"), *zip(index.paths, group.tolist(), (fold + 1).tolist())])
 

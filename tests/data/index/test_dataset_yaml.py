@@ -279,8 +279,8 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
             opened(data)
     with pytest.raises(UserError, match=r"no such file; 'datasets/raccoon' exists"):
         opened("datasets/racoons/set.yaml")
-    for folder in (".", "/"):
-        with pytest.raises(UserError, match=r"is a folder, not a YAML file"):
+    for folder, line in ((".", r"images: not found \(named by .*cones.yaml\)"), ("/", "--data /: .*neither a YAML")):
+        with pytest.raises(UserError, match=line):
             opened(folder)
     (tmp_path / "images").mkdir()
     (tmp_path / "coco128.yaml").write_text("train: images\nnames: [a]\n")

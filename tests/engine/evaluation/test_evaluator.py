@@ -108,7 +108,7 @@ class Oracle:
 class Criterion(nn.Module):
     names = ("box", "cls")
 
-    def forward(self, raw, targets, max_targets, host_targets):
+    def forward(self, raw, targets, max_targets, host_targets, ignore):
         value = raw[0].sum((1, 2, 3)).double()
         parts = torch.stack([value.sum(), value.square().sum()]).float()
         return LossOutput(parts.sum(), parts.new_tensor(len(value) + 0.1), parts)

@@ -187,9 +187,9 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
     model, criterion = model_and_loss()
     seen = []
 
-    def noted(raw, targets, max_targets, host_targets):
+    def noted(raw, targets, max_targets, host_targets, ignore):
         seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets), max_targets))
-        return criterion(raw, targets, max_targets, host_targets)
+        return criterion(raw, targets, max_targets, host_targets, ignore)
 
     noted.names = criterion.names
     prepare_step(CPU, run_of(**settings), model, noted, 3)()

@@ -147,8 +147,8 @@ class _Poison:
     def __init__(self, criterion, at: int) -> None:
         self.criterion, self.at, self.calls = criterion, at, 0
 
-    def __call__(self, raw, targets, max_targets, host_targets):
-        out = self.criterion(raw, targets, max_targets, host_targets)
+    def __call__(self, raw, targets, max_targets, host_targets, ignore):
+        out = self.criterion(raw, targets, max_targets, host_targets, ignore)
         self.calls += 1
         return out._replace(total=out.total * float("nan")) if self.calls == self.at else out
 
