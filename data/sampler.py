@@ -16,12 +16,12 @@ import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
 from utils.distributed.groups import shard_bounds
-from utils.rng import Stream, keyed_generator
+from utils.rng import Stream, keyed_generator, named_stream
 from utils.structures import SampleKey
 
 
 class EpochOrder:
-    """The order of the images in each epoch: a permutation, or draws by weight."""
+    """The order of the images in each epoch: a permutation, draws by weight, or a permutation with repetitions."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class EpochOrder:
         stride: int,
         image_hw: np.ndarray | None = None,
         block: int = 0,
+        repeats: np.ndarray | None = None,
     ) -> None:
         """
         Args:
@@ -43,6 +44,8 @@ class EpochOrder:
             stride: canvas sides are multiples of it.
             image_hw: int (N, 2); for rectangular batches only.
             block: partners of a mosaic are chosen among this many neighbors in the order; 0: among all images.
+            repeats: float64 (N,), how often an epoch has each image: this number rounded up or down, in turns that
+                depend on the epoch. None: once.
         """
         self.seed = seed
         self.batch_size = batch_size
@@ -50,20 +53,26 @@ class EpochOrder:
         self.stride = stride
         self.block = block
         self.weights: np.ndarray | None = None  # float64 (N,), of images; set for weighted draws
-        self._count = count
+        self._images, self._repeats = count, repeats
+        self._count = count if repeats is None else round(repeats.sum())
         self._aspects = None if image_hw is None else image_hw[:, 0] / image_hw[:, 1]
 
     def __len__(self) -> int:
         return self._count
 
     def indices(self, epoch: int) -> np.ndarray:
-        """Images int64 (N,) by position in the epoch: each image once, or draws by weight (with replacement)."""
+        """Images int64 by position in the epoch: each image once, draws by weight (with replacement), or repeated."""
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
-        if self.weights is None:
-            order = rng.permutation(self._count)
-        else:
+        if self.weights is not None:
             draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
-            order = draw.choice(self._count, self._count, p=self.weights / self.weights.sum())
+            order = draw.choice(self._images, self._count, p=self.weights / self.weights.sum())
+        elif self._repeats is not None:
+            start = keyed_generator(self.seed, named_stream("repeats"), epoch).random()
+            ends = np.cumsum(self._repeats) * (self._count / self._repeats.sum())
+            repeated = np.searchsorted(ends, start + np.arange(self._count), side="right")
+            order = rng.permutation(repeated.clip(max=self._images - 1))
+        else:
+            order = rng.permutation(self._count)
         return order if self._aspects is None else self._gathered(order, rng)
 
     def _gathered(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -139,6 +148,27 @@ def image_weights(
     if weights[has_label].sum() <= 0:
         return np.ones(len(offsets) - 1)
     return np.where(has_label, weights, weights[has_label].mean())
+
+
+def repeat_factors(threshold: float, offsets: np.ndarray, classes: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """How often an epoch should have each image, so that rare classes are seen more often: float64 (N,), at least 1.
+
+    A class that the fraction f < ``threshold`` of the images has gets the factor sqrt(threshold / f), an image the
+    largest factor of its classes (LVIS, Gupta et al. 2019).
+
+    Args:
+        offsets: int64 (N + 1,), labels of image i are offsets[i]:offsets[i + 1].
+        classes: int (M,).
+        counted: bool (M,), labels that count (not crowd).
+    """
+    count = len(offsets) - 1
+    image = np.repeat(np.arange(count), np.diff(offsets))[counted]
+    pairs = np.unique(np.stack([classes[counted], image]), axis=1)
+    images_with = np.bincount(pairs[0], minlength=1)
+    of_class = np.sqrt(threshold * count / np.maximum(images_with, 1)).clip(min=1)
+    factors = np.ones(count)
+    np.maximum.at(factors, pairs[1], of_class[pairs[0]])
+    return factors
 
 
 QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size

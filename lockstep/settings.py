@@ -225,6 +225,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """where training images are augmented"""
     image_weights: bool
     """sample images of classes with low AP more often"""
+    repeat_factor: float
+    """repeat images of classes that less than this fraction of the images has; 0: none"""
     multi_scale: bool
     """vary the image size from step to step"""
     quad: bool

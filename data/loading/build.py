@@ -19,7 +19,13 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.worker import plan_batch
 from data.render.device import DeviceRenderer
 from data.render.table import PyramidLayout
-from data.sampler import EpochOrder, KeyedDistributedSampler, full_size_requests, validation_requests
+from data.sampler import (
+    EpochOrder,
+    KeyedDistributedSampler,
+    full_size_requests,
+    repeat_factors,
+    validation_requests,
+)
 from data.user_transforms import UserTransforms
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
@@ -40,6 +46,7 @@ VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published
 # keep more batches in memory than they are worth.
 MOST_WORKERS = 8
 MOST_WORKERS_CUDA = 16
+_NAMED_CLASSES = 5  # the rarest, in the log
 
 
 def build_train_loader(
@@ -78,6 +85,8 @@ def build_train_loader(
         raise UserError(f"{spec.source}: train has no images to train on")
     if config.quad and len(dataset) < 4:
         raise UserError(f"--quad: needs at least 4 training images, train has {len(dataset)}")
+    if config.image_weights and config.repeat_factor:
+        raise UserError("--image-weights and --repeat-factor both choose how often images are seen; remove one")
     order = EpochOrder(
         len(dataset),
         seed=config.seed,
@@ -86,6 +95,7 @@ def build_train_loader(
         stride=stride,
         image_hw=dataset.index.image_hw if config.rect else None,
         block=0 if config.rect else hyp.mosaic_block,
+        repeats=_repeats(config, dataset.index),
     )
     sampler = KeyedDistributedSampler(
         order,
@@ -104,6 +114,21 @@ def build_train_loader(
         after_batch=partial(damaged.check, log=ctx.is_main),
         **(_render_on_device(ctx, config, dataset, workers) if config.render_on == "device" else {}),
     )
+
+
+def _repeats(config: TrainConfig, index: DatasetIndex) -> np.ndarray | None:
+    """`repeat_factors` of the images, with a line in the log; None without ``--repeat-factor``."""
+    if not config.repeat_factor:
+        return None
+    factors = repeat_factors(config.repeat_factor, index.offsets, index.classes, ~index.crowd)
+    image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+    counts = [np.unique(image[~index.crowd & (index.classes == c)]) for c in range(len(index.names))]
+    rare = {index.names[c]: (len(of), factors[of].mean()) for c, of in enumerate(counts) if len(of)}
+    shown = sorted(rare.items(), key=lambda item: item[1][0])[:_NAMED_CLASSES]
+    text = ", ".join(f"{name} ({counted(number, 'image')}) {factor:.1f} times" for name, (number, factor) in shown)
+    repeated = counted(round(factors.sum()), "image")
+    get_logger().info("--repeat-factor %g: %s an epoch; %s", config.repeat_factor, repeated, text)
+    return factors
 
 
 def build_val_loader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from itertools import islice, pairwise
 
@@ -16,6 +17,7 @@ from data.sampler import (
     image_weights,
     inverse_frequency_weights,
     rect_shapes,
+    repeat_factors,
     validation_requests,
 )
 from utils.distributed.groups import shard_bounds
@@ -168,6 +170,40 @@ def test_image_weights_handle_backgrounds_crowds_and_zeros():
     counted = np.array([True, True, True, False])
     np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), offsets, classes, counted), [4, 3.5, 3, 3.5])
     np.testing.assert_allclose(image_weights(np.zeros(2), offsets, classes, counted), np.ones(4))
+
+
+def test_repeat_factors_are_those_of_the_paper():
+    """Gupta et al. 2019: sqrt(t / f) of the rarest class, where f is the fraction of images that have it."""
+    rng = np.random.default_rng(0)
+    classes_of = [rng.choice(4, rng.integers(0, 4), p=[0.7, 0.2, 0.08, 0.02]) for _ in range(300)]
+    offsets = np.cumsum([0, *map(len, classes_of)])
+    counted = rng.random(offsets[-1]) > 0.05
+    kept = [{int(c) for c, ok in zip(cs, counted[start:]) if ok} for cs, start in zip(classes_of, offsets)]
+    fraction = [sum(c in cs for cs in kept) / 300 for c in range(4)]
+    expected = [max((max(1, math.sqrt(0.2 / fraction[c])) for c in cs), default=1) for cs in kept]
+    found = repeat_factors(0.2, offsets, np.concatenate(classes_of).astype(int), counted)
+    np.testing.assert_allclose(found, expected)
+    assert found.max() > 2
+
+
+def test_repeated_images_come_as_often_as_their_factors_say():
+    repeats = np.random.default_rng(1).uniform(1, 4, 53)
+    order = EpochOrder(53, seed=4, batch_size=16, imgsz=320, stride=32, repeats=repeats)
+    assert len(order) == round(repeats.sum())
+    counts = np.stack([np.bincount(order.indices(epoch), minlength=53) for epoch in range(400)])
+    scaled = repeats * len(order) / repeats.sum()
+    assert ((counts == np.floor(scaled)) | (counts == np.ceil(scaled))).all()
+    np.testing.assert_allclose(counts.mean(0), scaled, atol=0.1)
+    assert not np.array_equal(order.indices(0), order.indices(1))
+    np.testing.assert_array_equal(order.indices(7), order.indices(7))
+    whole = [key for request in sampler_with(order, 0, 1).requests(2) for key in request.keys]
+    ranks = [list(sampler_with(order, rank, 3).requests(2)) for rank in range(3)]
+    assert whole == [key for batch in zip(*ranks) for request in batch for key in request.keys]
+    assert len({key.position for key in whole}) == len(order)
+
+
+def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSampler:
+    return KeyedDistributedSampler(order, rank=rank, world_size=world)
 
 
 def test_quad_groups_four_consecutive_samples():

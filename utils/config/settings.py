@@ -38,7 +38,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "folds near_duplicates vid_stride max_frames",
     "model and weights": "runs model weights trust offline freeze noautoanchor format layout imgsz batch dynamic half "
     "int8 opset",
-    "images": "rect multi_scale quad tile overlap tile_full_image image_weights render_on",
+    "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "skip_zero_grads max_bad_steps seed deterministic",
     "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
@@ -236,6 +236,9 @@ class TrainConfig(_DataConfig):
         "host", choices=("host", "device"), formerly=("augment",), help="where training images are augmented"
     )
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
+    repeat_factor: float = setting(
+        0.0, low=0, high=1, help="repeat images of classes that less than this fraction of the images has; 0: none"
+    )
     multi_scale: bool = setting(False, help="vary the image size from step to step")
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
