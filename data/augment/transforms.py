@@ -280,6 +280,7 @@ def transform_labels(
     height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[tile].T
     visible = clip_xyxy(project_boxes(matrix, *inside), width, height)
     keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
+    keep |= (rows[:, 0] < 0) & (area_xyxy(visible) > 0)  # whatever is seen of a region to ignore
     return np.concatenate([rows[:, :1], visible], 1)[keep], tile[keep]
 
 

@@ -1,7 +1,8 @@
 """Reads data set YAMLs in the format of YOLOv5 and Ultralytics. Nothing is downloaded or run.
 
 Keys: ``path`` (the data set's folder, relative to the YAML's folder or else to the current one; default: the YAML's
-folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images), ``names`` (list or
+folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images; also a list of other
+data sets' YAMLs, whose splits of this name are joined), ``names`` (list or
 map), ``nc`` (checked against the names), and extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by
 split; ``classes``, a map that renames and merges classes, or makes their boxes regions to ignore; ``ignore``, a list of
 the latter.
@@ -56,6 +57,7 @@ class SplitSource:
     images: tuple[Path, ...]  # folders and .txt lists
     annotations: Path | None  # None: YOLO txt beside the images
     label_format: LabelFormat | None  # None: unknown, or the annotations are missing
+    parts: tuple[DatasetSpec, ...] = ()  # data sets whose splits of this name are joined, instead of the above
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class DatasetSpec:
     def check_split(self, name: str) -> None:
         """Raises UserError unless the YAML has the split ``name``, and its folders, lists and annotations exist."""
         source = self.split(name)
+        for part in source.parts:
+            part.check_split(name)
         for path in (*source.images, *([source.annotations] if source.annotations else ())):
             if not path.exists():
                 raise self.missing_error(path)
@@ -202,7 +206,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
-        split: _read_split(values[split], annotations.get(split), root, f"{path}: {split}")
+        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -271,9 +275,25 @@ def _normal(path: Path) -> Path:
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
-def _read_split(value: Any, annotations: Path | None, root: Path, where: str) -> SplitSource:
+def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
+    entries = value if isinstance(value, list) else [value]
+    if any(str(entry).lower().endswith((".yaml", ".yml")) for entry in entries):
+        return SplitSource((), None, None, tuple(_read_part(entry, root, split, where) for entry in entries))
     images = tuple(_resolve(_text_path(v, where), root) for v in (value if isinstance(value, list) else [value]))
     return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
+
+
+def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
+    path = _resolve(_text_path(entry, where), root)
+    if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
+        raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
+    content = load_yaml(path)
+    entries = content.get(split) if isinstance(content, dict) else None
+    if any(str(e).lower().endswith((".yaml", ".yml")) for e in (entries if isinstance(entries, list) else [entries])):
+        raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
+    part = load_dataset_spec(path)
+    part.split(split)  # raises UserError
+    return part
 
 
 def _resolve(given: Path, root: Path) -> Path:
@@ -300,6 +320,9 @@ def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
 
 def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
     given, count = values.get("names"), values.get("nc")
+    of_parts = [part.names for source in splits.values() for part in source.parts]
+    if given is None and of_parts:
+        given = list(dict.fromkeys(name for names in of_parts for name in names))
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
         raise UserError(f"{path}: nc: expected a positive number, got {count!r}")
     if given is not None:
@@ -313,6 +336,8 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
             names = tuple(f"class_{i}" for i in range(count))
         else:
             raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
+    if unknown := {name for part in of_parts for name in part} - set(names):
+        raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but there are {len(names)} names; make them agree")
     if broken := next((n for n in names if one_line(n) != n), None):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split, unread_files
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import NO_LABEL, ScanReport
+from data.labels.findings import NO_LABEL, ScanReport, relative_name
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
@@ -151,6 +152,14 @@ def load_index(
         UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
             the labels, or more than ``max_bad`` of the images are bad.
     """
+    if spec.split(split).parts:
+        joined = _load_parts(
+            spec, split, cache_dir=cache_dir, workers=workers, max_bad=max_bad, verify=verify, progress=progress
+        )
+        if single_cls or spec.classes or spec.class_of:
+            joined = _of_classes(joined, spec, single_cls)
+        get_logger().info("%s: %s", split, joined.report.summary())
+        return _sampled(joined, fraction, seed) if fraction < 1 else joined
     part, split = split, "train" if spec.held_out and split == "val" else split
     chooses = bool(spec.classes or spec.class_of)
     merged = single_cls and not chooses  # by the scan, which then checks no class
@@ -195,6 +204,48 @@ def load_index(
     _check_bad_images(whole, split, max_bad, details)
     _check_some_objects(index, listing, used, part)
     return index
+
+
+def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
+    """The splits of all parts as one. A class that a part does not label is ignored in all of its images."""
+    names = spec.as_labeled().names
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
+    paths, fingerprints, totals, lines = [], [], Counter(), []
+    for part in spec.split(split).parts:
+        index = load_index(part, split, **options)
+        number = np.array([*map(names.index, index.names), IGNORED], np.int32)  # the last one is number -1
+        missing = np.flatnonzero(~np.isin(np.arange(len(names)), number)).astype(np.int32)
+        images, count = len(index), len(missing)
+        of_image = np.r_[np.repeat(np.arange(images), np.diff(index.offsets)), np.repeat(np.arange(images), count)]
+        order = np.argsort(of_image, kind="stable")
+        whole = np.zeros((images, 4))
+        whole[:, 2:] = index.image_hw[:, ::-1]
+        whole = np.repeat(whole, count, 0)
+        columns["image_hw"].append(index.image_hw)
+        columns["offsets"].append(np.diff(index.offsets) + count)
+        columns["boxes_xywh_px"].append(np.concatenate([index.boxes_xywh_px, whole])[order])
+        columns["classes"].append(np.r_[number[index.classes], np.tile(missing, images)][order])
+        columns["crowd"].append(np.r_[index.crowd, np.ones(len(whole), bool)][order])
+        columns["area_px"].append(np.r_[index.area_px, whole[:, 2] * whole[:, 3]][order])
+        paths += [relative_name(index.path(i), spec.root) for i in range(images)]
+        fingerprints.append(index.fingerprint)
+        totals.update(index.report.totals)
+        lines += index.report.lines
+        if count:
+            shown = ", ".join(names[c] for c in missing[:5].tolist()) + (", ..." if count > 5 else "")
+            get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
+    arrays = {name: np.concatenate(columns[name]) for name in _ARRAYS if name != "offsets"}
+    offsets = np.r_[0, np.cumsum(np.concatenate(columns["offsets"]))].astype(np.int64)
+    joined = DatasetIndex(
+        names=names,
+        root=spec.root,
+        paths=FlatStrings.of(paths),
+        offsets=offsets,
+        **arrays,
+        report=ScanReport(dict(totals), FlatStrings.of(lines)),
+        fingerprint=_digest(fingerprints, names),
+    )
+    return replace(joined, report=replace(joined.report, totals=joined.report.totals | _totals(joined)))
 
 
 def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import Criterion, LossSettings, ignored_cells, smooth_labels, without_loss
+from models.losses.base import Criterion, LossSettings, ignored_cells, of_best_class, smooth_labels, without_loss
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput
 
@@ -50,6 +50,7 @@ class LevelPairs(NamedTuple):
     overlap: Tensor  # (P,) CIoU
     cls: Tensor  # (P,) class BCE
     objectness: Tensor  # (B * h * w * A,) logits of all outputs
+    ignored: Tensor | None  # bool, those without a loss in the background; None: none
 
 
 @torch.no_grad()
@@ -105,42 +106,43 @@ class AnchorLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
         ``max_targets`` and ``host_targets`` are not read."""
-        levels = [self._pairs(level, targets, anchors) for level, anchors in zip(raw, self.anchors, strict=True)]
+        ignored: Sequence[Tensor | None] = [None] * len(raw)
+        if (cells := ignored_cells(ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
+            ignored = cells.split([level.shape[2] * level.shape[3] for level in raw], 1)
+        levels = [self._pairs(*given, targets) for given in zip(raw, self.anchors, ignored, strict=True)]
         if self.settings.one_to_one:
             hyp = self.settings.hyp
             levels = best_of_levels(levels, targets.shape[0], hyp.tal_alpha, hyp.tal_beta)
-        ignored: Sequence[Tensor | None] = [None] * len(levels)
-        if (cells := ignored_cells(ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
-            sizes = [level.shape[2] * level.shape[3] for level in raw]
-            ignored = cells.any(-1).split(sizes, 1)  # (B, h * w) a level
-        weighted = zip(levels, self.level_weights, ignored, strict=True)
-        totals = [self._sums(pairs, weight, cells) for pairs, weight, cells in weighted]
+        totals = [self._sums(pairs, weight) for pairs, weight in zip(levels, self.level_weights, strict=True)]
         box, obj, cls, positives = (sum(column) for column in zip(*totals))
         return self.weighted((box, obj, cls), positives)
 
-    def _pairs(self, raw: Tensor, targets: Tensor, anchors: Tensor) -> LevelPairs:
+    def _pairs(self, raw: Tensor, anchors: Tensor, ignored: Tensor | None, targets: Tensor) -> LevelPairs:
+        """``ignored``: bool (B, h * w, C), the level's `ignored_cells`."""
         height, width = raw.shape[-2:]
         outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), -1))  # (B, h * w, A, 5 + C)
         matches = match_anchors(targets, anchors, (height, width), self.settings.hyp.anchor_t)
         row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
+        if ignored is not None:
+            of_anchors = ignored[:, :, None].expand(-1, -1, len(anchors), -1)
+            ignored = of_best_class(of_anchors, outputs[..., 5:]).flatten()
         outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
         picked = outputs.index_select(0, row)
         overlap, cls = self._positives(picked, matches, anchors)
         with torch.no_grad():
             score = picked[:, 4].sigmoid() * picked[:, 5:].gather(1, matches.label[:, None])[:, 0].sigmoid()
-        return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4])
+        return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4], ignored)
 
-    def _sums(self, pairs: LevelPairs, weight: float, ignored: Tensor | None) -> tuple[Tensor, ...]:
-        """Sums of the box, objectness and class terms, and the number of positives. ``ignored``: bool (B, h * w)."""
+    def _sums(self, pairs: LevelPairs, weight: float) -> tuple[Tensor, ...]:
+        """Sums of the box, objectness and class terms, and the number of positives."""
         valid = pairs.valid.float()
         reached = torch.zeros_like(pairs.objectness)
         # The maximum over several targets of one output does not depend on their order.
         reached.scatter_reduce_(0, pairs.row, pairs.overlap.detach().clamp(min=0) * valid, "amax")
         objectness = pairs.objectness
-        if ignored is not None:
-            of_anchors = ignored.flatten()[:, None].expand(-1, self.anchors.shape[1]).flatten()
+        if pairs.ignored is not None:
             positive = torch.zeros_like(objectness).scatter_reduce_(0, pairs.row, valid, "amax") > 0
-            objectness = without_loss(objectness, of_anchors, positive)
+            objectness = without_loss(objectness, pairs.ignored, positive)
         obj = weight * binary_cross_entropy_with_logits(objectness, reached, reduction="sum")
         return (valid * (1 - pairs.overlap)).sum(), obj, (valid * pairs.cls).sum(), valid.sum()
 

@@ -104,6 +104,14 @@ def ignored_cells(
     return (counts[:, :-1] + counts[:, -1:] > 0).transpose(1, 2).contiguous()
 
 
+def of_best_class(ignored: Tensor, class_logits: Tensor) -> Tensor:
+    """bool (*S): whether the class that an output predicts is ignored there, which decides about its objectness.
+
+    Args: ignored, class_logits: (*S, C).
+    """
+    return ignored.gather(-1, class_logits.detach().argmax(-1, keepdim=True))[..., 0]
+
+
 def without_loss(logits: Tensor, ignored: Tensor | None, positive: Tensor) -> Tensor:
     """``logits`` (*S), of the background where ``ignored`` bool (*S), unless ``positive`` bool (*S): their binary
     cross-entropy with a target of 0, and its gradient, are 0. With ``ignored`` None they stay as they are."""

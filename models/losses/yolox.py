@@ -20,6 +20,7 @@ from models.losses.base import (
     canvas_targets,
     gather_cells,
     ignored_cells,
+    of_best_class,
     smooth_labels,
     without_loss,
 )
@@ -81,7 +82,7 @@ class YOLOXLoss(Criterion):
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
         objectness = outputs[..., 4]
         if (ignored := ignored_cells(ignore, raw, self.strides, self.settings.num_classes)) is not None:
-            objectness = without_loss(objectness, ignored.any(-1), is_positive > 0)
+            objectness = without_loss(objectness, of_best_class(ignored, outputs[..., 5:]), is_positive > 0)
         obj = binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")
         cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, reduction="none").sum(-1)
         l1 = torch.zeros_like(box)

@@ -92,7 +92,8 @@ def test_mistakes_are_one_line(root, content, message):
 
 
 def test_regions_move_with_their_image(root):
-    """As the boxes that they are without the map do, through mosaic, perspective and flips."""
+    """As the boxes that they are without the map do, through mosaic, perspective and flips. Whatever is seen of a
+    region counts, also where too little of an object would be."""
     hyp = Hyperparameters(degrees=10, flipud=0.5, scale=0.6)
     indexes = index_of(root), index_of(root, content=MAP)
     plain, mapped = (LoadImagesAndLabels(i, imgsz=64, hyp=hyp, augment=True, epochs=9) for i in indexes)
@@ -101,8 +102,11 @@ def test_regions_move_with_their_image(root):
     rows = a.targets.numpy()
     is_van = rows[:, 1] == 2
     assert is_van.sum() > 10
-    np.testing.assert_array_equal(b.ignore[:, [0, 2, 3, 4, 5]], rows[is_van][:, [0, 2, 3, 4, 5]])
+    kept = {tuple(row) for row in rows[is_van][:, [0, 2, 3, 4, 5]].tolist()}
+    regions = {tuple(row) for row in b.ignore[:, [0, 2, 3, 4, 5]].tolist()}
+    assert kept < regions
     assert (b.ignore[:, 1] == -1).all()
+    assert (b.ignore[:, 4:] > 0).all()
     np.testing.assert_array_equal(b.targets.numpy()[:, 2:], rows[~is_van][:, 2:])
     assert b.counts == tuple(np.bincount(rows[~is_van][:, 0].astype(int), minlength=16))
     assert a.ignore is None

@@ -41,13 +41,13 @@ def test_cells_are_those_of_a_loop():
     assert ignored_cells(None, raw, STRIDES, CLASSES) is None
 
 
-def background(kind: str, channels: int) -> list[tuple[int, int | None, slice]]:
-    """The channels whose targets are 0 in the background, the class of each (None: all), and the channels of the same
-    cell's box."""
+def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, slice]]:
+    """The channels whose targets are 0 in the background, the class (B, h, w) that decides about each (objectness: the
+    one that is predicted), and the channels of the same cell's box."""
     if kind == "anchor_free":
-        return [(4 * REG_MAX + c, c, slice(0, 4 * REG_MAX)) for c in range(CLASSES)]
-    width = 5 + CLASSES
-    return [(first + 4, None, slice(first, first + 4)) for first in range(0, channels, width)]
+        return [(4 * REG_MAX + c, torch.full_like(raw[:, 0], c), slice(0, 4 * REG_MAX)) for c in range(CLASSES)]
+    firsts = range(0, raw.shape[1], 5 + CLASSES)
+    return [(n + 4, raw[:, n + 5 : n + 5 + CLASSES].argmax(1), slice(n, n + 4)) for n in firsts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,15 +56,14 @@ def test_only_the_background_inside_has_no_gradient(kind):
     without = gradients(criterion(raw, TARGETS, 16), raw)
     output = criterion(raw, TARGETS, 16, None, REGIONS)
     checked = 0
-    for grad, plain, stride in zip(gradients(output, raw), without, STRIDES):
+    for level, grad, plain, stride in zip(raw, gradients(output, raw), without, STRIDES):
         expected = plain.clone()
-        for channel, class_id, box in background(kind, plain.shape[1]):
+        for channel, decisive, box in background(kind, level.detach()):
             for region in REGIONS:
                 image, of = int(region[0]), int(region[1])
-                if class_id is not None and of not in (-1, class_id):
-                    continue
+                is_of = (decisive[image] == of) | (of == -1)
                 is_positive = plain[image, box].abs().sum(0) > 0
-                ignored = torch.from_numpy(inside(region, stride)) & ~is_positive
+                ignored = torch.from_numpy(inside(region, stride)) & ~is_positive & is_of
                 expected[image, channel][ignored] = 0
                 checked += int(ignored.sum())
         torch.testing.assert_close(grad, expected, rtol=1e-6, atol=0)
