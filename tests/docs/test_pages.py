@@ -132,6 +132,9 @@ def test_yaml_is_read_by_the_program(block: Block, tmp_path: Path):
         (tmp_path / "voc_annotations").mkdir()
         (tmp_path / "annotations").mkdir()
         (tmp_path / "annotations" / "instances_train.json").write_text('{"images": [], "annotations": []}')
+        for name in ("cars", "people"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "data.yaml").write_text(f"train: images/train\nval: images/val\nnames: [{name}]\n")
         assert set(load_dataset_spec(path).splits) <= {"train", "val", "test"}
     else:
         hyperparameters_from(str(path))
