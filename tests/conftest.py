@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ LONGER_S = {  # by name: how long, and why
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it
+            signal.signal(number, usual)
     session = contextlib.ExitStack()
     session.enter_context(preloaded_python())
     folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
