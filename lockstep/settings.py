@@ -11,6 +11,8 @@ from typing import Literal, TypedDict
 class Hyperparameters(TypedDict, total=False):
     lr0: float | None
     """initial learning rate; null: the default of the optimizer"""
+    lr_factor: float
+    """multiplies the learning rate, whatever chooses it"""
     lr_mult: float
     """learning rate multiplier of parameters loaded from --weights"""
     lrf: float

@@ -273,6 +273,7 @@ def build_optimizer(
     name: str,
     *,
     lr: float | None,
+    lr_factor: float = 1.0,
     momentum: float,
     weight_decay: float,
     pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
@@ -284,6 +285,7 @@ def build_optimizer(
 
     Args:
         lr: initial learning rate; None: that of the rule.
+        lr_factor: multiplies it in either case.
         pretrained: parameters that come from weights: by name, the rows that do not (new classes). The rate of all
             other rows is multiplied by ``pretrained_lr_mult``: what starts at random has everything to learn, what is
             pretrained would forget.
@@ -296,7 +298,7 @@ def build_optimizer(
     rule = RULES[name]
     if lr is not None or not pretrained:
         new_lr_mult = 1.0
-    lr = rule.lr if lr is None else lr
+    lr = (rule.lr if lr is None else lr) * lr_factor
 
     def construct(kind: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not sharded:

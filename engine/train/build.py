@@ -222,6 +222,7 @@ def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
     base = RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0
     reasons = [f"its default {base:g}" if hyp.lr0 is None else "lr0"]
     reasons += ["raised for new layers in few steps"] if rates.get(True, base) > base else []
+    reasons += [f"lr_factor {hyp.lr_factor:g}"] if hyp.lr_factor != 1 else []
     reasons += [f"lr_mult {hyp.lr_mult:g}"] if False in rates else []
     get_logger().info(
         "%s (%s), learning rate %s (%s)",

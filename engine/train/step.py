@@ -269,6 +269,7 @@ def build_step(
         model,
         choose_optimizer(config.optimizer, plan.total),
         lr=hyp.lr0,
+        lr_factor=hyp.lr_factor,
         pretrained=pretrained,
         pretrained_lr_mult=hyp.lr_mult,
         new_lr_mult=new_layers_lr_mult(plan.total),

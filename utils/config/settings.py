@@ -104,6 +104,7 @@ class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
     lr0: float | None = setting(None, low=0, help="initial learning rate; null: the default of the optimizer")
+    lr_factor: float = setting(1.0, low=0, help="multiplies the learning rate, whatever chooses it")
     lr_mult: float = setting(
         1.0, low=0, formerly=("lr_share",), help="learning rate multiplier of parameters loaded from --weights"
     )

@@ -9,17 +9,20 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.search import main
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model, write_weights
+from train import main as train
 from utils.config.parser import hyperparameters_from
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
 from utils.files.folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
@@ -182,6 +185,23 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     assert "was begun with the range of lr0 [0.001, 0.05, 'log'], not [0.001, 0.5, 'log']" in line
     main([*flags, "--name", "broken", "--trials", "2"])  # nothing is left to do
     assert created(broken) == 2
+
+
+@pytest.mark.slow
+def test_the_first_trial_is_the_default_run_bit_for_bit(world, tmp_path):
+    """From weights, in a run so short that train.py raises the rate of new layers."""
+    root, flags = world
+    weights = write_weights(tmp_path / "start.pt", ["light", "other"])
+    flags = ["--data", flags[flags.index("--data") + 1], "--weights", str(weights), *SMALL, "--epochs", "2"]
+    flags += ["--project", str(tmp_path), "--cache-dir", str(root)]
+    for ranges in ("all", "optimizer"):
+        main([*flags, "--hyp", ranges, "--trials", "1", "--name", ranges])
+        train([*flags, "--name", f"default-{ranges}"])
+        searched, default = (
+            read_checkpoint(path)["ema"]
+            for path in (tmp_path / ranges / "trials/0000/run/best.pt", tmp_path / f"default-{ranges}" / "best.pt")
+        )
+        assert all(torch.equal(searched[name], default[name]) for name in default)
 
 
 @pytest.mark.slow
