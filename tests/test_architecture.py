@@ -24,7 +24,6 @@ MAINS = {name for name in MODULES if name.endswith(".__main__")}
 API = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "lockstep").glob("*.py")}
 SOURCES = {**MODULES, **API, **{name: ROOT / f"{name}.py" for name in SCRIPTS}}
 MOST_MODULES = 8  # of a folder
-FOLDERS_TO_SHRINK = {}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -98,10 +97,7 @@ def test_packages_form_a_stack(layer: str):
 def test_no_folder_is_a_long_list():
     folders = {path.parent for path in MODULES.values()}
     modules = {folder: [p.name for p in folder.glob("*.py") if not p.name.startswith("__")] for folder in folders}
-    allowed = {
-        folder: MOST_MODULES + FOLDERS_TO_SHRINK.get(folder.relative_to(ROOT).as_posix(), 0) for folder in folders
-    }
-    assert not {str(folder): names for folder, names in modules.items() if len(names) > allowed[folder]}
+    assert not {str(folder): names for folder, names in modules.items() if len(names) > MOST_MODULES}
 
 
 def test_no_import_cycle():
