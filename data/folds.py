@@ -19,7 +19,7 @@ import numpy as np
 
 from data.check.duplicates import duplicate_groups, read_signatures, roboflow_copies
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import DatasetIndex, concatenated, load_index
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
@@ -48,12 +48,10 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     parts = [
         index.take(kept[(kept >= start) & (kept < start + len(index))] - start) for index, start in zip(indexes, first)
     ]
-    arrays = ("image_hw", "boxes_xywh_px", "classes", "crowd", "area_px")
     return replace(
         indexes[0],
         paths=FlatStrings.of(paths[i] for i in kept),
-        offsets=np.r_[0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts]))].astype(np.int64),
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
+        **concatenated(parts),
         fingerprint="",
         image_ids=None,
         category_ids=(),

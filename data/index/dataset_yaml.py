@@ -276,11 +276,16 @@ def _normal(path: Path) -> Path:
 
 
 def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
-    entries = value if isinstance(value, list) else [value]
-    if any(str(entry).lower().endswith((".yaml", ".yml")) for entry in entries):
+    if _joins(value):
+        entries = value if isinstance(value, list) else [value]
         return SplitSource((), None, None, tuple(_read_part(entry, root, split, where) for entry in entries))
     images = tuple(_resolve(_text_path(v, where), root) for v in (value if isinstance(value, list) else [value]))
     return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
+
+
+def _joins(value: Any) -> bool:
+    """Whether a split's entry names YAMLs of other data sets."""
+    return any(str(e).lower().endswith((".yaml", ".yml")) for e in (value if isinstance(value, list) else [value]))
 
 
 def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
@@ -288,8 +293,7 @@ def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     content = load_yaml(path)
-    entries = content.get(split) if isinstance(content, dict) else None
-    if any(str(e).lower().endswith((".yaml", ".yml")) for e in (entries if isinstance(entries, list) else [entries])):
+    if isinstance(content, dict) and _joins(content.get(split)):
         raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
     part = load_dataset_spec(path)
     part.split(split)  # raises UserError

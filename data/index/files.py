@@ -52,8 +52,10 @@ class Listing:
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
-    """Raises UserError when the split, its folder, its annotations or any image is missing."""
+    """Raises UserError when the split, its folder, its annotations or any image is missing, or it joins data sets."""
     source = spec.split(split)
+    if source.parts:
+        raise UserError(f"{spec.source}: '{split}' joins other data sets, which is for training and scoring; name one")
     found: dict[str, ImageFile] = {}
     findings: list[Finding] = []
     lists: dict[Path, list[str]] = {}

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,16 +153,15 @@ def load_index(
         UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
             the labels, or more than ``max_bad`` of the images are bad.
     """
-    if spec.split(split).parts:
-        joined = _load_parts(
-            spec, split, cache_dir=cache_dir, workers=workers, max_bad=max_bad, verify=verify, progress=progress
-        )
-        if single_cls or spec.classes or spec.class_of:
-            joined = _of_classes(joined, spec, single_cls)
-        get_logger().info("%s: %s", split, joined.report.summary())
-        return _sampled(joined, fraction, seed) if fraction < 1 else joined
     part, split = split, "train" if spec.held_out and split == "val" else split
     chooses = bool(spec.classes or spec.class_of)
+    if spec.split(split).parts:
+        index = _load_parts(
+            spec, split, cache_dir=cache_dir, workers=workers, max_bad=max_bad, verify=verify, progress=progress
+        )
+        index = _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
+        get_logger().info("%s: %s", part, index.report.summary())
+        return index
     merged = single_cls and not chooses  # by the scan, which then checks no class
     used, spec = spec, spec.as_labeled()
     listing = list_split(spec, split)
@@ -187,12 +187,7 @@ def load_index(
         index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
         write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
     whole = index.report
-    if spec.held_out and split == "train":
-        index = _part(index, part, spec)
-    if chooses:
-        index = _of_classes(index, used, single_cls)
-    if fraction < 1:
-        index = _sampled(index, fraction, seed)
+    index = _used(index, used, part, single_cls=single_cls and chooses, fraction=fraction, seed=seed)
     hold(index, path)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
@@ -208,44 +203,61 @@ def load_index(
 
 def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
     """The splits of all parts as one. A class that a part does not label is ignored in all of its images."""
-    names = spec.as_labeled().names
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
-    paths, fingerprints, totals, lines = [], [], Counter(), []
-    for part in spec.split(split).parts:
-        index = load_index(part, split, **options)
-        number = np.array([*map(names.index, index.names), IGNORED], np.int32)  # the last one is number -1
-        missing = np.flatnonzero(~np.isin(np.arange(len(names)), number)).astype(np.int32)
-        images, count = len(index), len(missing)
-        of_image = np.r_[np.repeat(np.arange(images), np.diff(index.offsets)), np.repeat(np.arange(images), count)]
-        order = np.argsort(of_image, kind="stable")
-        whole = np.zeros((images, 4))
-        whole[:, 2:] = index.image_hw[:, ::-1]
-        whole = np.repeat(whole, count, 0)
-        columns["image_hw"].append(index.image_hw)
-        columns["offsets"].append(np.diff(index.offsets) + count)
-        columns["boxes_xywh_px"].append(np.concatenate([index.boxes_xywh_px, whole])[order])
-        columns["classes"].append(np.r_[number[index.classes], np.tile(missing, images)][order])
-        columns["crowd"].append(np.r_[index.crowd, np.ones(len(whole), bool)][order])
-        columns["area_px"].append(np.r_[index.area_px, whole[:, 2] * whole[:, 3]][order])
-        paths += [relative_name(index.path(i), spec.root) for i in range(images)]
-        fingerprints.append(index.fingerprint)
-        totals.update(index.report.totals)
-        lines += index.report.lines
-        if count:
-            shown = ", ".join(names[c] for c in missing[:5].tolist()) + (", ..." if count > 5 else "")
+    names, parts = spec.as_labeled().names, spec.split(split).parts
+    indexes = [load_index(part, split, **options) for part in parts]
+    for part, index in zip(parts, indexes):
+        if missing := [name for name in names if name not in index.names]:
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
-    arrays = {name: np.concatenate(columns[name]) for name in _ARRAYS if name != "offsets"}
-    offsets = np.r_[0, np.cumsum(np.concatenate(columns["offsets"]))].astype(np.int64)
+    totals = sum((Counter(index.report.totals) for index in indexes), Counter())
     joined = DatasetIndex(
         names=names,
         root=spec.root,
-        paths=FlatStrings.of(paths),
-        offsets=offsets,
-        **arrays,
-        report=ScanReport(dict(totals), FlatStrings.of(lines)),
-        fingerprint=_digest(fingerprints, names),
+        paths=FlatStrings.of(relative_name(index.path(i), spec.root) for index in indexes for i in range(len(index))),
+        **concatenated([_with_names(index, names) for index in indexes]),
+        report=ScanReport(dict(totals), FlatStrings.of(line for index in indexes for line in index.report.lines)),
+        fingerprint=_digest([index.fingerprint for index in indexes], names),
     )
     return replace(joined, report=replace(joined.report, totals=joined.report.totals | _totals(joined)))
+
+
+def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
+    """The index with classes numbered as in ``names``, of which those that it does not have are ignored everywhere."""
+    number = np.array([*map(names.index, index.names), IGNORED], np.int32)  # the last one is number -1
+    missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number)
+    image = np.repeat(np.arange(len(index)), len(missing))
+    order = np.argsort(np.r_[index.image_of_box, image], kind="stable")
+    sizes_wh = index.image_hw[image, ::-1].astype(np.float64)
+    whole = np.concatenate([np.zeros_like(sizes_wh), sizes_wh], 1)
+    return replace(
+        index,
+        offsets=index.offsets + len(missing) * np.arange(len(index) + 1),
+        boxes_xywh_px=np.concatenate([index.boxes_xywh_px, whole])[order],
+        classes=np.r_[number[index.classes], np.tile(missing, len(index))][order],
+        crowd=np.r_[index.crowd, np.ones(len(image), bool)][order],
+        area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
+    )
+
+
+def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
+    """The arrays of an index that has the images of several, in this order, by name."""
+    arrays = {
+        name: np.concatenate([getattr(index, name) for index in indexes]) for name in _ARRAYS if name != "offsets"
+    }
+    counts = np.concatenate([np.diff(index.offsets) for index in indexes])
+    return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
+
+
+def _used(
+    index: DatasetIndex, spec: DatasetSpec, part: str, *, single_cls: bool, fraction: float, seed: int
+) -> DatasetIndex:
+    """What a run uses of ``index``, which has all images and the classes of the labels. ``part``: the split that the
+    run asks for, of which the training images may hold some out."""
+    if spec.held_out and part in ("train", "val"):
+        index = _part(index, part, spec)
+    if single_cls or spec.classes or spec.class_of:
+        index = _of_classes(index, spec, single_cls)
+    return _sampled(index, fraction, seed) if fraction < 1 else index
 
 
 def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:

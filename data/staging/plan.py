@@ -19,7 +19,6 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing, list_split
 from data.labels.findings import relative_name
 from data.labels.label_format import FileStamp
-from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted
 
@@ -73,9 +72,6 @@ class StagePlan:
 
 def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     """Lists the splits. Raises UserError as `list_split` does."""
-    for split in splits:
-        if spec.split(split).parts:
-            raise UserError(f"--stage: '{split}' of {spec.source} joins other data sets; leave --stage")
     stamps: dict[str, FileStamp] = {}
     lists: dict[str, str] = {}
     absent: set[str] = set()

@@ -62,17 +62,17 @@ def data_of(folder: Path, number: int) -> Path:
 
 
 def _coco(index: DatasetIndex, images: np.ndarray, names: tuple[str, ...]) -> dict[str, list[dict]]:
-    annotations = []
+    annotations, truth = [], index.ground_truth()  # which has a region of each class in place of one of all
     for i in images.tolist():
-        for row in range(*index.offsets[i : i + 2]):
+        for row in range(*truth.offsets[i : i + 2]):
             annotations.append(
                 {
                     "id": int(row),
                     "image_id": i,
-                    "category_id": int(index.classes[row]),
-                    "bbox": index.boxes_xywh_px[row].tolist(),
-                    "area": float(index.area_px[row]),
-                    "iscrowd": int(index.crowd[row]),
+                    "category_id": int(truth.classes[row]),
+                    "bbox": truth.boxes_xywh_px[row].tolist(),
+                    "area": float(truth.area_px[row]),
+                    "iscrowd": int(truth.crowd[row]),
                 }
             )
     sizes = index.image_hw.tolist()

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
 from data.index.index import load_index
 from tests.helpers.tiny import write_dataset
 from utils.errors import UserError
@@ -68,6 +69,22 @@ def test_a_fraction_and_a_fingerprint(root):
     assert half.fingerprint != whole.fingerprint
     again = load_index(spec_of(root, names=["light", "dark", "glow", "more"]), "train", progress=False)
     assert again.fingerprint != whole.fingerprint
+
+
+def test_held_out_images_are_those_of_the_whole(root):
+    """As --val-fraction does."""
+    spec = spec_of(root)
+    whole = load_index(spec, "train", progress=False)
+    chosen = {whole.paths[i] for i in (1, 5, 6)}
+    parts = {split: load_index(spec.hold_out(chosen), split, progress=False) for split in ("train", "val")}
+    assert set(parts["val"].paths) == chosen
+    assert set(parts["train"].paths) == {*whole.paths} - chosen
+    assert parts["val"].fingerprint != parts["train"].fingerprint
+
+
+def test_what_does_not_join_says_so(root):
+    with pytest.raises(UserError, match=r"'train' joins other data sets, which is for training and scoring; name one"):
+        list_split(spec_of(root), "train")
 
 
 @pytest.mark.parametrize(
