@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from utils.distributed.groups import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
-from utils.structures import SampleKey
+from utils.structures import LabelArrays, SampleKey
 
 
 class EpochOrder:
@@ -150,24 +150,16 @@ def image_weights(
     return np.where(has_label, weights, weights[has_label].mean())
 
 
-def repeat_factors(threshold: float, offsets: np.ndarray, classes: np.ndarray, counted: np.ndarray) -> np.ndarray:
+def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> np.ndarray:
     """How often an epoch should have each image, so that rare classes are seen more often: float64 (N,), at least 1.
 
     A class that the fraction f < ``threshold`` of the images has gets the factor sqrt(threshold / f), an image the
     largest factor of its classes (LVIS, Gupta et al. 2019).
-
-    Args:
-        offsets: int64 (N + 1,), labels of image i are offsets[i]:offsets[i + 1].
-        classes: int (M,).
-        counted: bool (M,), labels that count (not crowd).
+    Crowd regions do not count.
     """
-    count = len(offsets) - 1
-    image = np.repeat(np.arange(count), np.diff(offsets))[counted]
-    pairs = np.unique(np.stack([classes[counted], image]), axis=1)
-    images_with = np.bincount(pairs[0], minlength=1)
-    of_class = np.sqrt(threshold * count / np.maximum(images_with, 1)).clip(min=1)
-    factors = np.ones(count)
-    np.maximum.at(factors, pairs[1], of_class[pairs[0]])
+    factors = np.ones(len(labels.offsets) - 1)
+    of_class = np.sqrt(threshold * len(factors) / np.maximum(labels.images_of_classes(num_classes), 1)).clip(min=1)
+    np.maximum.at(factors, labels.image_of_box[~labels.crowd], of_class[labels.classes[~labels.crowd]])
     return factors
 
 

@@ -29,7 +29,7 @@ from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS
-from utils.strings import counted
+from utils.strings import aligned, counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,9 +77,8 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     with _all_or_nothing(out.parent, out.stem) as folder:
         into = Annotations(source.absolute(), extracted=folder / out.stem)
         if FORMATS[name].is_per_image and source.is_dir():  # one that does not fit is damaged, or empty
-            files = [
-                file for file in files_below(source, {FORMATS[name].suffix}) if file in files or into.has(file.stem)
-            ]
+            fitting, every = set(files), files_below(source, {FORMATS[name].suffix})
+            files = [file for file in every if file in fitting or into.has(file.stem)]
         for file in files:
             FORMATS[name].read(file.absolute(), into)
         if not into.objects:
@@ -161,6 +160,7 @@ def _images_of(images: list[Path], others: Sequence[Path], file: Path) -> tuple[
 
 def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
     entries, annotations = [], []
+    category_ids = {name: i for i, name in enumerate(names, 1)}
     for number, (path, picked) in enumerate(sorted(images.items()), 1):
         width, height = picked.size or image_size(path)
         name = path.relative_to(base).as_posix() if base else path.name
@@ -168,17 +168,16 @@ def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) ->
         for box in picked.boxes:
             w, h = box.x2 - box.x1, box.y2 - box.y1
             annotations.append(
-                {"id": len(annotations) + 1, "image_id": number, "category_id": names.index(box.name) + 1,
+                {"id": len(annotations) + 1, "image_id": number, "category_id": category_ids[box.name],
                  "bbox": [box.x1, box.y1, w, h], "area": w * h, "iscrowd": 0}
             )  # fmt: skip
-    categories = [{"id": i, "name": name} for i, name in enumerate(names, 1)]
+    categories = [{"id": i, "name": name} for name, i in category_ids.items()]
     return {"images": entries, "annotations": annotations, "categories": categories}
 
 
 def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> list[str]:
-    width = max(len("class"), *map(len, written))
-    lines = [f"{'class':{width}} {'export':>8} {out.suffix.lstrip('.'):>8}"]
-    lines += [f"{name:{width}} {into.objects[name]:8} {written[name]:8}" for name in into.class_names()]
+    rows = [(name, str(into.objects[name]), str(written[name])) for name in into.class_names()]
+    lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
     if left_out := into.num_images() - sum(map(len, into.images.values())):
         lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")

@@ -155,6 +155,7 @@ def read_csv(file: Path, into: Annotations) -> None:
     is_relative = columns["image"].lower() == "imageid"
     texts = _class_descriptions(file) if is_relative else {}
     corners = ("xmin", "ymin", "xmax", "ymax")
+    sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
     for row in rows:
         where = f"{file}:{rows.line_num}"
         if None in row or None in row.values():
@@ -168,8 +169,10 @@ def read_csv(file: Path, into: Annotations) -> None:
         name = texts.get(row[columns["name"]], row[columns["name"]])
         size = None
         if is_relative:
-            path = into.find(image, where, file)
-            width, height = size = image_size(path)
+            image = into.find(image, where, file)
+            if image not in sizes:
+                sizes[image] = image_size(image)
+            width, height = size = sizes[image]
             x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)

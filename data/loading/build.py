@@ -120,12 +120,12 @@ def _repeats(config: TrainConfig, index: DatasetIndex) -> np.ndarray | None:
     """`repeat_factors` of the images, with a line in the log; None without ``--repeat-factor``."""
     if not config.repeat_factor:
         return None
-    factors = repeat_factors(config.repeat_factor, index.offsets, index.classes, ~index.crowd)
-    image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    counts = [np.unique(image[~index.crowd & (index.classes == c)]) for c in range(len(index.names))]
-    rare = {index.names[c]: (len(of), factors[of].mean()) for c, of in enumerate(counts) if len(of)}
-    shown = sorted(rare.items(), key=lambda item: item[1][0])[:_NAMED_CLASSES]
-    text = ", ".join(f"{name} ({counted(number, 'image')}) {factor:.1f} times" for name, (number, factor) in shown)
+    factors = repeat_factors(config.repeat_factor, index, len(index.names))
+    images = index.images_of_classes(len(index.names))
+    rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
+    seen = [factors[np.unique(index.image_of_box[~index.crowd & (index.classes == c)])].mean() for c in rarest]
+    shown = zip(rarest, seen)
+    text = ", ".join(f"{index.names[c]} ({counted(int(images[c]), 'image')}) {times:.1f} times" for c, times in shown)
     repeated = counted(round(factors.sum()), "image")
     get_logger().info("--repeat-factor %g: %s an epoch; %s", config.repeat_factor, repeated, text)
     return factors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ from data.sampler import (
     validation_requests,
 )
 from utils.distributed.groups import shard_bounds
+from utils.structures import LabelArrays
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
 
@@ -172,6 +174,13 @@ def test_image_weights_handle_backgrounds_crowds_and_zeros():
     np.testing.assert_allclose(image_weights(np.zeros(2), offsets, classes, counted), np.ones(4))
 
 
+@dataclass(frozen=True)
+class SimpleLabels(LabelArrays):
+    offsets: np.ndarray
+    classes: np.ndarray
+    crowd: np.ndarray
+
+
 def test_repeat_factors_are_those_of_the_paper():
     """Gupta et al. 2019: sqrt(t / f) of the rarest class, where f is the fraction of images that have it."""
     rng = np.random.default_rng(0)
@@ -181,7 +190,8 @@ def test_repeat_factors_are_those_of_the_paper():
     kept = [{int(c) for c, ok in zip(cs, counted[start:]) if ok} for cs, start in zip(classes_of, offsets)]
     fraction = [sum(c in cs for cs in kept) / 300 for c in range(4)]
     expected = [max((max(1, math.sqrt(0.2 / fraction[c])) for c in cs), default=1) for cs in kept]
-    found = repeat_factors(0.2, offsets, np.concatenate(classes_of).astype(int), counted)
+    labels = SimpleLabels(offsets, np.concatenate(classes_of).astype(int), ~counted)
+    found = repeat_factors(0.2, labels, 4)
     np.testing.assert_allclose(found, expected)
     assert found.max() > 2
 
