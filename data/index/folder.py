@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES
+from data.labels.label_format import MAX_BYTES
+from data.labels.voc import object_names
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
@@ -18,7 +21,6 @@ SPLIT_NAMES = {
     "testing": "test",
 }  # fmt: skip
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
-_MOST_NAME_BYTES = 1 << 24
 
 
 class FolderContent(NamedTuple):
@@ -84,9 +86,10 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
 
 def _voc_names(folders: Iterable[Path]) -> list[str]:
     files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.xml"))]
-    pattern = re.compile(rb"<object>\s*(?:<(?!name|/object).*?>\s*)*?<name>\s*([^<]+?)\s*</name>", re.DOTALL)
-    names = {name.decode("utf-8", "replace") for path in files
-             for name in pattern.findall(read_regular(path, _MOST_NAME_BYTES))}  # fmt: skip
+    names: set[str] = set()
+    for path in files:
+        with contextlib.suppress(OSError):  # the scan names a file that cannot be read
+            names |= object_names(read_regular(path, MAX_BYTES))
     return sorted(names)
 
 

@@ -6,6 +6,7 @@ shift by one of VOC's 1-based pixels. ``difficult`` objects are treated like all
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,6 +39,14 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     for line, fields in reader.objects:
         labels.add(_parse_object(fields, line, class_ids))
     return labels
+
+
+def object_names(data: bytes) -> set[str]:
+    """The names of a file's objects; none of a file that is not a VOC annotation."""
+    reader = _Reader()
+    with contextlib.suppress(LabelFileError):
+        reader.parse(data)
+    return {name for _, fields in reader.objects if (name := fields.get("name"))}
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,13 @@ def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsy
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="0 images, no other files"):
         load_dataset_spec(tmp_path / "empty")
+
+
+def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
+    roboflow_voc(source, tmp_path / "export")
+    os.mkfifo(tmp_path / "export" / "train" / "pipe.xml")
+    (tmp_path / "export" / "train" / "cut.xml").write_text("<annotation><object><name>glow</name>")
+    assert {*NAMES} <= set(load_dataset_spec(tmp_path / "export").names) <= {*NAMES, "glow"}
 
 
 @pytest.mark.parametrize(
