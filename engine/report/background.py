@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.report.trackers import CsvTracker, Tracker
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger
 from utils.strings import counted
@@ -155,7 +155,7 @@ class BackgroundTracker(Tracker):
             try:
                 call()
             except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
-                self._warn((str(error).strip() or repr(error)).splitlines()[0])
+                self._warn(first_line(error))
 
     def _synchronize(self) -> None:
         """Logs the epochs that the service does not have."""

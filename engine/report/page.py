@@ -33,6 +33,7 @@ from utils.distributed.context import DistributedContext
 from utils.drawing import page
 from utils.drawing.figures import chart_svg, svg
 from utils.drawing.plots import history_charts, metric_charts
+from utils.errors import first_line
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.structures import DetectionTable, EvalResult
@@ -108,9 +109,7 @@ class ReportPage:
             content = self._content(history, validation)
             page.write_page(self._path, TEMPLATE, self._subject.title, self._subtitle(validation), **content)
         except Exception as error:
-            warning = (
-                f"{self._path}: the report cannot be written ({(str(error).strip() or repr(error)).splitlines()[0]})"
-            )
+            warning = f"{self._path}: the report cannot be written ({first_line(error)})"
             if warning != self._warning:  # not after each epoch
                 get_logger().warning("%s", warning)
             self._warning = warning

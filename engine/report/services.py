@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.run import Run
 from engine.report.background import RunNote, Service
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 
@@ -68,7 +68,7 @@ def _check_wandb_key() -> None:
     try:
         has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
     except Exception as error:  # a malformed key, or settings that it refuses
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"--tracker wandb: {reason}") from None
     if not has_key:
         raise UserError(

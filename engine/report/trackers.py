@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
@@ -177,9 +177,7 @@ class TensorBoardTracker(Tracker):
                 warnings.simplefilter("ignore")  # of the tracer
                 self._writer.add_graph(copy.deepcopy(model).cpu().eval(), example, use_strict_trace=False)
         except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run
-            get_logger().warning(
-                "no model graph in TensorBoard: %s", (str(error).strip() or repr(error)).split("\n")[0]
-            )
+            get_logger().warning("no model graph in TensorBoard: %s", first_line(error))
 
     def close(self) -> None:
         self._write(lambda writer: writer.close())

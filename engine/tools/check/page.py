@@ -17,7 +17,7 @@ from data.index.dataset_yaml import DatasetSpec
 from engine.report.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS
 from engine.tools.check.cards import IssueGalleries
 from utils.drawing import page
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder, increment_path
 from utils.logger import get_logger
 from utils.structures import DetectionTable
@@ -85,7 +85,7 @@ def write_page(
         title, subtitle = f"Check of {Path(spec.source).stem}", f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
     except Exception as error:  # the findings are printed in any case
-        get_logger().warning("the report cannot be written (%s)", (str(error).strip() or repr(error)).splitlines()[0])
+        get_logger().warning("the report cannot be written (%s)", first_line(error))
         return None
     return path
 
