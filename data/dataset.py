@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,7 +54,10 @@ class LoadImagesAndLabels:
         """
         self.index = index
         self.imgsz = imgsz
-        self.hyp = hyp = hyp or Hyperparameters()
+        hyp = hyp or Hyperparameters()
+        if index.pixels.channels != 3:  # there is no color to change
+            hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
+        self.hyp = hyp
         self.augment = augment
         self.seed = seed
         self.epochs = epochs
@@ -68,12 +72,13 @@ class LoadImagesAndLabels:
         return len(self.index)
 
     def source_image(self, i: int) -> np.ndarray:
-        """uint8 (h, w, 3) RGB, longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
+        """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
         if self.image_cache is not None:
             return self.image_cache[i]
         image = self._recent.get(i)
         if image is None:
-            image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.on_warning)
+            index = self.index
+            image = read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.on_warning, index.pixels)
             if self.augment and self.hyp.mosaic_block:
                 self._remember(i, image)
         return image
@@ -92,7 +97,7 @@ class LoadImagesAndLabels:
         """The samples of ``keys``. Each is independent of the others.
 
         Args:
-            outs: an array uint8 (H, W, 3) per sample to render into, which saves a copy; undefined if the sample has
+            outs: an array (H, W, C) per sample to render into, which saves a copy; undefined if the sample has
                 another image.
         """
         outs = [None] * len(keys) if outs is None else outs
@@ -101,7 +106,7 @@ class LoadImagesAndLabels:
         plans = self.plans(keys)
         samples = []
         for key, plan, labels, out in zip(keys, plans, self._plan_labels(plans), outs):
-            image = render_plan(plan, self.source_image, out)
+            image = render_plan(plan, self.source_image, out, self.index.pixels)
             if self._transforms is not None:
                 image, labels = self._transforms(image, labels, key)
             samples.append(self._sample(key, image, labels))
@@ -113,8 +118,8 @@ class LoadImagesAndLabels:
         return draw_plans(keys, source_hw=self.source_hw, **settings)
 
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
-        """The training samples of ``keys`` without their images, which are uint8 (0, 0, 3)."""
-        empty = np.zeros((0, 0, 3), np.uint8)
+        """The training samples of ``keys`` without their images, which are (0, 0, C)."""
+        empty = np.zeros((0, 0, self.index.pixels.channels), self.index.pixels.dtype)
         return [self._sample(key, empty, rows) for key, rows in zip(keys, self._plan_labels(plans))]
 
     def _plan_labels(self, plans: Sequence[SamplePlan]) -> list[np.ndarray]:

@@ -81,7 +81,7 @@ def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.nda
         for i, name in enumerate(_names_of_groups(paths, groups)):
             parent[root(i)] = root(first.setdefault(name, i))
     if near_duplicates:
-        signatures, _ = read_signatures([index.path(i) for i in range(len(paths))], available_cores())
+        signatures, _ = read_signatures([index.path(i) for i in range(len(paths))], available_cores(), index.pixels)
         for group in (*duplicate_groups(signatures), *roboflow_copies(paths)):
             for i in group.tolist():
                 parent[root(i)] = root(int(group[0]))

@@ -24,6 +24,7 @@ from torch.utils.data import get_worker_info
 
 from utils.errors import first_line
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 from utils.structures import Batch
 
 INLINE_BYTES = 65536  # larger tensors are shared
@@ -126,14 +127,14 @@ class BatchSlots:
         self._free.extend(self._sent)
         self._sent.clear()
 
-    def pixels(self, slot: int, shape: tuple[int, ...]) -> np.ndarray:
-        """uint8 of ``shape`` in a slot."""
-        first = slot * self._pitch
-        return self._memory[first : first + math.prod(shape)].reshape(shape)
+    def pixels(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> np.ndarray:
+        """An array of ``shape`` in a slot."""
+        first, nbytes = slot * self._pitch, math.prod(shape) * np.dtype(dtype).itemsize
+        return self._memory[first : first + nbytes].view(dtype).reshape(shape)
 
-    def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
+    def arrived(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> Tensor:
         """Like `pixels`, but a tensor. The slot is freed when nothing refers to its memory anymore."""
-        pixels = self.pixels(slot, shape)
+        pixels = self.pixels(slot, shape, dtype)
         self._sent.discard(slot)
         self._lock(slot)
         weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
@@ -173,7 +174,9 @@ class SentBatch:
 
 
 def _arrived(number: int, slot: int, shape: tuple[int, ...], rest: _Fields) -> Batch:
-    return replace(_unpacked(rest), images=_by_number[number].arrived(slot, shape).permute(0, 3, 1, 2))
+    batch = _unpacked(rest)
+    images = _by_number[number].arrived(slot, shape, batch.images.numpy().dtype)
+    return replace(batch, images=images.permute(0, 3, 1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +238,13 @@ def new_shared(nbytes: int) -> torch.UntypedStorage:
         os.close(handle)
 
 
-def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:
-    """Uninitialized uint8 (images, H, W, 3). In a worker it is in shared memory, to which torch would otherwise copy
+def new_pixels(images: int, canvas_hw: tuple[int, int], pixels: PixelFormat = RGB8) -> Tensor:
+    """Uninitialized (images, H, W, C). In a worker it is in shared memory, to which torch would otherwise copy
     the batch."""
-    shape = (images, *canvas_hw, 3)
+    shape, dtype = (images, *canvas_hw, pixels.channels), getattr(torch, pixels.dtype.name)
     if get_worker_info() is None or math.prod(shape) == 0:
-        return torch.empty(shape, dtype=torch.uint8)
-    return torch.empty(0, dtype=torch.uint8).set_(new_shared(math.prod(shape)), 0, shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.empty(0, dtype=dtype).set_(new_shared(math.prod(shape) * dtype.itemsize), 0, shape)
 
 
 def _whole_pages(nbytes: int) -> int:

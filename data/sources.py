@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import math
 import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from data.image_io.decode import IMAGE_SUFFIXES, read_image, unread_image, unread_summary
+from data.image_io.channels import to_format
+from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, read_image, unread_image, unread_summary
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
+from utils.pixels import RGB8, PixelFormat
 
 
 class LiveStream:
@@ -78,7 +82,7 @@ class Frame:
 
     path: str  # file, URL without user and password, or number of a webcam
     index: int  # in its video or stream; 0 for an image file
-    image: np.ndarray  # uint8 (H, W, 3) RGB
+    image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`
     fps: float  # of the video or stream; 0 for an image file
     is_video: bool
     total: int | None  # frames of the video, 1 for an image file, None if unknown
@@ -104,6 +108,7 @@ def open_source(
     max_frames: int = 0,
     threads: int = 1,
     ahead: Callable[[], int] = lambda: 0,
+    pixels: PixelFormat = RGB8,
 ) -> Iterator[Frame | FileProblem]:
     """Yields the frames of ``source``, in order, and the problems of its files.
 
@@ -114,6 +119,7 @@ def open_source(
         max_frames: read at most this many frames of each video or stream; 0: all.
         threads: that decode image files; a video is decoded in one.
         ahead: at most so many frames of files are decoded before it is their turn.
+        pixels: of the frames.
 
     An unreadable file is skipped if the source has several files.
 
@@ -122,17 +128,27 @@ def open_source(
     """
     source = str(source)
     if _is_stream(source):
-        return _stream_frames(_shown(source), _open_stream(source), vid_stride, max_frames, ahead)
-    files, unread = _list_files(source)
+        return _in_format(_stream_frames(_shown(source), _open_stream(source), vid_stride, max_frames, ahead), pixels)
+    files, unread = _list_files(source, image_suffixes(pixels))
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
-    return _file_frames(files, source, vid_stride, max_frames, threads, ahead)
+    read = partial(_read_image, pixels=pixels)
+    return _in_format(_file_frames(files, source, read, vid_stride, max_frames, threads, ahead), pixels)
+
+
+def _in_format(items: Iterator[Frame | FileProblem], pixels: PixelFormat) -> Iterator[Frame | FileProblem]:
+    """``items`` with the frames of videos, which are RGB, as ``pixels``."""
+    with contextlib.closing(items):
+        for item in items:
+            if isinstance(item, Frame) and item.is_video and pixels != RGB8:
+                item = replace(item, image=to_format(item.image, item.path, pixels, is_rgb=True))
+            yield item
 
 
 def check_source(source: str) -> None:
-    """Raises UserError for files that `open_source` would refuse. Webcams and streams are not opened."""
+    """Raises UserError for files that `open_source` would refuse for any pixels. Webcams and streams are not opened."""
     if not _is_stream(source):
-        _list_files(source)
+        _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})
 
 
 def _is_stream(source: str) -> bool:
@@ -149,23 +165,23 @@ def _shown(source: str) -> str:
     return re.sub("(?<=://)[^/?#]*@", "", source)
 
 
-def _kind_of(path: Path) -> str:
+def _kind_of(path: Path, images: frozenset[str]) -> str:
     suffix = path.suffix.lower()
-    return "image" if suffix in IMAGE_SUFFIXES else "video" if suffix in VIDEO_SUFFIXES else ""
+    return "image" if suffix in images else "video" if suffix in VIDEO_SUFFIXES else ""
 
 
-def _check_kind(path: Path, named: str) -> None:
+def _check_kind(path: Path, named: str, images: frozenset[str]) -> None:
     """Raises UserError, which begins with ``named``, if ``path`` is neither an image nor a video."""
-    if not _kind_of(path):
+    if not _kind_of(path, images):
         what = f"neither an image nor a video by its suffix '{path.suffix}'"
         raise UserError(f"{named}: {unread_image(path) or what}")
 
 
-def _select(paths: Iterable[Path], nothing: str) -> tuple[list[Path], list[str]]:
+def _select(paths: Iterable[Path], nothing: str, images: frozenset[str]) -> tuple[list[Path], list[str]]:
     """See `_list_files`. Raises UserError, which begins with ``nothing``, if there is neither an image nor a video."""
     files, unread = [], []
     for path in sorted(path for path in paths if not path.is_dir()):
-        if _kind_of(path):
+        if _kind_of(path, images):
             files.append(path)  # a broken link is reported later, like any file that cannot be read
         elif what := unread_image(path):
             unread.append(f"{path}: {what}")
@@ -174,26 +190,27 @@ def _select(paths: Iterable[Path], nothing: str) -> tuple[list[Path], list[str]]
     return files, unread
 
 
-def _list_files(source: str) -> tuple[list[Path], list[str]]:
-    """The images and videos that ``source`` names, at least one, and what `unread_summary` takes about others."""
+def _list_files(source: str, images: frozenset[str]) -> tuple[list[Path], list[str]]:
+    """The images, which have the suffixes ``images``, and videos that ``source`` names, at least one, and what
+    `unread_summary` takes about others."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(os.path.expanduser(source))
     if path.is_dir():
         nothing = f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
-        return _select(path.iterdir(), nothing)
+        return _select(path.iterdir(), nothing, images)
     if path.is_file():
         if path.suffix.lower() == ".txt":
-            return _read_list(path), []
-        _check_kind(path, source)
+            return _read_list(path, images), []
+        _check_kind(path, source, images)
         return [path], []
     if any(sign in source for sign in "*?["):
         found = map(Path, glob.glob(str(path), recursive=True))
-        return _select(found, f"{source}: the pattern matches no image or video")
+        return _select(found, f"{source}: the pattern matches no image or video", images)
     raise UserError(f"{source}: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL")
 
 
-def _read_list(path: Path) -> list[Path]:
+def _read_list(path: Path, images: frozenset[str]) -> list[Path]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -205,7 +222,7 @@ def _read_list(path: Path) -> list[Path]:
         file = path.parent / os.path.expanduser(line.strip())
         if not file.is_file():
             raise UserError(f"{path}:{number}: {line.strip()}: no such file")
-        _check_kind(file, f"{path}:{number}: {line.strip()}")
+        _check_kind(file, f"{path}:{number}: {line.strip()}", images)
         files.append(file)
     if not files:
         raise UserError(f"{path}: the list names no file")
@@ -213,10 +230,16 @@ def _read_list(path: Path) -> list[Path]:
 
 
 def _file_frames(
-    files: Sequence[Path], source: str, vid_stride: int, max_frames: int, threads: int, ahead: Callable[[], int]
+    files: Sequence[Path],
+    source: str,
+    read_image: Callable[[Path], list[Frame | FileProblem] | None],
+    vid_stride: int,
+    max_frames: int,
+    threads: int,
+    ahead: Callable[[], int],
 ) -> Iterator[Frame | FileProblem]:
     usable = 0
-    for path, read in zip(files, map_ahead(_read_image, files, threads=threads, ahead=ahead)):
+    for path, read in zip(files, map_ahead(read_image, files, threads=threads, ahead=ahead)):
         for item in _read_video(path, vid_stride, max_frames, ahead) if read is None else read:
             if isinstance(item, Frame):
                 usable += 1
@@ -227,9 +250,9 @@ def _file_frames(
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
-def _read_image(path: Path) -> list[Frame | FileProblem] | None:
+def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
     """None for a video, which is only opened when the files before it are finished."""
-    if _kind_of(path) == "video":
+    if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
     found: list[Frame | FileProblem] = []
 
@@ -237,7 +260,7 @@ def _read_image(path: Path) -> list[Frame | FileProblem] | None:
         found.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", False))
 
     try:
-        found.append(Frame(str(path), 0, read_image(path, on_warning), 0.0, False, 1))
+        found.append(Frame(str(path), 0, read_image(path, on_warning, pixels), 0.0, False, 1))
     except UserError as error:
         found.append(FileProblem(str(path), str(error), True))
     return found

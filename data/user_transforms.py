@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalized
+from data.image_io.decode import with_channels
 from data.render.opencv import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.config.yaml_files import suggestion
@@ -79,7 +80,7 @@ class UserTransforms:
         """Transforms one rendered sample.
 
         Args:
-            image: uint8 (H, W, 3) RGB.
+            image: (H, W, C), uint8 or uint16.
             labels: float32 (n, 5) of class, cx, cy, w, h normalized.
             key: the sample.
 
@@ -97,9 +98,10 @@ class UserTransforms:
             try:
                 result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
             except Exception as error:  # the user's transforms may raise any error
-                raise UserError(f"hyper-parameter albumentations: {_one_line(error)}") from error
-        changed = np.ascontiguousarray(result["image"])
-        if changed.dtype != np.uint8 or changed.ndim != 3 or changed.shape[2] != 3:
+                kind = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
+                raise UserError(f"hyper-parameter albumentations: {kind}{_one_line(error)}") from error
+        changed = with_channels(np.ascontiguousarray(result["image"]))
+        if changed.dtype != image.dtype or changed.ndim != 3 or changed.shape[2] != image.shape[2]:
             raise UserError(
                 f"hyper-parameter albumentations: the pipeline returns {changed.dtype} {changed.shape}; "
                 "leave out transforms that change the type or the channels"

@@ -51,13 +51,14 @@ def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
 
 
 def build_starting_model(
-    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
+    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int, *, resumed: dict[str, Any] | None
 ) -> tuple[Detector, dict[str, tuple[int, ...]], Origin]:
     """The detector on its device, with starting weights and frozen layers (resumed weights are loaded later), the
     parameters that starting weights filled (by name, the rows that are still random), and the origin of the weights.
 
     Args:
         names: of the classes.
+        channels: of the images.
         resumed: the model spec of a resumed run; None for a new run, whose settings name the model.
 
     Raises:
@@ -67,7 +68,7 @@ def build_starting_model(
     if config.weights and resumed is None:
         stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
     source = resumed or config.model or (model_of(stored) if stored else DEFAULT_MODEL)
-    model = build_detector(source, len(names), names=names, seed=config.seed)
+    model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
     check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
     log = get_logger()
     log.info(
@@ -80,6 +81,8 @@ def build_starting_model(
         report = transfer_weights(model, stored)
         names_of_filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
         filled = {name: report.new_rows.get(name, ()) for name in names_of_filled}
+        if channels != 3 and model_of(stored).get("channels", 3) == 3:
+            log.info("%s: its RGB kernels are adapted to images of %s", stored.path, counted(channels, "channel"))
         for line in report.lines():
             log.info("%s", line)
     if frozen := layers_to_freeze(config.freeze, len(model.model)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ class Detector(nn.Module):
         return self.head.num_classes
 
     @property
+    def channels(self) -> int:
+        """Of an image."""
+        return self.spec.get("channels", 3)
+
+    @property
     def strides(self) -> tuple[int, ...]:
         """Canvas pixels a cell, by level."""
         return self.head.strides
@@ -65,7 +71,7 @@ class Detector(nn.Module):
         return None if self.head.is_end_to_end else self.head.validation_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level.
+        """Images float (B, `channels`, H, W) in [0, 1] to the head's raw maps, one (B, channels, H/s, W/s) a level.
 
         A head with two branches gives its one-to-many maps, then its one-to-one maps.
         """
@@ -106,7 +112,12 @@ class Detector(nn.Module):
 
 
 def build_detector(
-    model: str | Path | dict, num_classes: int, *, names: Sequence[str] | None = None, seed: int = 0
+    model: str | Path | dict,
+    num_classes: int,
+    *,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    channels: int | None = None,
 ) -> Detector:
     """A freshly initialized float32 detector on the CPU, in training mode.
 
@@ -116,15 +127,22 @@ def build_detector(
         model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
         num_classes: C, whatever the YAML's ``nc`` says.
         names: of the C classes; their numbers if None.
+        channels: of an image, for a model that is for RGB images or for these; None: those of the model.
 
     Raises:
-        UserError: an unknown model, or a mistake in a YAML.
+        UserError: an unknown model, a mistake in a YAML, or a model for images of other channels.
     """
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
     if names is not None and len(names) != num_classes:
         raise UserError(f"{counted(len(names), 'class name')} for {counted(num_classes, 'class')}")
-    detector = build_on_meta(load_spec(model), num_classes, names)
+    spec = load_spec(model)
+    if channels not in (None, spec.channels):
+        if spec.channels != 3:
+            taken = counted(spec.channels, "channel")
+            raise UserError(f"{spec.label}: takes images of {taken}, those of the data set have {channels}")
+        spec = replace(spec, channels=channels, plain=spec.plain | {"channels": channels})
+    detector = build_on_meta(spec, num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)
     _initialize(detector, seed)
     return detector
@@ -137,7 +155,7 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None
     activation = make_activation(spec)
     layers: list[nn.Module] = []
     with torch.device("meta"), torch.no_grad():
-        outputs: dict[int, Tensor] = {IMAGE: torch.empty(0, 3, PROBE_SIZE, PROBE_SIZE, device="cpu")}
+        outputs: dict[int, Tensor] = {IMAGE: torch.empty(0, spec.channels, PROBE_SIZE, PROBE_SIZE, device="cpu")}
         for layer in spec.layers[:-1]:
             inputs = [outputs[source] for source in layer.sources]
             module = build_layer(layer, spec, tuple(x.shape[1] for x in inputs)).train(False)

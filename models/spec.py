@@ -20,6 +20,7 @@ from utils.config.yolo_command import other_task
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.logger import get_logger
+from utils.pixels import PixelFormat
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
@@ -63,6 +64,7 @@ class ModelSpec:
     activation: str | None
     reg_max: int
     end2end: bool  # whether the head has a one-to-one branch and needs no NMS
+    channels: int  # of an image
     layers: tuple[LayerSpec, ...]
     plain: dict[str, Any]  # what rebuilds this spec
 
@@ -125,13 +127,12 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
     for key in values:
         if key not in KEYS:
             raise UserError(f"{label}: unknown key '{key}'{suggestion(str(key), KEYS)}")
-    for key in ("ch", "channels"):
-        if values.get(key, 3) != 3:
-            raise UserError(f"{label}: {key}: images have 3 channels, got {values[key]!r}")
+    channels = PixelFormat.checked(values.get("channels", values.get("ch", 3)), 8, label).channels
     scale = _scale(values, label)
     depth, width, max_channels = _multiples(values, scale, label)
     plain = {key: values[key] for key in PLAIN_KEYS if key in values}
     plain |= {"depth_multiple": depth, "width_multiple": width, "name": label}
+    plain |= {"channels": channels} if channels != 3 else {}
     if max_channels != float("inf"):
         plain["max_channels"] = max_channels
     if scale is not None:
@@ -149,6 +150,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         activation=activation,
         reg_max=int(_number(values, "reg_max", 16, label, low=1, whole=True)),
         end2end=_flag(values, "end2end", label),
+        channels=channels,
         layers=_layers(values, label),
         plain=plain,
     )

@@ -31,7 +31,7 @@ def open_device_cache(
     show_progress: bool = True,
     on_warning: OnWarning | None = None,
 ) -> Tensor:
-    """Source images of ``index`` as uint8 (P, 3) on ``ctx.device``, in the given layout.
+    """Source images of ``index`` as (P, C) on ``ctx.device``, in the given layout.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
     processes of its node, so that each device holds all images.
@@ -43,11 +43,13 @@ def open_device_cache(
     Raises:
         UserError: there is not enough memory, or an image cannot be decoded.
     """
-    _check_memory(layout.pixels * 3, ctx.device)
+    nbytes = layout.pixels * index.pixels.nbytes
+    _check_memory(nbytes, ctx.device)
     if show_progress:
-        size = layout.pixels * 3 / 2**30
+        size = nbytes / 2**30
         get_logger().info("--cache device: %s, %.2f GiB on %s", counted(len(index), "image"), size, ctx.device)
-    cache = torch.empty((layout.pixels, 3), dtype=torch.uint8, device=ctx.device)
+    dtype = getattr(torch, index.pixels.dtype.name)
+    cache = torch.empty((layout.pixels, index.pixels.channels), dtype=dtype, device=ctx.device)
     # One node uses the default group, whose backend is the fastest; several nodes use one group each.
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     group = node_group(ctx) if several_nodes else None
@@ -64,9 +66,10 @@ def open_device_cache(
     if failed:
         raise UserError("--cache device: another process could not decode its part of the images")
     if len(ranks) > 1:
+        at_once = BROADCAST_BYTES // index.pixels.nbytes
         for sender, (first, last) in zip(ranks, shards):
-            for piece in cache[int(layout.starts[first]) : int(layout.starts[last])].split(BROADCAST_BYTES // 3):
-                dist.broadcast(piece, src=sender, group=group.handle if group else None)
+            for piece in cache[int(layout.starts[first]) : int(layout.starts[last])].split(at_once):
+                dist.broadcast(piece.view(torch.uint8), src=sender, group=group.handle if group else None)
     if ctx.device.type == "cuda":
         torch.cuda.synchronize(ctx.device)  # other streams read the cache
     return cache
@@ -84,7 +87,7 @@ def _decode(
     """Decodes ``images`` into the cache."""
 
     def decode(i: int) -> None:
-        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], on_warning)
+        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], on_warning, index.pixels)
         cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
 
     done = map_ahead(decode, images, threads=threads)

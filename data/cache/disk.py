@@ -39,6 +39,7 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.threads import map_ahead
+from utils.pixels import PixelFormat
 
 if TYPE_CHECKING:
     import lmdb
@@ -57,10 +58,10 @@ _IS_VALUE = 4  # flag
 class DiskCache:
     """Source images by number, from a complete file. Picklable: another process maps the file when it first reads."""
 
-    def __init__(self, path: Path, source_hw: np.ndarray) -> None:
+    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
         """``path`` holds images of the sizes ``source_hw`` (N, 2). It is not removed while this object exists."""
         self.path = path
-        self.source_hw = source_hw
+        self.source_hw, self.pixels = source_hw, pixels
         self._inode = os.stat(path).st_ino
         self._is_verified = np.zeros(len(source_hw), bool)
         hold(self, path)
@@ -69,11 +70,11 @@ class DiskCache:
         return len(self.source_hw)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """uint8 (h, w, 3) RGB, read-only; a copy, which outlives the mapping."""
+        """(h, w, C), read-only; a copy, which outlives the mapping."""
         import lmdb
 
-        shape = (*self.source_hw[index], 3)
-        size = int(np.prod(shape, dtype=np.int64))
+        shape = (*self.source_hw[index], self.pixels.channels)
+        size = int(np.prod(shape, dtype=np.int64)) * self.pixels.dtype.itemsize
         try:
             with _environment(self.path, self._inode).begin() as transaction:
                 value = transaction.get(_KEY.pack(index)) or b""
@@ -83,7 +84,7 @@ class DiskCache:
             self._is_verified[index] = value[size:] == _CRC.pack(zlib.crc32(memoryview(value)[:size]))
         if len(value) != size + _CRC.size or not self._is_verified[index]:
             raise UserError(f"{self.path}: damaged at image {index}; remove it and start again")
-        return np.frombuffer(value, np.uint8, size).reshape(shape)
+        return np.frombuffer(value, np.uint8, size).view(self.pixels.dtype).reshape(shape)
 
 
 @functools.cache
@@ -121,7 +122,7 @@ def open_disk_cache(
         writer = _Writer(path, index, source_hw, threads, show_progress, on_warning)
         if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
             writer.fill()
-    return DiskCache(path, source_hw)
+    return DiskCache(path, source_hw, index.pixels)
 
 
 @dataclass
@@ -136,7 +137,7 @@ class _Writer:
     on_warning: OnWarning | None
 
     def __post_init__(self) -> None:
-        self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * 3  # bytes
+        self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * self.index.pixels.nbytes
         self.lock = FileLock(self.path.with_suffix(".lock"), own=True)
 
     def fill(self) -> None:
@@ -181,8 +182,9 @@ class _Writer:
         return True
 
     def _decode(self, i: int) -> memoryview:
-        image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.on_warning)
-        return memoryview(np.ascontiguousarray(image).reshape(-1))
+        index = self.index
+        image = read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.on_warning, index.pixels)
+        return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
 
     def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
         """Writes ``count`` images, given by number and pixels."""

@@ -25,7 +25,7 @@ class ImageCache(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """uint8 (h, w, 3) RGB, read-only."""
+        """(h, w, C) of the index's `PixelFormat`, read-only."""
 
 
 def open_image_cache(

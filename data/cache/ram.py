@@ -36,6 +36,7 @@ from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.machine.threads import map_ahead
+from utils.pixels import PixelFormat
 from utils.strings import counted
 
 _SUFFIX = ".pixels"
@@ -47,7 +48,7 @@ _PATIENCE_S = 10.0  # to remove a large file, which its last process does under 
 class RamCache:
     """Source images by number, as read-only views of a mapped file. Picklable: another process maps the file again."""
 
-    def __init__(self, path: Path, source_hw: np.ndarray) -> None:
+    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
         """Maps ``path``, which contains images of the sizes ``source_hw`` (N, 2) one after the other.
 
         Raises:
@@ -56,8 +57,8 @@ class RamCache:
             CacheError: it has another size, others may write it, or a process keeps it locked.
         """
         self.path = path
-        self.source_hw = source_hw
-        self._offsets = _offsets(source_hw)
+        self.source_hw, self.pixels = source_hw, pixels
+        self._offsets = _offsets(source_hw, pixels)
         handle = open_own(path)
         try:
             _share(handle, path)
@@ -77,20 +78,20 @@ class RamCache:
         return len(self.source_hw)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """uint8 (h, w, 3) RGB, read-only."""
-        pixels = self._pixels[self._offsets[index] : self._offsets[index + 1]]
-        return pixels.reshape(*self.source_hw[index], 3)
+        """(h, w, C), read-only."""
+        stored = self._pixels[self._offsets[index] : self._offsets[index + 1]]
+        return stored.view(self.pixels.dtype).reshape(*self.source_hw[index], self.pixels.channels)
 
     def is_intact(self, index: int) -> bool:
         """Whether the pixels of an image are those that were written."""
         return zlib.crc32(self._pixels[self._offsets[index] : self._offsets[index + 1]]) == self._checksums[index]
 
     def __reduce__(self) -> tuple:
-        return RamCache, (self.path, self.source_hw)
+        return RamCache, (self.path, self.source_hw, self.pixels)
 
 
-def _offsets(source_hw: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * 3)])
+def _offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * pixels.nbytes)])
 
 
 def _share(handle: int, path: Path) -> None:
@@ -135,7 +136,8 @@ def open_ram_cache(
     is_unknown = ctx is None or ctx.is_node_leader  # the other processes open what the first one has checked or written
     for _ in range(3):  # another run may remove the file at its end, before it is opened here
         try:
-            return _checked(path, source_hw, threads, show_progress) if is_unknown else RamCache(path, source_hw)
+            cache = RamCache(path, source_hw, index.pixels)
+            return _checked(cache, threads, show_progress) if is_unknown else cache
         except FileNotFoundError:
             pass
         except (CacheError, PermissionError) as error:
@@ -143,12 +145,11 @@ def open_ram_cache(
         is_unknown = False
         remove_abandoned(shared_memory.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"))  # of this user's runs
         _fill(path, index, source_hw, threads, show_progress, on_warning)
-    return RamCache(path, source_hw)
+    return RamCache(path, source_hw, index.pixels)
 
 
-def _checked(path: Path, source_hw: np.ndarray, threads: int, show_progress: bool) -> RamCache:
-    """A cache that another run has written. Raises as `RamCache` does, and CacheError if an image is damaged."""
-    cache = RamCache(path, source_hw)
+def _checked(cache: RamCache, threads: int, show_progress: bool) -> RamCache:
+    """A cache that another run has written. Raises CacheError if an image is damaged."""
     intact = map_ahead(cache.is_intact, range(len(cache)), threads=threads)
     if not all(progress(intact, desc="checking images (ram)", total=len(cache), enabled=show_progress)):
         raise CacheError("damaged")
@@ -164,7 +165,7 @@ def _fill(
     on_warning: OnWarning | None,
 ) -> None:
     """Decodes all images into a temporary file beside ``path``, then renames it."""
-    offsets = _offsets(source_hw)
+    offsets = _offsets(source_hw, index.pixels)
     disk = shutil.disk_usage(path.parent)
     size, free = int(offsets[-1]) + len(index) * _CRC.itemsize, min(disk.free, available_memory())
     get_logger().info("--cache ram: %s, %.2f GiB in %s", counted(len(index), "image"), size / 2**30, path)
@@ -180,8 +181,8 @@ def _fill(
         pixels, checksums = np.frombuffer(memory, np.uint8), np.frombuffer(memory, _CRC, -1, int(offsets[-1]))
 
         def decode(i: int) -> None:
-            image = read_source(index.path(i), index.image_hw[i], source_hw[i], on_warning)
-            pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1)
+            image = read_source(index.path(i), index.image_hw[i], source_hw[i], on_warning, index.pixels)
+            pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1).view(np.uint8)
             checksums[i] = zlib.crc32(pixels[offsets[i] : offsets[i + 1]])
 
         done = map_ahead(decode, range(len(index)), threads=threads)

@@ -24,6 +24,7 @@ from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_reduced
 from utils.errors import UserError
 from utils.logger import progress
+from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.strings import counted
 
 SIDE = 32  # of thumbnails
@@ -138,7 +139,9 @@ def _root(parent: np.ndarray, i: int) -> int:
     return i
 
 
-def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dict[int, str]]:
+def read_signatures(
+    paths: Sequence[str], workers: int, pixels: PixelFormat = RGB8
+) -> tuple[Signatures, dict[int, str]]:
     """Decodes all images in ``workers`` threads.
 
     Returns:
@@ -155,12 +158,12 @@ def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dic
                 warnings[i] = warning
 
         try:
-            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), on_warning)
+            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), on_warning, pixels)
         except UserError as error:
             readable[i] = False
             on_warning("", str(error).removeprefix(f"{paths[i]}: "))
         else:
-            thumbnails[i] = thumbnail(image)
+            thumbnails[i] = thumbnail(as_rgb8(image))
 
     with ThreadPoolExecutor(workers) as pool:
         for _ in progress(pool.map(read, range(len(paths))), desc="comparing images", total=len(paths)):
@@ -183,7 +186,7 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     owner = np.repeat(np.arange(len(splits)), [len(s.index) for s in splits])
     paths = [s.index.path(i) for s in splits for i in range(len(s.index))]
     names = [name for s in splits for name in s.index.paths]
-    signatures, warnings = read_signatures(paths, workers)
+    signatures, warnings = read_signatures(paths, workers, splits[0].index.pixels)
     issues = [Issue(DAMAGED, warning, splits[owner[i]].name, (names[i],)) for i, warning in sorted(warnings.items())]
     copies = roboflow_copies(names)
     origin = np.arange(len(names))  # the first copy of the same image

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
 from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.structures import GRAY
 
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
@@ -36,6 +37,7 @@ class Source(NamedTuple):
     path: str  # absolute
     height: int
     width: int
+    pixels: PixelFormat = RGB8
 
     def whole(self) -> np.ndarray:
         """int64 (4,) x0, y0, x1, y1."""
@@ -82,7 +84,8 @@ class Photos:
 def _render(source: Source, window: np.ndarray, side: int) -> Photo:
     x0, y0, x1, y1 = window
     scale = min(side / max(x1 - x0, y1 - y0), MOST_ENLARGED)
-    pixels, _ = read_reduced(source.path, (round(source.height * scale), round(source.width * scale)))
+    least_hw = round(source.height * scale), round(source.width * scale)
+    pixels = as_rgb8(read_reduced(source.path, least_hw, pixels=source.pixels)[0])
     gain = np.array([pixels.shape[1] / source.width, pixels.shape[0] / source.height])
     (left, top), (right, bottom) = np.floor(window[:2] * gain).astype(int), np.ceil(window[2:] * gain).astype(int)
     part = np.ascontiguousarray(pixels[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)])

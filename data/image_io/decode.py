@@ -1,4 +1,4 @@
-"""Decodes image files to upright 8-bit RGB arrays.
+"""Decodes image files to upright 8-bit RGB arrays, or arrays of another `PixelFormat` (channels.py).
 
 The result does not depend on the OpenCV version: orientation is applied here, not by the decoder. Files are read by
 Python, so every path that the system can open works.
@@ -16,15 +16,18 @@ import os
 import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
+from data.image_io.channels import NPY_MAGIC, check_jpeg_channels, is_tiff, read_npy, read_tiff, to_format
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.
@@ -32,6 +35,7 @@ _SUFFIXES = (
     ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"
 )
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
+ARRAY_SUFFIX = ".npy"  # of images only where a data set or a model has a format of its own: other programs' caches
 # Image formats that are not supported.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
@@ -59,8 +63,6 @@ _REDUCED = {
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOR,
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
-_FROM_BGR = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
-_FROM_RGB = {1: cv2.COLOR_GRAY2RGB, 3: None, 4: cv2.COLOR_RGBA2RGB}
 _MAX_BYTES = 1 << 31  # of a file
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 but DHT, JPG and DAC
@@ -73,7 +75,7 @@ OnWarning = Callable[[str, str], None]  # called with the path and the decoder's
 class Header(NamedTuple):
     """The structure of an image file. ``size`` is None for kinds whose size only the decoder knows."""
 
-    kind: str  # "jpeg", "png", "webp" or "other"
+    kind: str  # "jpeg", "png", "webp", "tiff", "npy" or "other"
     size: tuple[int, int] | None  # height and width as stored, before orientation
     orientation: int  # 1..8
     defect: str  # "" for an intact file
@@ -83,6 +85,11 @@ class Header(NamedTuple):
         """Height and width after orientation. Must not be called without a size."""
         height, width = self.size
         return (width, height) if self.orientation >= 5 else (height, width)
+
+
+def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
+    """The suffixes, in lower case, of the images of a data set or a model with these pixels."""
+    return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
 def suffix_of(content: bytes) -> str:
@@ -120,19 +127,22 @@ def unread_summary(unread: Sequence[str]) -> str:
     return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
-def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None) -> np.ndarray:
-    """The image at ``path`` as uint8 (H, W, 3) RGB, upright, C-contiguous.
+def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8) -> np.ndarray:
+    """The image at ``path`` as uint8 (H, W, 3) RGB, or (H, W, C) of another format, upright, C-contiguous.
 
     A damaged JPEG is returned as its decoder could recover it, and ``on_warning`` is called.
 
     Raises UserError with the path when the file is missing, unreadable, damaged or of an unsupported kind.
     """
     data, header = _read_file(path)
-    return decode_image(data, header, path, on_warning=on_warning)
+    return decode_image(data, header, path, on_warning=on_warning, pixels=pixels)
 
 
 def read_reduced(
-    path: str | os.PathLike, least_hw: tuple[int, int], on_warning: OnWarning | None = None
+    path: str | os.PathLike,
+    least_hw: tuple[int, int],
+    on_warning: OnWarning | None = None,
+    pixels: PixelFormat = RGB8,
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """The image as `read_image` returns it, possibly reduced, and its full upright height and width.
 
@@ -142,7 +152,7 @@ def read_reduced(
     """
     data, header = _read_file(path)
     if header.kind != "jpeg":
-        image = decode_image(data, header, path, on_warning=on_warning)
+        image = decode_image(data, header, path, on_warning=on_warning, pixels=pixels)
         return image, image.shape[:2]
     full = header.upright_hw
     fits = [
@@ -150,7 +160,7 @@ def read_reduced(
         for s in _REDUCED
         if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
     ]
-    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOR, on_warning=on_warning), full
+    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOR, on_warning, pixels), full
 
 
 def _read_file(path: str | os.PathLike) -> tuple[bytes, Header]:
@@ -194,31 +204,26 @@ def imdecode(data: bytes, flags: int, path: str | os.PathLike, on_warning: OnWar
 
 
 def decode_image(
-    data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOR, on_warning: OnWarning | None = None
+    data: bytes,
+    header: Header,
+    path: str | os.PathLike,
+    jpeg_flag: int = _COLOR,
+    on_warning: OnWarning | None = None,
+    pixels: PixelFormat = RGB8,
 ) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
-        image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
-        image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        check_jpeg_channels(path, pixels)
+        flag = jpeg_flag & ~_COLOR if pixels.channels == 1 else jpeg_flag
+        image = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
+        image = to_format(image, path, pixels, is_rgb=_IS_RGB)
+    elif header.kind == "npy":
+        image = to_format(read_npy(data, path, pixels), path, pixels, is_rgb=True)
+    elif header.kind == "tiff" and pixels != RGB8:
+        first = partial(imdecode, data, cv2.IMREAD_UNCHANGED, path, on_warning)
+        image = to_format(read_tiff(data, path, first), path, pixels)
     else:
-        image = to_rgb8(imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), path)
-    return orient(image, header.orientation)
-
-
-def to_rgb8(image: np.ndarray, path: str | os.PathLike, *, is_rgb: bool = False) -> np.ndarray:
-    """Pixels (H, W) or (H, W, channels), uint8 or uint16, BGR unless ``is_rgb``, to uint8 (H, W, 3) RGB, C-contiguous.
-
-    An RGB image that is so already is returned itself. Raises UserError that begins with ``path`` for other types.
-    """
-    if image.dtype == np.uint16:
-        image = cv2.convertScaleAbs(image, alpha=1 / 257)
-    elif image.dtype != np.uint8:
-        raise UserError(f"{path}: {image.dtype} samples are not supported; convert it to 8 or 16 bits")
-    channels = 1 if image.ndim == 2 else image.shape[2]
-    conversions = _FROM_RGB if is_rgb else _FROM_BGR
-    if channels not in conversions:
-        raise UserError(f"{path}: {channels} channels; supported are 1 (gray), 3 (color) and 4 (with alpha)")
-    conversion = conversions[channels]
-    return np.ascontiguousarray(image) if conversion is None else cv2.cvtColor(image, conversion)
+        image = to_format(imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), path, pixels)
+    return with_channels(orient(image, header.orientation))
 
 
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:
@@ -232,6 +237,11 @@ def orient(image: np.ndarray, orientation: int) -> np.ndarray:
     return image
 
 
+def with_channels(image: np.ndarray) -> np.ndarray:
+    """(H, W, C) from (H, W, C) or, as OpenCV returns an image of one channel, (H, W)."""
+    return image if image.ndim == 3 else image[..., None]
+
+
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
     """Heights and widths of source images, int32 (N, 2), from those of the files. The shorter side is rounded up."""
     sizes = image_hw.astype(np.int64)
@@ -241,15 +251,19 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
 
 
 def read_source(
-    path: str, image_hw: np.ndarray, source_hw: np.ndarray, on_warning: OnWarning | None = None
+    path: str,
+    image_hw: np.ndarray,
+    source_hw: np.ndarray,
+    on_warning: OnWarning | None = None,
+    pixels: PixelFormat = RGB8,
 ) -> np.ndarray:
-    """Decodes an image and reduces it to the size ``source_hw``: uint8 (h, w, 3) RGB. ``on_warning``: see `read_image`.
+    """Decodes an image and reduces it to the size ``source_hw``: (h, w, C). Arguments: see `read_image`.
 
     Raises:
         UserError: the file cannot be decoded, or its size is not ``image_hw``, that of the index.
     """
     height, width = (int(v) for v in source_hw)
-    image, stored_hw = read_reduced(path, (height, width), on_warning)
+    image, stored_hw = read_reduced(path, (height, width), on_warning, pixels)
     if stored_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {stored_hw[1]}x{stored_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
@@ -257,7 +271,7 @@ def read_source(
         )
     if image.shape[:2] == (height, width):
         return image
-    return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+    return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
 
 
 def read_header(data: bytes) -> Header:
@@ -268,7 +282,8 @@ def read_header(data: bytes) -> Header:
         return _read_png(data)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _read_webp(data)
-    return Header("other", None, 1, "" if data else "the file is empty")
+    kind = "npy" if data[:6] == NPY_MAGIC else "tiff" if is_tiff(data) else "other"
+    return Header(kind, None, 1, "" if data else "the file is empty")
 
 
 def _read_jpeg(data: bytes) -> Header:

@@ -23,14 +23,26 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.decode import Header, checked_header, decode_image, exif_orientation, imdecode, read_bytes
+from data.image_io.channels import NPY_MAGIC, check_jpeg_channels, npy_size
+from data.image_io.decode import (
+    ARRAY_SUFFIX,
+    Header,
+    checked_header,
+    decode_image,
+    exif_orientation,
+    imdecode,
+    read_bytes,
+)
 from utils.errors import UserError
+from utils.files.safe_io import open_regular
+from utils.pixels import RGB8, PixelFormat
 
 _SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: there is one scan, so all tables are in the header
 _IGNORED = frozenset({*range(0xE0, 0xF0), 0xFE})  # application data, comments
 _MAX_PIXELS = 1 << 28  # below the limits of decoders
 _SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x22, 0x41)))
 _STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of every 2048 are checked
+_NPY_START = 4096  # bytes, more than any header of an image
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # except for restarts
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_IGNORE_ORIENTATION
@@ -40,18 +52,22 @@ class HiddenDamageError(UserError):
     """Damage that only decoding shows."""
 
 
-def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, int]:
+def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8) -> tuple[int, int]:
     """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
 
     An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible, unless
     ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill a missing part with gray) and is
-    decoded at an eighth of its size, which is faster. Other kinds of files are decoded completely, and the checksums of
-    a PNG, which decoders ignore, are verified.
+    decoded at an eighth of its size, which is faster. Of a .npy file the header is read, or all with ``decode``. Other
+    kinds of files are decoded completely, and the checksums of a PNG, which decoders ignore, are verified.
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
     """
+    if os.fspath(path).lower().endswith(ARRAY_SUFFIX) and not decode:
+        return _check_npy(path, pixels)
     data = read_bytes(path)
     plain = plain_jpeg(data)
+    if data[:2] == b"\xff\xd8":
+        check_jpeg_channels(path, pixels)
     looks_right = plain is not None and not coded_data_defect(data, plain)
     if looks_right and not decode:
         return plain.header.upright_hw
@@ -63,7 +79,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
 
     if header.kind != "jpeg":
         defect = png_defect(data) if header.kind == "png" else ""
-        size = decode_image(data, header, path, on_warning=on_warning).shape[:2]
+        size = decode_image(data, header, path, on_warning=on_warning, pixels=pixels).shape[:2]
         if defect or warnings:
             raise UserError(f"{path}: damaged image ({defect or warnings[0]})")
         return size
@@ -77,6 +93,19 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
         kind = HiddenDamageError if looks_right else UserError
         raise kind(f"{path}: damaged image ({warnings[0]})")
     return header.upright_hw
+
+
+def _check_npy(path: str | os.PathLike, pixels: PixelFormat) -> tuple[int, int]:
+    try:
+        with open_regular(path) as file:
+            start = file.read(_NPY_START)
+            nbytes = os.fstat(file.fileno()).st_size
+    except OSError:
+        start = read_bytes(path)  # raises its error
+        nbytes = len(start)
+    if start[:6] != NPY_MAGIC:
+        raise UserError(f"{path}: damaged .npy file (it does not begin like one)")
+    return npy_size(start, nbytes, path, pixels)
 
 
 class PlainJpeg(NamedTuple):

@@ -5,7 +5,7 @@ folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt 
 data sets' YAMLs, whose splits of this name are joined), ``names`` (list or
 map), ``nc`` (checked against the names), and extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by
 split; ``classes``, a map that renames and merges classes, or makes their boxes regions to ignore; ``ignore``, a list of
-the latter.
+the latter; ``channels`` and ``bits`` of the images, see `utils.pixels.PixelFormat`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from utils.config.settings import class_numbers, typed_classes
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
+from utils.pixels import RGB8, PixelFormat
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
 FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # a split is read by the first that detects its labels
-_USED_KEYS = ("path", *SPLITS, "names", "nc", "classes", "ignore", "annotations", "download", "channels")
+_USED_KEYS = ("path", *SPLITS, "names", "nc", "classes", "ignore", "annotations", "download", "channels", "bits")
 # Keys of public YAMLs that do not affect training.
 _DESCRIPTIVE_KEYS = (
     "roboflow",
@@ -74,6 +75,7 @@ class DatasetSpec:
     class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
     summary: str = ""  # of a folder: what has been found there
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
+    pixels: PixelFormat = RGB8  # of the images
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
@@ -107,12 +109,13 @@ class DatasetSpec:
         """The data set with the classes of its labels, none merged or left out."""
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
 
-    def class_content(self) -> dict[str, Any]:
-        """What a YAML says of the classes, with all of them."""
+    def content(self) -> dict[str, Any]:
+        """What a YAML says of the classes, with all of them, and of the pixels."""
         if not self.label_names:
-            return {"names": list(self.names)}
+            return {"names": list(self.names)} | self.pixels.content()
         to = {IGNORED: IGNORE} | dict(enumerate(self.names))
-        return {"names": list(self.label_names), "classes": {n: to[c] for n, c in zip(self.label_names, self.class_of)}}
+        classes = {n: to[c] for n, c in zip(self.label_names, self.class_of)}
+        return {"names": list(self.label_names), "classes": classes} | self.pixels.content()
 
     def missing_error(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
@@ -203,6 +206,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     _check_keys(values, path)
     if "val" not in values and "validation" in values:
         values["val"] = values["validation"]
+    pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
@@ -215,8 +219,14 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     for split in annotations:
         if split not in splits and isinstance(values["annotations"], dict):
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
+    for part in (part for source in splits.values() for part in source.parts):
+        if part.pixels != pixels:
+            raise UserError(
+                f"{path}: images of {pixels}, of {part.source} {part.pixels}; data sets that are joined agree"
+            )
     label_names = _read_names(values, splits, path)
-    spec = DatasetSpec(label_names, root, splits, str(path), _if_missing(values, path), summary=content.summary)
+    if_missing = _if_missing(values, path)
+    spec = DatasetSpec(label_names, root, splits, str(path), if_missing, summary=content.summary, pixels=pixels)
     if not values.get("classes") and not values.get("ignore"):
         return spec
     targets = _read_class_map(values, label_names, path)
@@ -245,8 +255,6 @@ def _check_keys(values: dict, path: Path) -> None:
             )
         if key not in known:
             raise UserError(f"{path}: unknown key '{key}'{suggestion(str(key), known)}")
-    if values.get("channels", 3) != 3:
-        raise UserError(f"{path}: channels: {values['channels']!r}; only 3-channel RGB images are supported")
 
 
 def _text_path(value: Any, where: str) -> Path:

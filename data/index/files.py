@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from data.image_io.decode import IMAGE_SUFFIXES, unread_image, unread_summary
+from data.image_io.decode import ARRAY_SUFFIX, image_suffixes, unread_image, unread_summary
 from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
@@ -59,14 +59,15 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     found: dict[str, ImageFile] = {}
     findings: list[Finding] = []
     lists: dict[Path, list[str]] = {}
+    suffixes = image_suffixes(spec.pixels)
     for entry in source.images:
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]
         if entry.is_dir():
-            files = _in_folder(entry, spec.root, findings)
+            files = _in_folder(entry, spec.root, findings, suffixes)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
-            files = list(_in_list(entry, spec.root, findings))
+            files = list(_in_list(entry, spec.root, findings, suffixes))
             lists[entry] = [image.name for _, image in files]
         elif entry.exists():
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
@@ -79,7 +80,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
                 found[image.name] = image
     if not found:
         searched = ", ".join(map(str, source.images))
-        text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})"
+        text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
         unread = unread_files(findings)
         raise UserError(f"{text}; {unread_summary(unread)}" if unread else text)
     images = [found[name] for name in sorted(found)]
@@ -136,16 +137,24 @@ def _stamp(file: os.DirEntry | Path) -> FileStamp | None:
     return FileStamp(status.st_size, status.st_mtime_ns) if status else None
 
 
-def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
+def _in_folder(
+    folder: Path, root: Path, findings: list[Finding], suffixes: frozenset[str]
+) -> Iterator[tuple[str, ImageFile]]:
     for current, entries in _walk(folder):
         base, key_base = relative_name(current, root), relative_name(current, folder)
-        if not entries and os.path.splitext(current)[1].lower() in IMAGE_SUFFIXES:
+        if not entries and _is_image(current, suffixes):
             findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
+        stems = set()  # of images beside which arrays are copies, which other programs cache
+        if ARRAY_SUFFIX in suffixes:
+            stems = {stem for stem, suffix in (os.path.splitext(e.name) for e in entries) if suffix != ARRAY_SUFFIX}
         for entry in entries:
             if _query(entry.is_dir):
                 continue
             name = entry.name if base == "." else f"{base}/{entry.name}"
-            if not _is_image(entry.name):
+            stem, suffix = os.path.splitext(entry.name)
+            if suffix == ARRAY_SUFFIX and stem in stems:
+                continue
+            if not _is_image(entry.name, suffixes):
                 if what := unread_image(entry.path):
                     findings.append(Finding(name, UNSUPPORTED, what))
                 continue
@@ -158,7 +167,9 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
             yield name, ImageFile(name, key, stamp)
 
 
-def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
+def _in_list(
+    file: Path, root: Path, findings: list[Finding], suffixes: frozenset[str]
+) -> Iterator[tuple[str, ImageFile]]:
     """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
     set's folder first. If none is an image, `_read_elsewhere` says how to read them, or raises UserError.
     """
@@ -167,18 +178,18 @@ def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[
     here, folders = relative_name(file, root), _Folders()
 
     def as_written(row: str) -> str | None:
-        if not _is_image(row):
+        if not _is_image(row, suffixes):
             return None
         bases = (file.parent, root) if row.startswith("./") else (root, file.parent)
         return next(filter(folders.exists, (os.path.normpath(os.path.join(base, row)) for base in bases)), None)
 
     find = as_written
     if rows and not any(as_written(row) for _, row in rows):
-        find = _read_elsewhere(rows, file, root, folders)
+        find = _read_elsewhere(rows, file, root, folders, suffixes)
     for line, row in rows:
         where, path = f"{here}:{line}", find(row)
         if path is None:
-            if find == as_written and not _is_image(row):
+            if find == as_written and not _is_image(row, suffixes):
                 findings.append(Finding(where, UNSUPPORTED, f"{row[:100]!r} is not the path of an image"))
             else:
                 findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
@@ -189,7 +200,7 @@ def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[
 
 
 def _read_elsewhere(
-    rows: list[tuple[int, str]], file: Path, root: Path, folders: _Folders
+    rows: list[tuple[int, str]], file: Path, root: Path, folders: _Folders, suffixes: frozenset[str]
 ) -> Callable[[str], str | None]:
     """How to find the images of a list of which no row names one as it is written: with Windows separators, for another
     folder (``data/obj_train_data/a.jpg`` of CVAT, absolute paths of another machine), or without suffixes (``000012``
@@ -204,18 +215,18 @@ def _read_elsewhere(
         os.path.join(folder, entry.name)
         for folder, entries in (_walk(root) if root.is_dir() else ())
         for entry in entries
-        if _is_image(entry.name) and {entry.name, os.path.splitext(entry.name)[0]} & names
+        if _is_image(entry.name, suffixes) and {entry.name, os.path.splitext(entry.name)[0]} & names
     ]
     for line, row in rows[:_MOST_TRIED]:
         parts = _parts(row)
         for left_out in range(len(parts)):
             tail = os.sep + os.path.join(*parts[left_out:])
-            fits = [p for p in images if (p if _is_image(row) else os.path.splitext(p)[0]).endswith(tail)]
+            fits = [p for p in images if (p if _is_image(row, suffixes) else os.path.splitext(p)[0]).endswith(tail)]
             if len(fits) == 1:
                 folder = Path(fits[0]).parents[len(parts) - left_out - 1]
                 text = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
                 get_logger().info(text, file, line, row, relative_name(fits[0], root))
-                return partial(_find_below, folder, left_out, folders)
+                return partial(_find_below, folder, left_out, folders, suffixes)
             if fits:
                 raise UserError(
                     f"{file}:{line}: {len(fits)} images fit {row[:200]!r}: {', '.join(sorted(fits)[:2])}"
@@ -228,16 +239,16 @@ def _read_elsewhere(
     )
 
 
-def _find_below(folder: Path, left_out: int, folders: _Folders, row: str) -> str | None:
+def _find_below(folder: Path, left_out: int, folders: _Folders, suffixes: frozenset[str], row: str) -> str | None:
     """The path of the image that a row names by all its parts but the first ``left_out``; None unless there is one."""
     path = os.path.join(folder, *_parts(row)[left_out:])
-    suffixes = ("",) if _is_image(row) else (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
-    fits = [path + suffix for suffix in suffixes if folders.exists(path + suffix)]
+    endings = ("",) if _is_image(row, suffixes) else (*suffixes, *map(str.upper, suffixes))
+    fits = [path + ending for ending in endings if folders.exists(path + ending)]
     return fits[0] if len(fits) == 1 else None
 
 
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+def _is_image(name: str, suffixes: frozenset[str]) -> bool:
+    return os.path.splitext(name)[1].lower() in suffixes
 
 
 def _parts(row: str) -> list[str]:

@@ -26,6 +26,7 @@ from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import GroundTruth, LabelArrays, ignored_class
@@ -56,6 +57,7 @@ class DatasetIndex(LabelArrays):
     fingerprint: str = ""
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
+    pixels: PixelFormat = RGB8  # of the images
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -186,6 +188,7 @@ def load_index(
         )
         index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
         write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
+    index = replace(index, pixels=spec.pixels)
     whole = index.report
     index = _used(index, used, part, single_cls=single_cls and chooses, fraction=fraction, seed=seed)
     hold(index, path)
@@ -217,6 +220,7 @@ def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
         **concatenated([_with_names(index, names) for index in indexes]),
         report=ScanReport(dict(totals), FlatStrings.of(line for index in indexes for line in index.report.lines)),
         fingerprint=_digest([index.fingerprint for index in indexes], names),
+        pixels=spec.pixels,
     )
     return replace(joined, report=replace(joined.report, totals=joined.report.totals | _totals(joined)))
 
@@ -385,6 +389,7 @@ def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bo
     not on the path of the data set."""
     settings = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     settings += [verify] if verify != "sample" else []  # "full" may leave out more images
+    settings += [spec.pixels.content()] if spec.pixels != RGB8 else []
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
     for files in (listing.images, listing.labels):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)

@@ -100,7 +100,7 @@ def scan_split(
 
     def read(name: str, title: str) -> list[ScannedChunk]:
         saved = PartialScan(partial and partial.with_name(f"{partial.name}-{name}.partial"), _CHUNK)
-        return _read_all(spec.root, source, decoded, workers, title, show_progress, saved)
+        return _read_all(spec, source, decoded, workers, title, show_progress, saved)
 
     chunks = read(verify, f"scanning {split}")
     hidden = sum(chunk.hidden for chunk in chunks)
@@ -132,7 +132,7 @@ def _sample(count: int) -> np.ndarray:
 
 
 def _read_all(
-    root: Path,
+    spec: DatasetSpec,
     source: LabelSource,
     decoded: np.ndarray,
     workers: int,
@@ -148,7 +148,7 @@ def _read_all(
     missing = sorted(set(starts) - {chunk.first for chunk in chunks})
 
     def read(first: int) -> ScannedChunk:
-        return _read_chunk(range(first, min(first + _CHUNK, count)), root, source, decoded)
+        return _read_chunk(range(first, min(first + _CHUNK, count)), spec, source, decoded)
 
     def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
         for chunk in results:
@@ -177,10 +177,10 @@ def _read_all(
     return sorted(chunks, key=lambda chunk: chunk.first)
 
 
-def _read_chunk(images: range, root: Path, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
+def _read_chunk(images: range, spec: DatasetSpec, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
     sizes, with_rows, labels, found, hidden = [], [], [], [], 0
     for i in images:
-        size, raw, problems, is_hidden = _read_one(i, root, source, bool(decoded[i]))
+        size, raw, problems, is_hidden = _read_one(i, spec, source, bool(decoded[i]))
         hidden += is_hidden
         sizes.append(size)
         found += problems
@@ -191,13 +191,13 @@ def _read_chunk(images: range, root: Path, source: LabelSource, decoded: np.ndar
 
 
 def _read_one(
-    i: int, root: Path, source: LabelSource, decode: bool
+    i: int, spec: DatasetSpec, source: LabelSource, decode: bool
 ) -> tuple[tuple[int, int], RawLabels | None, list[LocatedFinding], bool]:
     """Upright size, labels (None if there are none), findings, and whether only decoding showed damage."""
     name = source.images[i].name
-    path = os.path.join(root, name)
+    path = os.path.join(spec.root, name)
     try:
-        size = check_image(path, decode=decode)
+        size = check_image(path, decode=decode, pixels=spec.pixels)
     except UserError as error:
         finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out")
         return (0, 0), None, [LocatedFinding(i, -1, finding)], isinstance(error, HiddenDamageError)

@@ -36,13 +36,15 @@ RESERVED_BATCHES = 4  # slots for batches that the parent still uses
 class _SlottedRequests:
     """Adds to each request a slot to render into, if one is free."""
 
-    def __init__(self, requests: Iterable[BatchRequest], slots: BatchSlots) -> None:
+    def __init__(self, requests: Iterable[BatchRequest], slots: BatchSlots, pixel_bytes: int) -> None:
         self.requests = requests
         self.slots = slots
+        self.pixel_bytes = pixel_bytes
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self.requests:
-            yield replace(request, slot=self.slots.take(3 * len(request.images) * math.prod(request.canvas_hw)))
+            nbytes = self.pixel_bytes * len(request.images) * math.prod(request.canvas_hw)
+            yield replace(request, slot=self.slots.take(nbytes))
 
 
 class _RequestLoader(DataLoader):
@@ -74,11 +76,12 @@ class _RequestLoader(DataLoader):
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         page_lock = PageLock() if pin_memory and torch.cuda.is_available() else None
         uses_slots = workers > 0 and make_batch is None
-        self._slots = open_slots(slots, 3 * most_pixels, page_lock) if uses_slots else None
+        pixel_bytes = dataset.index.pixels.nbytes
+        self._slots = open_slots(slots, pixel_bytes * most_pixels, page_lock) if uses_slots else None
         super().__init__(
             RequestDataset(dataset, make_batch or partial(render_batch, dataset, self._slots), self._slots),
             batch_size=None,
-            sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots),
+            sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
             collate_fn=_unchanged,
             pin_memory=pin_memory,

@@ -30,10 +30,10 @@ from utils.structures import Batch, Sample, bucketed, ignored_class
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
     """A batch of samples.
 
-    Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
+    Images are stored (B, H, W, C) and seen as (B, C, H, W): the channels_last layout, without a copy.
 
     Args:
-        pixels: uint8 (B, H, W, 3); samples that were rendered into it are not copied.
+        pixels: (B, H, W, C); samples that were rendered into it are not copied.
     """
     for sample, out in zip(samples, pixels.numpy()):
         if not np.may_share_memory(sample.image, out):
@@ -122,11 +122,11 @@ class RequestDataset:
 
 def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
     """A batch whose images are rendered on the host, in one of ``slots`` if the request names it."""
-    count = len(request.images)
+    count, kind = len(request.images), dataset.index.pixels
     if slots is None or request.slot is None:
-        pixels = new_pixels(count, request.canvas_hw)
+        pixels = new_pixels(count, request.canvas_hw, kind)
     else:
-        pixels = torch.from_numpy(slots.pixels(request.slot, (count, *request.canvas_hw, 3)))
+        pixels = torch.from_numpy(slots.pixels(request.slot, (count, *request.canvas_hw, kind.channels), kind.dtype))
     if count < len(request.keys):
         return collate_quad(dataset.samples(request.keys), request, pixels)
     return collate(dataset.samples(request.keys, list(pixels.numpy())), pixels)
@@ -139,11 +139,12 @@ def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, reque
         layout: of the device cache that has the images; None: visible pixels are sent with the batch.
     """
     plans, images = dataset.plans(request.keys), request.images
-    rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0)))
+    kind = dataset.index.pixels
+    rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0), kind))
     groups = []
     for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
         chosen = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
-        sources = PackedPixels(dataset.source_image) if layout is None else layout
+        sources = PackedPixels(dataset.source_image, kind) if layout is None else layout
         table = build_table([plans[i] for n in chosen for i in images[n]], canvas_hw, dataset.source_hw, sources)
         pixels = sources.pixels if isinstance(sources, PackedPixels) else None
         groups.append(RenderGroup(table, pixels, torch.tensor(chosen, dtype=torch.int64)))

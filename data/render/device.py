@@ -33,7 +33,7 @@ class RenderGroup:
     """Samples of one canvas size, rendered together."""
 
     table: RenderTable
-    pixels: Tensor | None  # uint8 (P, 3) that the table refers to; None: the device cache
+    pixels: Tensor | None  # (P, C) that the table refers to; None: the device cache
     images: Tensor  # int64 (n,): of the batch; each is one sample, or four in two rows if they are half as large
 
 
@@ -43,7 +43,7 @@ class PlannedBatch:
 
     canvas_hw: tuple[int, int]
     groups: tuple[RenderGroup, ...]
-    rest: Batch  # images are (B, 3, 0, 0)
+    rest: Batch  # images are (B, C, 0, 0)
 
     def to(self, device: torch.device, non_blocking: bool = True) -> PlannedBatch:
         groups = map_tensors(self.groups, lambda t: t.to(device, non_blocking=non_blocking))
@@ -61,7 +61,7 @@ class DeviceRenderer:
         """
         Args:
             device: renders the batches.
-            cache: uint8 (P, 3) on the device, of `open_device_cache`, if the batches refer to one.
+            cache: (P, C) on the device, of `open_device_cache`, if the batches refer to one.
             fuse: paint with one compiled kernel, whose rounding may differ from that of separate operations.
         """
         self.device = device
@@ -69,16 +69,17 @@ class DeviceRenderer:
         self._paint: Painter = FusedPainter() if fuse else paint_layers
 
     def __call__(self, planned: PlannedBatch) -> Batch:
-        """The batch on the device. Its images (B, 3, H, W) are stored as (B, H, W, 3)."""
+        """The batch on the device. Its images (B, C, H, W) are stored as (B, H, W, C)."""
         planned = planned.to(self.device)
         if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
             return replace(planned.rest, images=self._render(planned.groups[0]))
         (height, width), count = planned.canvas_hw, len(planned.rest.images)
-        images = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self.device)
+        empty = planned.rest.images
+        images = torch.empty((count, height, width, empty.shape[1]), dtype=empty.dtype, device=self.device)
         for group in planned.groups:
             h, w = group.table.canvas_hw
             grids = self._render(group).permute(0, 2, 3, 1).unflatten(0, (-1, height // h, width // w))
-            images[group.images] = grids.transpose(2, 3).reshape(-1, height, width, 3)
+            images[group.images] = grids.transpose(2, 3).reshape(-1, height, width, empty.shape[1])
         return replace(planned.rest, images=images.permute(0, 3, 1, 2))
 
     def _render(self, group: RenderGroup) -> Tensor:
@@ -116,16 +117,16 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = Non
 
     Args:
         table: on any device.
-        pixels: uint8 (P, 3) source pixels on the same device, to which the table's addresses refer.
+        pixels: (P, C) source pixels on the same device, to which the table's addresses refer.
         paint: `paint_layers` or a compiled form of it; None: `paint_layers`.
 
     Returns:
-        uint8 (B, 3, H, W), stored as (B, H, W, 3).
+        (B, C, H, W), stored as (B, H, W, C).
     """
     paint = paint or paint_layers
     height, width = table.canvas_hw
     layers = len(table.geometry)
-    rendered = torch.empty((layers, height, width, 3), dtype=torch.uint8, device=pixels.device)
+    rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)
     at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
     for first in range(0, layers, at_once):
         part = slice(first, first + at_once)
@@ -150,8 +151,8 @@ def paint_layers(
     operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
     parameters: Sequence[Tensor],
 ) -> Tensor:
-    """Paints the tiles of layers and applies the pixel operations. Returns uint8 (L, H, W, 3). The arguments are those
-    of `RenderTable`, and source pixels uint8 (P, 3)."""
+    """Paints the tiles of layers and applies the pixel operations. Returns (L, H, W, C). The arguments are those of
+    `RenderTable`, and source pixels (P, C)."""
     x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw, has_perspective)
     left, top = x.floor(), y.floor()
     right_weight, low_weight = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
@@ -162,11 +163,12 @@ def paint_layers(
         first, second = (pixels[start + column].float() for column in (left, right))
         return first * (1 - right_weight) + second * right_weight
 
+    largest = 255.0 if pixels.dtype == torch.uint8 else 65535.0
     value = row(upper) * (1 - low_weight) + row(lower) * low_weight
-    value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), float(GRAY))
+    value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), GRAY * largest / 255)
     for operation, values in zip(operations, parameters):
         value = operation(value, values)
-    return (value.clamp(0, 255) + 0.5).to(torch.uint8)
+    return (value.clamp(0, largest) + 0.5).to(pixels.dtype)
 
 
 def _sources(
@@ -201,10 +203,10 @@ def _sources(
 
 
 def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
-    """uint8 (B, H, W, 3): second layers (L - B of them) mixed into the images that they belong to."""
+    """(B, H, W, C): second layers (L - B of them) mixed into the images that they belong to."""
     first, second = rendered[: table.images], rendered[table.images :]
     if len(second) == 0:
         return first
     mix = table.mix[:, None, None, None]
-    mixture = (first[table.mixed] * mix + second * (1 - mix) + 0.5).to(torch.uint8)
+    mixture = (first[table.mixed] * mix + second * (1 - mix) + 0.5).to(first.dtype)
     return first.index_copy(0, table.mixed, mixture)

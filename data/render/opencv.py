@@ -14,30 +14,34 @@ import numpy as np
 
 from data.augment.plan import Layer, SamplePlan, Tile
 from data.augment.transforms import project_points
-from utils.structures import GRAY
+from data.image_io.decode import with_channels
+from utils.pixels import RGB8, PixelFormat, padding_value
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
 _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
 
 
-def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-    """Renders one training image: uint8 (H, W, 3). `data.augment.plan.plan_labels` gives its labels.
+def render_plan(
+    plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.ndarray | None = None, pixels: PixelFormat = RGB8
+) -> np.ndarray:
+    """Renders one training image: (H, W, C). `data.augment.plan.plan_labels` gives its labels.
 
     Args:
         plan: from `data.augment.plan.draw_plans`, for the sizes of the images that ``load`` returns.
-        load: image index to source image, uint8 (h, w, 3) RGB.
-        out: uint8 (H, W, 3) to render into and return; None: a new array.
+        load: image index to source image, (h, w, C) of ``pixels``.
+        out: (H, W, C) to render into and return; None: a new array.
     """
-    out = np.empty((*plan.canvas_hw, 3), np.uint8) if out is None else out
+    out = np.empty((*plan.canvas_hw, pixels.channels), pixels.dtype) if out is None else out
     if len(plan.layers) == 1:
         return _render_layer(plan.layers[0], load, out)
     first, second = (_render_layer(layer, load, np.empty_like(out)) for layer in plan.layers)
-    return cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=out)
+    cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=out)
+    return out
 
 
 def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
     canvas, other = (np.empty_like(out), out) if layer.operations else (out, out)
-    canvas[:] = GRAY
+    canvas[:] = padding_value(canvas.dtype)
     for tile in layer.tiles:
         draw_tile(tile, load(tile.index), canvas)
     for operation, parameters in layer.operations:
@@ -49,7 +53,7 @@ def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarr
 
 
 def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
-    """Paints one tile onto ``canvas`` uint8 (H, W, 3), in place. Pixels outside the tile do not change."""
+    """Paints one tile onto ``canvas`` (H, W, C), in place. Pixels outside the tile do not change."""
     x1, y1, x2, y2 = tile.region
     crop = source[y1:y2, x1:x2]
     (scale_x, skew_x, shift_x), (skew_y, scale_y, shift_y), (tilt_x, tilt_y, _) = tile.matrix.tolist()
@@ -59,7 +63,8 @@ def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
     across = round(scale_x * x1 + shift_x), round(scale_x * x2 + shift_x)
     down = round(scale_y * y1 + shift_y), round(scale_y * y2 + shift_y)
     mirrored = _MIRRORED[across[1] < across[0], down[1] < down[0]]
-    _resize_into(crop if mirrored is None else cv2.flip(crop, mirrored), sorted(across), sorted(down), canvas)
+    crop = crop if mirrored is None else with_channels(cv2.flip(crop, mirrored))
+    _resize_into(crop, sorted(across), sorted(down), canvas)
 
 
 def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], canvas: np.ndarray) -> None:
@@ -76,10 +81,10 @@ def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], c
 
 
 def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
-    """Resizes ``image`` uint8 (h, w, 3): bilinearly, or by area if both sides shrink to half or less, where bilinear
+    """Resizes ``image`` (h, w, C): bilinearly, or by area if both sides shrink to half or less, where bilinear
     interpolation would cause aliasing.
 
-    ``target``: uint8 (height, width, 3), receives the result; may be a part of a larger image. None: a new array, or
+    ``target``: (height, width, C), receives the result; may be a part of a larger image. None: a new array, or
     ``image`` itself if it has this size.
     """
     if image.shape[:2] == (height, width):
@@ -89,7 +94,7 @@ def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None
         return target
     by_area = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
     method = cv2.INTER_AREA if by_area else cv2.INTER_LINEAR
-    return cv2.resize(image, (width, height), dst=target, interpolation=method)
+    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=method))
 
 
 def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
@@ -111,7 +116,7 @@ def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
     mask = np.zeros((size[1], size[0]), np.uint8)
     polygon = np.rint((outline - (left, top) - 0.5) * 2**_POLYGON_BITS).astype(np.int32)
     cv2.fillConvexPoly(mask, polygon, 255, shift=_POLYGON_BITS)
-    cv2.copyTo(piece, mask, canvas[top:bottom, left:right])
+    cv2.copyTo(with_channels(piece), mask, canvas[top:bottom, left:right])
 
 
 def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -170,12 +175,13 @@ def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest
 def letterbox(
     image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resizes ``image`` bilinearly and pads it with gray. Returns uint8 (H, W, 3): ``out`` if it is given."""
-    canvas = np.empty((*canvas_hw, 3), np.uint8) if out is None else out
+    """Resizes ``image`` bilinearly and pads it with gray. Returns (H, W, C): ``out`` if it is given."""
+    canvas = np.empty((*canvas_hw, image.shape[2]), image.dtype) if out is None else out
+    gray = padding_value(canvas.dtype)
     right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
-    canvas[: fit.pad_y], canvas[bottom:] = GRAY, GRAY
+    canvas[: fit.pad_y], canvas[bottom:] = gray, gray
     middle = canvas[fit.pad_y : bottom]
-    middle[:, : fit.pad_x], middle[:, right:] = GRAY, GRAY
+    middle[:, : fit.pad_x], middle[:, right:] = gray, gray
     if image.shape[:2] == (fit.height, fit.width):
         middle[:, fit.pad_x : right] = image
     else:

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from data.augment.plan import Layer, SamplePlan
+from data.image_io.decode import with_channels
 from data.shared_memory import new_pixels
+from utils.pixels import RGB8, PixelFormat
 
 MAX_LEVEL = 5
 
@@ -34,11 +36,11 @@ def level_sizes(image_hw: np.ndarray, level: int | np.ndarray) -> np.ndarray:
 
 
 def level_image(image: np.ndarray, level: int) -> np.ndarray:
-    """The copy of an image uint8 (h, w, 3) at ``level``; at level 0 the image itself."""
+    """The copy of an image (h, w, C) at ``level``; at level 0 the image itself."""
     if level == 0:
         return image
     height, width = (max(side >> level, 1) for side in image.shape[:2])
-    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA))
 
 
 def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
@@ -89,8 +91,9 @@ class PyramidLayout:
         return np.stack([starts, level_sizes(image_hw, tiles.level)[:, 1]], 1)
 
     def flat(self, image: np.ndarray) -> np.ndarray:
-        """uint8 (P, 3): all levels of one image, in the order of the array."""
-        return np.concatenate([level_image(image, level).reshape(-1, 3) for level in range(MAX_LEVEL + 1)])
+        """(P, C): all levels of one image, in the order of the array."""
+        levels = (level_image(image, level) for level in range(MAX_LEVEL + 1))
+        return np.concatenate([level.reshape(-1, image.shape[2]) for level in levels])
 
 
 MOSAIC_SLOTS = 4
@@ -133,22 +136,23 @@ class SourcePixels(Protocol):
 class PackedPixels:
     """Source pixels that are sent with the table: the visible part of each tile's image, one after the other.
 
-    After `locate`, ``pixels`` is uint8 (P, 3), P at least 1.
+    After `locate`, ``pixels`` is (P, C), P at least 1.
     """
 
-    def __init__(self, load: Callable[[int], np.ndarray]) -> None:
-        """``load``: image index to source image, uint8 (h, w, 3) RGB."""
-        self._load = load
-        self.pixels = torch.zeros((1, 3), dtype=torch.uint8)  # there must be a pixel to read even without tiles
+    def __init__(self, load: Callable[[int], np.ndarray], pixel_format: PixelFormat = RGB8) -> None:
+        """``load``: image index to source image, (h, w, C)."""
+        self._load, self._format = load, pixel_format
+        # There must be a pixel to read even without tiles.
+        self.pixels = new_pixels(1, (1, 1), pixel_format).view(1, -1).zero_()
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         sizes = tiles.box[:, 2:] - tiles.box[:, :2]
         starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
-        self.pixels = new_pixels(1, (int(starts[-1]), 1)).view(-1, 3)
+        self.pixels = new_pixels(1, (int(starts[-1]), 1), self._format).flatten(0, 2)
         flat = self.pixels.numpy()
         for number, (index, level) in enumerate(zip(tiles.index.tolist(), tiles.level.tolist())):
             x1, y1, x2, y2 = tiles.box[number].tolist()
-            out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
+            out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, -1)
             out[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
         origin = starts[:-1] - tiles.box[:, 1] * sizes[:, 0] - tiles.box[:, 0]
         return np.stack([origin, sizes[:, 0]], 1)

@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from data.image_io.decode import IMAGE_SUFFIXES
+from data.image_io.decode import image_suffixes
 from data.labels.label_format import FileStamp
 from data.staging.file_exchange import Piece
 from data.staging.plan import StagePlan
@@ -146,13 +146,16 @@ class StageCopy:
             for folder in map(self.path, self.plan.folders):
                 os.makedirs(folder, exist_ok=True)
                 for parent, _, files in os.walk(folder):
-                    for path in (os.path.join(parent, name) for name in files if _is_image(name)):
+                    for path in (os.path.join(parent, name) for name in files if self._is_image(name)):
                         if path not in wanted:
                             os.unlink(path)
             for name, text in self.plan.lists.items():
                 os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
                 write_whole(self.path(name), text.encode("utf-8", "surrogateescape"))
             write_whole(self.yaml, self.plan.yaml_text("tree").encode("utf-8", "surrogateescape"))
+
+    def _is_image(self, name: str) -> bool:
+        return os.path.splitext(name)[1].lower() in image_suffixes(self.plan.spec.pixels)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -161,10 +164,6 @@ class StageCopy:
         except OSError as error:
             remedy = "free some space or name another disk" if error.errno in DISK_FULL else "name a writable folder"
             raise UserError(f"--stage: {error.filename or self.folder}: {error.strerror}; {remedy}") from None
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def _read_checked(path: str, stamp: FileStamp) -> Iterator[bytes]:

@@ -67,7 +67,7 @@ class StagePlan:
         content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
         annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
         content |= {"annotations": annotations} if annotations else {}
-        return yaml.safe_dump(content | self.spec.class_content(), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
 
 
 def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:

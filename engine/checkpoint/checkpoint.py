@@ -110,6 +110,7 @@ class RunDescription:
     model_spec: dict[str, Any]
     names: list[str]  # of the classes
     imgsz: int = 0
+    bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: dict[str, Any]  # of `TrainConfig`
     hyp: dict[str, Any]  # of `Hyperparameters`
     data: dict[str, str]  # where the data set is, and its fingerprint

@@ -24,7 +24,7 @@ LARGEST = 1e30  # coordinate
 
 
 class _Export(nn.Module):
-    """A fused detector from images float32 (B, 3, H, W) in [0, 1], RGB, to one output.
+    """A fused detector from images float32 (B, C, H, W) in [0, 1] to one output.
 
     With ``half`` the layers compute in float16; input, decoding and output are float32.
     """

@@ -13,10 +13,11 @@ from typing import Any
 from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
 from engine.inference.model import CheckpointModel
-from engine.inference.runtimes.metadata import PREPROCESSING, ExportMetadata
+from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
 from models.weights.download import UNKNOWN, Origin
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
+from utils.pixels import PixelFormat
 from utils.program import COMMANDS, VERSION
 from utils.strings import counted
 
@@ -38,6 +39,8 @@ def export_metadata(
         imgsz_hw=options.imgsz_hw,
         batch=options.batch,
         dynamic=options.dynamic,
+        channels=model.pixels.channels,
+        bits=model.pixels.bits,
         # Readers of YOLO exports take an end-to-end output for rows of detections.
         end2end=options.layout == "end2end",
         layout=options.layout,
@@ -104,6 +107,7 @@ def model_card(
     confidence = UNKNOWN if metadata.confidence is None else f"{metadata.confidence:.3f}"
     needs = "no NMS" if metadata.nms_iou is None else f"NMS with IoU {metadata.nms_iou:g}"
     needs += " (NMS and box voting are inside)" * metadata.box_voting
+    steps = preprocessing(PixelFormat(metadata.channels, metadata.bits))
     rows = {
         "Model": metadata.description,
         "Exported from": weights.name,
@@ -116,8 +120,8 @@ def model_card(
         "(COCO's AP50-95 on the validation set, rectangular canvases, in training's autocast type)",
         "Confidence with the best F1": confidence,
         "Input": _input_text(metadata),
-        "Preprocessing": f"{PREPROCESSING['colors']}, times {PREPROCESSING['scale']}; letterbox: scaled to fit, "
-        f"centered, padded with {PREPROCESSING['pad_value']}",
+        "Preprocessing": f"{steps['colors']}, times {steps['scale']}; letterbox: scaled to fit, "
+        f"centered, padded with {steps['pad_value']}",
         "Output": f"layout {metadata.layout}; needs {needs}",
         "Precision": "int8" if metadata.details["int8"] else "float16" if metadata.details["half"] else "float32",
         "Starting weights": origin.weights,
@@ -131,10 +135,11 @@ def model_card(
 
 
 def _input_text(metadata: ExportMetadata) -> str:
-    height, width = metadata.imgsz_hw
+    (height, width), channels = metadata.imgsz_hw, metadata.channels
     if metadata.dynamic:
-        return f"`images`, float32 (B, 3, H, W), H and W multiples of {metadata.stride}, meant for {height} x {width}"
-    return f"`images`, float32 ({metadata.batch}, 3, {height}, {width})"
+        sides = f"H and W multiples of {metadata.stride}, meant for {height} x {width}"
+        return f"`images`, float32 (B, {channels}, H, W), {sides}"
+    return f"`images`, float32 ({metadata.batch}, {channels}, {height}, {width})"
 
 
 def labels_text(names: Sequence[str]) -> str:

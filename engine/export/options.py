@@ -21,6 +21,7 @@ class ExportOptions:
     """How a model is exported, the same in all formats."""
 
     layout: str
+    channels: int  # of an image
     imgsz_hw: tuple[int, int]  # of the canvas, pixels; with ``dynamic`` the one that the model is meant for
     batch: int
     dynamic: bool
@@ -32,9 +33,9 @@ class ExportOptions:
 
     @property
     def input_shape(self) -> tuple[int, int, int, int]:
-        """B, 3, H, W of the example input."""
+        """B, C, H, W of the example input."""
         # torch.export takes a side of one cell, or a batch of one, for a constant.
-        return (max(self.batch, 2 if self.dynamic else 1), 3, *self.imgsz_hw)
+        return (max(self.batch, 2 if self.dynamic else 1), self.channels, *self.imgsz_hw)
 
 
 def require_packages(formats: Iterable[str]) -> None:
@@ -81,6 +82,7 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
     nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
     return ExportOptions(
         layout=config.layout,
+        channels=detector.channels,
         imgsz_hw=(sides[0], sides[-1]),
         batch=config.batch,
         dynamic=config.dynamic,

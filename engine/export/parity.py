@@ -24,7 +24,8 @@ from data.index.index import DatasetIndex
 from data.loading.build import VALIDATION_PAD
 from data.loading.worker import collate
 from data.sampler import validation_requests
-from engine.evaluation.evaluator import Evaluator
+from data.shared_memory import new_pixels
+from engine.evaluation.evaluator import Evaluator, to_float
 from engine.evaluation.matching import Objects, all_pairs, match_by_overlap
 from engine.evaluation.metrics import mean_known
 from engine.export.options import ExportOptions
@@ -142,10 +143,10 @@ def check_set(index: DatasetIndex, count: int, options: ExportOptions, stride: i
 
 
 def calibration_images(index: DatasetIndex, count: int, options: ExportOptions) -> Iterator[np.ndarray]:
-    """Batches float32 (B, 3, H, W) in [0, 1], RGB, letterboxed, each of ``options.batch`` images."""
+    """Batches float32 (B, C, H, W) in [0, 1], letterboxed, each of ``options.batch`` images."""
     for batch in _batches(_spread(index, count), replace(options, dynamic=False), 1, options.batch):
         if len(batch.images) == options.batch:
-            yield (batch.images.contiguous().float() / 255).numpy()
+            yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
 
 
 def _spread(index: DatasetIndex, count: int) -> DatasetIndex:
@@ -160,7 +161,7 @@ def _batches(index: DatasetIndex, options: ExportOptions, stride: int, size: int
         index.image_hw, batch_size=size, imgsz=max(hw), stride=stride, rect=options.dynamic, pad=VALIDATION_PAD
     ):
         request = request if options.dynamic else request.on_canvas(hw)
-        pixels = torch.empty((len(request.keys), *request.canvas_hw, 3), dtype=torch.uint8)
+        pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
         yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
 
 

@@ -13,7 +13,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
 from utils.logger import get_logger
-from utils.strings import class_difference
+from utils.strings import class_difference, counted
 
 
 def open_data(
@@ -66,10 +66,19 @@ def open_data(
         chosen = typed_classes(stored) if single_cls else model.names
         if single_cls or set(chosen).issubset(spec.names):
             spec = with_classes(spec, chosen)
+    for model in models:
+        check_channels(model, spec)
     if not single_cls:
         for model in models:
             check_names(model.names, spec, str(model.path))
     return spec
+
+
+def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
+    """Raises UserError for images of other channels than the model takes."""
+    if model.pixels.channels != spec.pixels.channels:
+        takes, has = counted(model.pixels.channels, "channel"), spec.pixels.channels
+        raise UserError(f"{model.path}: takes images of {takes}, those of {spec.source} have {has}; name other data")
 
 
 def stored_location(model: InferenceModel) -> tuple[str, str]:

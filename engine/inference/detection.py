@@ -23,6 +23,7 @@ from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead, map_ahead
+from utils.pixels import as_rgb8
 from utils.strings import counted
 from utils.structures import DetectionTable
 
@@ -63,6 +64,7 @@ def detect(config: DetectConfig) -> Path:
         max_frames=config.max_frames,
         threads=predictor.threads,
         ahead=ahead,
+        pixels=predictor.model.pixels,
     )
     # Of a video whose results cannot be written, later frames are left out.
     items = (item for item in items if isinstance(item, FileProblem) or item.path not in failed)
@@ -157,7 +159,7 @@ class Output:
         if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
             return Drawing(item)
         try:
-            pixels, encoded = self._draw(item.frame.image, item.found), b""
+            pixels, encoded = self._draw(as_rgb8(item.frame.image), item.found), b""
             if self._media is not None and not item.frame.is_video:
                 encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
         except Exception as error:
@@ -188,7 +190,7 @@ class Output:
         if Path(frame.path).resolve().parent == self.run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         stem = self._stem_of(frame.path, is_video=frame.is_video)
-        self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
+        self._files.write(frame.path, stem, frame.index if frame.is_video else None, as_rgb8(frame.image), found)
         if drawing.error is not None:
             raise drawing.error
         if self._media is not None and frame.is_video:

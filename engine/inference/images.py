@@ -1,4 +1,4 @@
-"""Images as a program has them (paths, arrays, PIL images, tensors) to uint8 RGB arrays."""
+"""Images as a program has them (paths, arrays, PIL images, tensors) to arrays of the pixels that a model takes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.image_io.decode import orient, read_image, to_rgb8
+from data.image_io.channels import to_format
+from data.image_io.decode import orient, read_image, with_channels
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,11 +31,11 @@ class InputImage(NamedTuple):
     """One image of a call."""
 
     path: str  # its file; image0.jpg, image1.jpg, ... by position for images that are not files
-    image: np.ndarray  # uint8 (H, W, 3) RGB, upright, C-contiguous
+    image: np.ndarray  # uint8 (H, W, 3) RGB or of another format, upright, C-contiguous
 
 
-def as_images(source: Source | Sequence[Source], color: Color | None) -> list[InputImage]:
-    """The images of ``source`` in order.
+def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[InputImage]:
+    """The images of ``source`` in order, as ``pixels``.
 
     - A path is the path of an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
@@ -41,6 +43,7 @@ def as_images(source: Source | Sequence[Source], color: Color | None) -> list[In
     - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. B images count
       as B, and one channel is gray.
     - A list or tuple holds any of these.
+    - For a format of other channels, arrays (H, W, C) and tensors (C, H, W) have these; gray is made of color.
 
     An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything
     else, and for files that cannot be read.
@@ -49,33 +52,33 @@ def as_images(source: Source | Sequence[Source], color: Color | None) -> list[In
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     found: list[InputImage] = []
     for item in source if isinstance(source, list | tuple) else [source]:
-        found += _images_of(item, len(found), color)
+        found += _images_of(item, len(found), color, pixels)
     return found
 
 
-def _images_of(item: Source, number: int, color: Color | None) -> list[InputImage]:
+def _images_of(item: Source, number: int, color: Color | None, pixels: PixelFormat) -> list[InputImage]:
     name = f"image{number}.jpg"
     if isinstance(item, str | os.PathLike):
         path = os.fspath(item)
-        return [InputImage(path, _read(path))]
+        return [InputImage(path, _read(path, pixels))]
     if isinstance(item, np.ndarray):
-        return [InputImage(name, _from_array(item, name, color))]
+        return [InputImage(name, _from_array(item, name, color, pixels))]
     if isinstance(item, Tensor):
-        arrays = _arrays_of(item, name)
+        arrays = _arrays_of(item, name, pixels)
         return [
-            InputImage(f"image{i}.jpg", _from_array(array, f"image{i}.jpg", "rgb"))
+            InputImage(f"image{i}.jpg", _from_array(array, f"image{i}.jpg", "rgb", pixels))
             for i, array in enumerate(arrays, number)
         ]
     pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
     if pillow is not None and isinstance(item, pillow.Image):
         name = str(getattr(item, "filename", "")) or name
-        return [InputImage(name, _from_pillow(item, name))]
+        return [InputImage(name, _from_pillow(item, name, pixels))]
     raise UserError(
         f"{name}: {type(item).__name__} is not an image; give a path, numpy array, PIL image, torch tensor or a list"
     )
 
 
-def _read(path: str) -> np.ndarray:
+def _read(path: str, pixels: PixelFormat) -> np.ndarray:
     if not path:
         raise UserError("an empty path; give the path of an image file")
     if "://" in path:
@@ -88,51 +91,53 @@ def _read(path: str) -> np.ndarray:
     def warn(path: str, complaint: str) -> None:
         get_logger().warning("%s: is damaged (%s); it is used as decoded", path, complaint)
 
-    return read_image(path, warn)
+    return read_image(path, warn, pixels)
 
 
-def _from_array(array: np.ndarray, name: str, color: Color | None) -> np.ndarray:
+def _from_array(array: np.ndarray, name: str, color: Color | None, pixels: PixelFormat) -> np.ndarray:
     if array.ndim not in (2, 3):
         raise UserError(f"{name}: an array of shape {array.shape}; (H, W) or (H, W, channels) is expected")
     if 0 in array.shape:
         raise UserError(f"{name}: an array of shape {array.shape} has no pixels")
     if array.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{name}: an array of {array.dtype}; give uint8, from 0 to 255")
-    has_color = array.ndim == 3 and array.shape[2] > 1
+    has_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.shape[2] >= pixels.channels
     if has_color and color is None:
         raise UserError(
             f"{name}: an array does not tell the order of its colors; add color='bgr' (images from cv2) or color='rgb'"
         )
-    return to_rgb8(array, name, is_rgb=color == "rgb")
+    return to_format(array, name, pixels, is_rgb=color == "rgb" or not has_color)
 
 
-def _from_pillow(image: Image, name: str) -> np.ndarray:
+def _from_pillow(image: Image, name: str, pixels: PixelFormat) -> np.ndarray:
     if 0 in image.size:
         raise UserError(f"{name}: an image of {image.width}x{image.height} pixels has no pixels")
     if image.mode in ("I", "F"):
         raise UserError(f"{name}: PIL mode {image.mode} has no defined range; convert it to L or RGB")
     try:
         if image.mode.startswith("I;16"):
-            pixels = to_rgb8(np.asarray(image).astype(np.uint16), name)
+            array = to_format(np.asarray(image).astype(np.uint16), name, pixels)
         else:
-            pixels = np.asarray(image.convert("RGB"))
+            mode = {1: "L", 3: "RGB"}.get(pixels.channels, image.mode)
+            array = to_format(np.asarray(image.convert(mode)), name, pixels, is_rgb=True)
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except (OSError, SyntaxError, ValueError) as error:  # PIL decodes a file when its pixels are first needed
         raise UserError(f"{name}: cannot be decoded ({error})") from None
-    return np.ascontiguousarray(orient(pixels, orientation))
+    return with_channels(np.ascontiguousarray(orient(array, orientation)))
 
 
-def _arrays_of(tensor: Tensor, name: str) -> np.ndarray:
-    """A tensor of images as uint8 (B, H, W, channels)."""
+def _arrays_of(tensor: Tensor, name: str, pixels: PixelFormat) -> np.ndarray:
+    """A tensor of images as uint8 or uint16 (B, H, W, channels)."""
     images = tensor.detach()
     images = images[None] if images.ndim == 3 else images
-    if images.ndim != 4 or images.shape[1] not in (1, 3, 4):
+    if images.ndim != 4 or images.shape[1] not in (1, 3, 4, pixels.channels):
         shape = tuple(tensor.shape)
         raise UserError(f"{name}: a tensor of shape {shape}; (3, H, W) or (B, 3, H, W) is expected")
     if images.is_floating_point():
         if not ((images >= 0) & (images <= 1)).all():
             raise UserError(f"{name}: a float tensor with values outside [0, 1]; divide by 255, or give uint8")
-        images = images.float().mul(255).round_().to(torch.uint8)
-    elif images.dtype != torch.uint8:
+        white, dtype = (255, torch.uint8) if pixels.bits == 8 else ((1 << pixels.bits) - 1, torch.uint16)
+        images = images.float().mul(white).round_().to(dtype)
+    elif images.dtype not in (torch.uint8, torch.uint16):
         raise UserError(f"{name}: a tensor of {images.dtype}; give uint8, or float in [0, 1]")
     return images.permute(0, 2, 3, 1).contiguous().cpu().numpy()

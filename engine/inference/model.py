@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from engine.inference.runtimes.metadata import ExportMetadata
 from models.detector import Detector
 from utils.boxes import cxcywh_to_xyxy
-from utils.errors import UserError
+from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.pixels import PixelFormat
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
@@ -32,6 +33,7 @@ class InferenceModel(nn.Module):
         path: its file or folder.
         format: "checkpoint", "onnx", "openvino", "torchscript" or "pt2".
         names: of the classes.
+        pixels: of the images.
         stride: canvas sides must be multiples of this.
         imgsz: the longer side of the canvas that the model is meant for, pixels.
         input_hw: the only canvas that the model takes, height and width in pixels; None: any multiple of ``stride``.
@@ -48,6 +50,7 @@ class InferenceModel(nn.Module):
     path: Path
     format: str
     names: tuple[str, ...]
+    pixels: PixelFormat
     stride: int
     imgsz: int
     input_hw: tuple[int, int] | None
@@ -70,7 +73,7 @@ class InferenceModel(nn.Module):
         return self.info
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float32 (B, 3, H, W) in [0, 1], RGB, to raw outputs, which `decode` takes."""
+        """Images float32 (B, C, H, W) in [0, 1], RGB or of other `pixels`, to raw outputs, which `decode` takes."""
         raise NotImplementedError
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -87,6 +90,8 @@ class CheckpointModel(InferenceModel):
         self.detector = detector.to(device, memory_format=torch.channels_last)
         self.path, self.format, self.device, self.info = path, "checkpoint", device, info
         self.names, self.stride, self.imgsz = detector.names, detector.stride, info["imgsz"]
+        with errors_of(path):
+            self.pixels = PixelFormat.checked(detector.channels, info.get("bits", 8), "images")
         self.input_hw = self.batch = None
         self.nms_iou, self.validation_iou, self.votes = detector.nms_iou, detector.head.validation_iou, False
         self.ignores_nms = not detector.spec.get("end2end")
@@ -109,9 +114,9 @@ class Session:
     """An exported file, opened by its runtime."""
 
     format: str
-    run: Callable[[Tensor], Tensor]  # float32 (B, 3, H, W) to the output, on the same device; thread-safe
+    run: Callable[[Tensor], Tensor]  # float32 (B, C, H, W) to the output, on the same device; thread-safe
     metadata: dict[str, Any]  # text by key; plain data if it was read from a YAML
-    input_shape: tuple[int | None, ...] | None  # B, 3, H, W; None: any; torch's formats leave it to the metadata
+    input_shape: tuple[int | None, ...] | None  # B, C, H, W; None: any; torch's formats leave it to the metadata
 
 
 class ExportedModel(InferenceModel):
@@ -128,7 +133,7 @@ class ExportedModel(InferenceModel):
         device: torch.device,
         reopen: Callable[[], InferenceModel],
     ) -> None:
-        """Raises UserError for a file that is not a detector of RGB images, or takes no canvas of its own stride.
+        """Raises UserError for a file that is not a detector of images, or takes no canvas of its own stride.
 
         Args:
             reopen: opens the file again, from any working folder.
@@ -138,8 +143,10 @@ class ExportedModel(InferenceModel):
         self.path, self.format, self.device = path, session.format, device
         self.info, self._run = metadata.as_dict(), session.run
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
-        if channels not in (None, 3):
-            raise UserError(f"{path}: takes images of {counted(channels, 'channel')}, not RGB")
+        if channels not in (None, metadata.channels):
+            expected = f"not {metadata.channels}, as its metadata says" if metadata.is_ours else "not RGB"
+            raise UserError(f"{path}: takes images of {counted(channels, 'channel')}, {expected}")
+        self.pixels = PixelFormat(metadata.channels, metadata.bits)
         self.input_hw = None if height is None or width is None else (height, width)
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
@@ -159,7 +166,9 @@ class ExportedModel(InferenceModel):
         stride = self.stride
         height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
         try:
-            images = torch.full((self.batch or 1, 3, height, width), 0.5, dtype=torch.float32, device=self.device)
+            images = torch.full(
+                (self.batch or 1, self.pixels.channels, height, width), 0.5, dtype=torch.float32, device=self.device
+            )
             with torch.inference_mode():
                 return tuple(self._run_batch(images).shape)
         except UserError:

@@ -56,7 +56,7 @@ class Pipeline:
     def __call__(
         self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
     ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
-        """The detections of each image, uint8 (H, W, 3) RGB, and its milliseconds by stage.
+        """The detections of each image, uint8 (H, W, 3) RGB or of the model's pixels, and its milliseconds by stage.
 
         Args:
             images: of any sizes; those whose canvases have one size are processed together.
@@ -91,12 +91,14 @@ class Pipeline:
         started = time.perf_counter()
         tiled = self._tiled(settings) if self.tiles else None
         fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else settings.imgsz) for image in images]
-        canvases = np.empty((len(images), *canvas_hw, 3), np.uint8)
+        kind = self.model.pixels
+        canvases = np.empty((len(images), *canvas_hw, kind.channels), kind.dtype)
         for image, fit, canvas in zip(images, fits, canvases):
             letterbox(image, canvas_hw, fit, canvas)
         with torch.inference_mode():
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
-            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2) / 255
+            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2)
+            pixels = pixels / np.iinfo(kind.dtype).max
             prepared = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
                 raw = (tiled or self.model)(pixels)

@@ -36,6 +36,7 @@ from utils.logger import configure_logging, get_logger
 from utils.machine.amp import resolve_amp
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead
+from utils.pixels import as_rgb8
 from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
@@ -122,7 +123,7 @@ class Predictor:
         """
         if device is not None and parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
-        images = as_images(source, color or self.color)
+        images = as_images(source, color or self.color, self.model.pixels)
         tables, speeds = self.pipeline([image.image for image in images], self._settings(**settings), batch_size)
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
         if verbose:
@@ -140,7 +141,9 @@ class Predictor:
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
         ahead = Ahead(self.pipeline.images_at_once())
-        items = open_source(str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead)
+        items = open_source(
+            str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead, pixels=self.model.pixels
+        )
         with contextlib.closing(items):
             for item in self.detect_each(items, ahead):
                 if isinstance(item, FileProblem):
@@ -175,7 +178,8 @@ class Predictor:
         return list(map(Detected, frames, tables, speeds))
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
-        """The detections in each of ``images``, uint8 (H, W, 3) RGB, highest score first, in float64."""
+        """The detections in each of ``images``, uint8 (H, W, 3) RGB or of the model's pixels, highest score first, in
+        float64."""
         return self.pipeline(images, self._settings())[0]
 
     @property
@@ -184,7 +188,7 @@ class Predictor:
         return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
 
     def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
-        return Results(image.image, image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
+        return Results(as_rgb8(image.image), image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
 
     def _checked_size(self, imgsz: int) -> int:
         """``imgsz``, or the model's if 0."""

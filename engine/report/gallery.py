@@ -240,7 +240,7 @@ class ErrorGalleries(Galleries):
 
 
 def source_of(split: CheckedSplit, image: int) -> Source:
-    return Source(split.index.path(image), *split.index.image_hw[image].tolist())
+    return Source(split.index.path(image), *split.index.image_hw[image].tolist(), split.index.pixels)
 
 
 def images_of(issue: Issue) -> list[tuple[str, str]]:

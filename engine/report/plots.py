@@ -142,7 +142,7 @@ class RunPlots:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
                 self.tracker.image(f"train/batch{number}", sheet, 0)
         side = 2 * self.model.stride  # the graph of larger images is the same
-        self.tracker.graph(self.model, torch.zeros(1, 3, side, side))
+        self.tracker.graph(self.model, torch.zeros(1, self.model.channels, side, side))
 
     def draw(self, epoch: int, result: EvalResult | None) -> None:
         """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""

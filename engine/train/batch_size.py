@@ -12,6 +12,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 from utils.structures import Batch, bucketed
 
@@ -93,7 +95,13 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def with_batch_that_fits(
-    ctx: DistributedContext, run: Run, model: nn.Module, criterion: nn.Module, *, memory: CudaMemory | None = None
+    ctx: DistributedContext,
+    run: Run,
+    model: nn.Module,
+    criterion: nn.Module,
+    *,
+    pixels: PixelFormat = RGB8,
+    memory: CudaMemory | None = None,
 ) -> Run:
     """Returns ``run`` with the largest global batch that fits, and logs its size. All processes must call this.
 
@@ -113,7 +121,7 @@ def with_batch_that_fits(
     with _own_group(ctx, config) as group:
 
         def peak_bytes_of(images: int) -> int | None:
-            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, group))
+            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, group, pixels))
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return None if peak is None else copies * peak
 
@@ -205,6 +213,7 @@ def prepare_step(
     criterion: nn.Module,
     images: int,
     group: dist.ProcessGroup | None = None,
+    pixels: PixelFormat = RGB8,
 ) -> TakeStep:
     """Returns a step like the run's, on copies of the run's objects, which does not wait for other processes.
 
@@ -234,7 +243,8 @@ def prepare_step(
         convert_sync_bn(model, group)
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
     side, boxes = largest_side(run, model), BOXES * config.samples_per_image
-    batches = [blank_batch(own * images, side, boxes, model.num_classes, ctx.device) for _ in range(2 * accumulate)]
+    blank = partial(blank_batch, own * images, side, boxes, model.num_classes, ctx.device, pixels)
+    batches = [blank() for _ in range(2 * accumulate)]
 
     def take_step() -> None:
         used = batches[: min(accumulate, 2)]
@@ -257,7 +267,9 @@ def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.Pr
         dist.destroy_process_group(group)
 
 
-def blank_batch(images: int, side: int, boxes: int, classes: int, device: torch.device) -> Batch:
+def blank_batch(
+    images: int, side: int, boxes: int, classes: int, device: torch.device, pixels: PixelFormat = RGB8
+) -> Batch:
     """Black images with ``boxes`` small boxes each, in rows."""
     number = torch.arange(boxes)
     centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
@@ -272,5 +284,6 @@ def blank_batch(images: int, side: int, boxes: int, classes: int, device: torch.
         letterbox=torch.zeros((images, 4), dtype=torch.float64),
         counts=(boxes,) * images,
     )
-    black = torch.zeros((images, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+    shape, dtype = (images, side, side, pixels.channels), getattr(torch, pixels.dtype.name)
+    black = torch.zeros(shape, dtype=dtype, device=device).permute(0, 3, 1, 2)
     return replace(batch.to(device, non_blocking=False), images=black)

@@ -67,11 +67,11 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
     model, pretrained, origin = build_model(ctx, run, spec)
     if run.config.batch_size == FIND_BATCH_SIZE:
-        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
+        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model), pixels=spec.pixels)
         check_settings(ctx, run)
     config = run.config
     if ctx.is_main:
-        for line in unused_settings(ctx, run, model.head):
+        for line in unused_settings(ctx, run, model.head, channels=model.channels):
             get_logger().warning("%s", line)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
     val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
@@ -152,16 +152,16 @@ def build_model(
     """The detector on its device, with starting weights and frozen layers; a resumed run's weights are loaded later.
     Also the parameters that came from weights when the run began: by name, the rows that were random; and the origin of
     these weights, as checkpoints store it."""
-    names, checkpoint = class_names(spec, run.config.single_cls), run.checkpoint
+    names, checkpoint, channels = class_names(spec, run.config.single_cls), run.checkpoint, spec.pixels.channels
     if checkpoint is None:
-        model, pretrained, origin = build_starting_model(ctx, run.config, names, resumed=None)
+        model, pretrained, origin = build_starting_model(ctx, run.config, names, channels, resumed=None)
         stored = origin._asdict()
         state = model.state_dict()
         from_files = [state[name] for name in pretrained]
     else:
         check_classes(checkpoint, names, spec.source)
         with errors_of(checkpoint.path):
-            model, _, _ = build_starting_model(ctx, run.config, names, resumed=checkpoint.model_spec)
+            model, _, _ = build_starting_model(ctx, run.config, names, channels, resumed=checkpoint.model_spec)
         stored = checkpoint.origin
         pretrained = checkpoint.parameters_from_weights(model)
         from_files = list(checkpoint.model.values())
@@ -278,6 +278,7 @@ def _describe(
         names=list(model.names),
         pretrained={name: list(rows) for name, rows in pretrained.items()},
         imgsz=run.config.imgsz,
+        bits=spec.pixels.bits,
         hyp=asdict(run.hyp),
         config=config,
         data=data,

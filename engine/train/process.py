@@ -89,7 +89,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log.info("settings: %s; hyper-parameters: %s", *lists)
 
 
-def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead) -> list[str]:
+def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead, *, channels: int = 3) -> list[str]:
     """A line for each setting that is given and has no effect in this run, for the log."""
     config, hyp, ranks = run.config, run.hyp, ctx.world_size
     given = {item.partition("=")[0].strip() for item in config.override}
@@ -100,6 +100,7 @@ def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead) -> l
     group, virtual = config.sync_bn_group, config.virtual_ranks
     rules: list[tuple[str, bool, str]] = [  # a setting, whether it has no effect, and why; the first rule that holds
         *((name, True, "the model's loss does not use it") for name in sorted(head.unused_hyperparameters)),
+        *((name, channels != 3, "images without three channels have no color") for name in ("hsv_h", "hsv_s", "hsv_v")),
         ("lr_mult", not config.weights, "without --weights"),
         ("warmup_momentum", hyp.warmup_epochs == 0, "warmup_epochs is 0"),
         ("warmup_bias_lr", hyp.warmup_epochs == 0, "warmup_epochs is 0"),

@@ -304,7 +304,7 @@ def build_step(
 def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: StepPlan) -> nn.Module:
     """The model, wrapped in DDP or DataParallel if it runs on several devices."""
     side = 2 * model.stride
-    unused = unused_parameters(model, torch.zeros(1, 3, side, side)) if ctx.is_distributed else []
+    unused = unused_parameters(model, torch.zeros(1, model.channels, side, side)) if ctx.is_distributed else []
     if unused:
         get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
     config = run.config

@@ -81,7 +81,7 @@ def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
 def _has_first_layer(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
     """Whether the first layer has these shapes. Most models differ there, and one layer is quick to build."""
     with torch.device("meta"):
-        first = build_layer(spec.layers[0], spec, (3,))
+        first = build_layer(spec.layers[0], spec, (spec.channels,))
     expected = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
     return expected == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
 

@@ -107,7 +107,8 @@ class _ClassRows:
 @torch.no_grad()
 def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> TransferReport:
     """Copies what fits from a checkpoint into a detector: tensors of equal name and shape, and of the output layers the
-    rows of the classes that both have, by name (ignoring case and outer spaces).
+    rows of the classes that both have, by name (ignoring case and outer spaces). The kernel that reads RGB images is
+    adapted to a model of other channels.
 
     If the file has no class names, output layers are copied if they have as many classes. A head with two branches gets
     the tensors of a single branch twice. Raises UserError for an unreadable file, and if nothing fits.
@@ -119,6 +120,8 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     taken, partly, skipped, new_rows = [], [], {}, {}
     for name, target in own.items():
         found = tensors.get(name)
+        if found is not None and name.startswith("model.0.") and found.ndim == 4 and found.shape[1] == 3:
+            found = for_channels(found, target.shape[1]) if target.shape[1] == model.channels else found
         layer, _, _ = name.rpartition(".")
         if layer in rows:  # both or neither: a bias without its weight is harmful
             leaves = (f"{layer}.weight", f"{layer}.bias")
@@ -142,6 +145,21 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     used = [rows[layer] for layer in rows if f"{layer}.weight" not in skipped]
     classes = tuple(model.names[i] for i, _ in used[0].pairs) if used else ()
     return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes, new_rows)
+
+
+def for_channels(kernel: Tensor, channels: int) -> Tensor:
+    """A kernel (O, 3, h, w) of RGB images as one (O, channels, h, w).
+
+    The first three channels keep theirs, the others get the mean, and with less than three channels all do; the sum
+    stays the same, so that an image whose channels are all equal gives what its RGB image gives (as the inflated
+    kernels of Carreira and Zisserman 2017, and `adapt_input_conv` of timm).
+    """
+    if channels == 3:
+        return kernel
+    adapted = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+    if channels > 3:
+        adapted[:, :3] = kernel
+    return adapted * (3 / channels)
 
 
 def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:

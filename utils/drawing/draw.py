@@ -20,6 +20,7 @@ from utils.boxes import cxcywh_to_xyxy
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.machine.decoder_warnings import watched
+from utils.pixels import as_rgb8
 from utils.structures import Detections
 
 if TYPE_CHECKING:
@@ -211,8 +212,8 @@ def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
 
 
 def _images(images: Tensor | np.ndarray, limit: int) -> np.ndarray:
-    """Converts uint8 (B, 3, H, W) to at most ``limit`` images (n, H, W, 3)."""
-    return np.ascontiguousarray(_as_array(images[:limit]).transpose(0, 2, 3, 1))
+    """Converts images (B, C, H, W) to at most ``limit`` as people see them, uint8 (n, H, W, 3)."""
+    return np.ascontiguousarray(as_rgb8(_as_array(images[:limit]).transpose(0, 2, 3, 1)))
 
 
 def _as_array(values: Tensor | np.ndarray) -> np.ndarray:
@@ -242,7 +243,7 @@ def draw_batch(
     """A sheet of the first ``limit`` training images with their targets; None for an empty batch.
 
     Args:
-        images: uint8 (B, 3, H, W) RGB.
+        images: uint8 (B, 3, H, W) RGB, or of another `PixelFormat`.
         targets: (M, 6) as in `Batch.targets`.
         paths: of the B images, or empty; the file names are written below the images.
 

@@ -10,9 +10,10 @@ import yaml
 
 from engine.export.formats.onnx_file import INPUT, OUTPUT
 from engine.inference.runtimes.backends import import_openvino, openvino_core
-from engine.inference.runtimes.metadata import PREPROCESSING, ExportMetadata
+from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
 from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
+from utils.pixels import PixelFormat
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -33,6 +34,7 @@ def build_openvino(proto: ModelProto) -> Model:
 def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
     """What Intel's Model API and DL Streamer read instead of a configuration file. They know the layout raw as YOLOv8
     and end2end as YOLOv10."""
+    steps = preprocessing(PixelFormat(metadata.channels, metadata.bits))
     kinds = {"raw": "YOLOv8", "end2end": "yolo_v10"}
     kind = {"model_type": kinds[metadata.layout]} if metadata.layout in kinds else {}
     return kind | {
@@ -40,9 +42,9 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
         "confidence_threshold": f"{CONFIDENCE if metadata.confidence is None else metadata.confidence:.4g}",
         "iou_threshold": f"{NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou:.4g}",
         "resize_type": "fit_to_window_letterbox",
-        "pad_value": str(PREPROCESSING["pad_value"]),
-        "reverse_input_channels": True,  # their images are BGR
-        "scale_values": "255",
+        "pad_value": str(steps["pad_value"]),
+        "reverse_input_channels": metadata.channels == 3,  # their images are BGR
+        "scale_values": steps["scale"].removeprefix("1/"),
     }
 
 

@@ -13,14 +13,23 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from utils.errors import UserError, one_line
+from utils.pixels import PixelFormat
+from utils.structures import GRAY
 
 KEY = "lockstep"
 VERSION = 1
 LAYOUTS = ("raw", "end2end", "deepstream")
-PREPROCESSING = {"colors": "RGB", "scale": "1/255", "resize": "letterbox", "pad_value": 114, "centered": True}
 MOST_CLASSES = 100_000
 MOST_SIDE = 2**16  # pixels
 LONGEST_PATH = 4096
+
+
+def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
+    """How samples of ``pixels`` become the input of a model."""
+    largest = (1 << pixels.bits) - 1
+    colors = {1: "gray", 3: "RGB"}.get(pixels.channels, f"{pixels.channels} channels")
+    pad_value = round(GRAY * largest / 255)
+    return {"colors": colors, "scale": f"1/{largest}", "resize": "letterbox", "pad_value": pad_value, "centered": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,7 @@ class ExportMetadata:
     end2end: bool = False  # rows of final detections, or boxes of a head that needs no NMS
     task: str = "detect"
     channels: int = 3
+    bits: int = 8  # of a channel
     layout: str | None = None
     nms_iou: float | None = None  # None: the detections need no NMS
     box_voting: bool = False  # by the NMS inside
@@ -57,8 +67,9 @@ class ExportMetadata:
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
-        """B, 3, H, W; None: any."""
-        return (None, 3, None, None) if self.dynamic or self.imgsz_hw is None else (self.batch, 3, *self.imgsz_hw)
+        """B, C, H, W; None: any."""
+        is_any, c = self.dynamic or self.imgsz_hw is None, self.channels
+        return (None, c, None, None) if is_any else (self.batch, c, *self.imgsz_hw)
 
     def as_text(self) -> dict[str, str]:
         """Text by key."""
@@ -86,7 +97,8 @@ class ExportMetadata:
             "box_voting": self.box_voting,
             "validation_iou": self.validation_iou,
             "confidence": self.confidence,
-            "preprocessing": PREPROCESSING,
+            "preprocessing": preprocessing(PixelFormat(self.channels, self.bits)),
+            "bits": self.bits,
             "data": self.data,
         }
         return {key: str(value) for key, value in values.items()} | {
@@ -106,8 +118,7 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
     if task != "detect":
         raise UserError(f"the model's task is '{str(task)[:60]}', not detection")
     channels = _literal(text, "channels")
-    if channels not in (None, 3):
-        raise UserError(f"the model takes images of {str(channels)[:20]} channels, not RGB")
+    channels = 3 if channels is None else PixelFormat.checked(channels, 8, "its metadata").channels
     known: dict[str, Any] = {
         key: str(text[key]) for key in ("description", "date", "author", "version", "license") if key in text
     }
@@ -121,6 +132,7 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
     args = _literal(text, "args")
     parsed = ExportMetadata(
         names=names,
+        channels=channels,
         imgsz_hw=_image_size(_literal(text, "imgsz")),
         end2end=_literal(text, "end2end") is True,
         dynamic=isinstance(args, dict) and args.get("dynamic") is True,
@@ -142,15 +154,18 @@ def _with_own(parsed: ExportMetadata, text: str) -> ExportMetadata:
             key: None if own.get(key) is None else _number(key, own[key], 0, 1)
             for key in ("nms_iou", "validation_iou", "confidence")
         }
+        bits = PixelFormat.checked(3, own.get("bits", 8), f"damaged metadata ('{KEY}')").bits
         data = own.get("data", {})
         if not all(isinstance(value, str) and len(value) < LONGEST_PATH for value in data.values()):
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(f"damaged metadata ('{KEY}' is not ours)") from None
-    known = {"version", "layout", "needs_nms", "box_voting", "preprocessing", "data", *fractions}
+    known = {"version", "layout", "needs_nms", "box_voting", "preprocessing", "bits", "data", *fractions}
     details = {key: value for key, value in own.items() if key not in known}
     box_voting = own.get("box_voting") is True  # files without the entry are older
-    return replace(parsed, layout=own["layout"], box_voting=box_voting, data=data, details=details, **fractions)
+    return replace(
+        parsed, layout=own["layout"], box_voting=box_voting, bits=bits, data=data, details=details, **fractions
+    )
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:

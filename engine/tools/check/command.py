@@ -92,12 +92,14 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     predictor = None
     if options.weights:
+        from engine.inference.data_set import check_channels
         from engine.tools.check.label_errors import check_classes, label_issues, open_predictor
 
         predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device, trust=options.trust)
     spec = open_dataset(options.data, (), stage="", cache_dir="", ctx=DistributedContext.single())
     if predictor:
         check_classes(predictor, spec.names, options.weights)
+        check_channels(predictor.model, spec)
     splits = tuple(options.split or spec.splits)
     for split in splits:
         spec.split(split)

@@ -27,14 +27,17 @@ def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
     """All detections in the images of ``index``, by image. Images are read ahead by threads."""
     tables = []
     with ThreadPoolExecutor(4) as pool:
-        for batch in progress(_batches(pool, index), desc="detecting", total=-(-len(index) // READ_AHEAD)):
+        for batch in progress(_batches(pool, index, predictor), desc="detecting", total=-(-len(index) // READ_AHEAD)):
             tables += predictor.detect(batch)
     return DetectionTable.concatenate(replace(t, image_index=t.image_index + i) for i, t in enumerate(tables))
 
 
-def _batches(pool: ThreadPoolExecutor, index: DatasetIndex) -> Iterator[list[np.ndarray]]:
+def _batches(pool: ThreadPoolExecutor, index: DatasetIndex, predictor: Predictor) -> Iterator[list[np.ndarray]]:
     def submit(start: int) -> list:
-        return [pool.submit(read_image, index.path(i)) for i in range(start, min(start + READ_AHEAD, len(index)))]
+        return [
+            pool.submit(read_image, index.path(i), None, predictor.model.pixels)
+            for i in range(start, min(start + READ_AHEAD, len(index)))
+        ]
 
     starts = range(0, len(index), READ_AHEAD)
     waiting = submit(0)

@@ -44,7 +44,7 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
     if broken := next((path for path in paths if path.strip().splitlines() != [path]), None):
         raise UserError(f"{spec.source}: {broken!r}: lists cannot hold such a name; rename the image and its label")
     for number in range(int(fold.max()) + 1):
-        content = {"path": str(spec.root), **spec.class_content()}
+        content = {"path": str(spec.root), **spec.content()}
         for split, chosen in zip(SPLITS, (fold != number, fold == number)):
             images, stem = np.flatnonzero(chosen), folder.absolute() / f"fold{number + 1}_{split}"
             content[split] = f"{stem}.txt"

@@ -1,0 +1,78 @@
+"""What a pixel of an image is: the number of its channels, and the bits of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from utils.errors import UserError
+from utils.strings import counted
+from utils.structures import GRAY
+
+MOST_CHANNELS = 256
+_TO_16_BITS = 257  # 0 stays 0, and 255 becomes 65535
+
+
+@dataclass(frozen=True, slots=True)
+class PixelFormat:
+    """The pixels of a data set's images, and of those that a model takes.
+
+    Images of 8 bits are uint8. Images of 9 to 16 bits are uint16 of the whole range: values of 12 bits are multiplied
+    by 65535 / 4095 when they are read. Images of three channels are RGB, those of one are gray.
+    """
+
+    channels: int = 3
+    bits: int = 8
+
+    @classmethod
+    def checked(cls, channels: Any, bits: Any, where: str) -> PixelFormat:
+        """From the values of a file. Raises UserError, which begins with ``where``, for others than numbers in
+        range."""
+        for name, value, low, high in (("channels", channels, 1, MOST_CHANNELS), ("bits", bits, 8, 16)):
+            if type(value) is not int or not low <= value <= high:
+                raise UserError(f"{where}: {name}: must be a whole number from {low} to {high}, got {value!r}")
+        return cls(channels, bits)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
+
+    @property
+    def nbytes(self) -> int:
+        """Of one pixel."""
+        return self.channels * self.dtype.itemsize
+
+    def content(self) -> dict[str, int]:
+        """What a data set's YAML says of it: nothing of the default."""
+        return {} if self == RGB8 else {"channels": self.channels, "bits": self.bits}
+
+    def __str__(self) -> str:
+        return f"{counted(self.channels, 'channel')} of {self.bits} bits"
+
+
+RGB8 = PixelFormat()
+
+
+def padding_value(dtype: np.dtype) -> int:
+    """The value of the padding around images of this type."""
+    return GRAY if dtype == np.uint8 else GRAY * _TO_16_BITS
+
+
+def as_16_bits(image: np.ndarray, bits: int) -> np.ndarray:
+    """uint8, or uint16 of ``bits`` bits, to uint16 of the whole range."""
+    if image.dtype == np.uint8:
+        return image.astype(np.uint16) * np.uint16(_TO_16_BITS)
+    most = (1 << bits) - 1
+    return image if bits == 16 else ((image.astype(np.uint32) * 65535 + most // 2) // most).astype(np.uint16)
+
+
+def as_rgb8(images: np.ndarray) -> np.ndarray:
+    """Images (..., C), uint8 or uint16, as people see them: uint8 (..., 3) RGB. One or two channels are shown as gray,
+    of more the first three; uint8 of three channels is returned itself."""
+    if images.shape[-1] != 3:
+        images = images[..., :3] if images.shape[-1] > 3 else np.repeat(images[..., :1], 3, -1)
+    if images.dtype == np.uint16:
+        images = ((images + np.uint32(_TO_16_BITS // 2)) // _TO_16_BITS).astype(np.uint8)
+    return images
