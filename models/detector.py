@@ -139,8 +139,8 @@ def build_detector(
     spec = load_spec(model)
     if channels not in (None, spec.channels):
         if spec.channels != 3:
-            taken = counted(spec.channels, "channel")
-            raise UserError(f"{spec.label}: takes images of {taken}, those of the data set have {channels}")
+            takes = f"takes images of {counted(spec.channels, 'channel')}"
+            raise UserError(f"{spec.label}: {takes}, those of the data set have {channels}; start from another model")
         spec = replace(spec, channels=channels, plain=spec.plain | {"channels": channels})
     detector = build_on_meta(spec, num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)

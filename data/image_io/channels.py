@@ -119,7 +119,7 @@ class _Tiff(NamedTuple):
 
 
 def read_tiff(data: bytes, path: str | os.PathLike, decode: Callable[[], np.ndarray]) -> np.ndarray:
-    """All channels of a TIFF, (H, W) or (H, W, c); colors of three or four are BGR.
+    """All channels of a TIFF in its order, (H, W) or (H, W, c).
 
     ``decode``: returns the first page as OpenCV decodes it. Raises UserError.
     """
@@ -135,7 +135,7 @@ def read_tiff(data: bytes, path: str | os.PathLike, decode: Callable[[], np.ndar
     if layout is not None and layout.samples <= 4 and not (layout.is_planar and layout.bits == 16):
         image = decode()
         if layout.samples == (1 if image.ndim == 2 else image.shape[2]) and image.itemsize * 8 >= layout.bits:
-            return image
+            return image if image.ndim == 2 else image[..., [2, 1, 0, 3][: image.shape[2]]]  # OpenCV's order is BGR
     return _by_tifffile(data, path)
 
 
@@ -148,10 +148,7 @@ def _by_tifffile(data: bytes, path: str | os.PathLike) -> np.ndarray:
             image, axes = file.pages[0].asarray(), file.pages[0].axes
     except Exception as error:  # of any kind: its codecs raise their own
         raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
-    image = np.moveaxis(image, 0, -1) if axes == "SYX" else image
-    if image.ndim == 3 and image.shape[2] in (3, 4):
-        image = image[..., [2, 1, 0, 3][: image.shape[2]]]  # as OpenCV returns it
-    return image
+    return np.moveaxis(image, 0, -1) if axes == "SYX" else image
 
 
 def _tiff_layout(data: bytes) -> _Tiff | None:

@@ -220,7 +220,7 @@ def decode_image(
         image = to_format(read_npy(data, path, pixels), path, pixels, is_rgb=True)
     elif header.kind == "tiff" and pixels != RGB8:
         first = partial(imdecode, data, cv2.IMREAD_UNCHANGED, path, on_warning)
-        image = to_format(read_tiff(data, path, first), path, pixels)
+        image = to_format(read_tiff(data, path, first), path, pixels, is_rgb=True)
     else:
         image = to_format(imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), path, pixels)
     return with_channels(orient(image, header.orientation))

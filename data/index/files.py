@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from data.image_io.decode import ARRAY_SUFFIX, image_suffixes, unread_image, unread_summary
+from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
 from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
@@ -146,7 +146,7 @@ def _in_folder(
             findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
         stems = set()  # of images beside which arrays are copies, which other programs cache
         if ARRAY_SUFFIX in suffixes:
-            stems = {stem for stem, suffix in (os.path.splitext(e.name) for e in entries) if suffix != ARRAY_SUFFIX}
+            stems = {os.path.splitext(e.name)[0] for e in entries if _is_image(e.name, IMAGE_SUFFIXES)}
         for entry in entries:
             if _query(entry.is_dir):
                 continue

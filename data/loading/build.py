@@ -228,6 +228,7 @@ def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) ->
     facts: dict[str, object] = {
         f"the number of {split} images": len(index),
         "the class names": list(index.names),
+        "the channels and bits of the images": str(index.pixels),
         f"the list of {split} images": _digest(index.paths.data, index.paths.offsets),
         f"the sizes of the {split} images": _digest(index.image_hw),
         f"the {split} labels": _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd),

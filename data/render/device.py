@@ -79,7 +79,8 @@ class DeviceRenderer:
         for group in planned.groups:
             h, w = group.table.canvas_hw
             grids = self._render(group).permute(0, 2, 3, 1).unflatten(0, (-1, height // h, width // w))
-            images[group.images] = grids.transpose(2, 3).reshape(-1, height, width, empty.shape[1])
+            grids = grids.transpose(2, 3).reshape(-1, height, width, empty.shape[1])
+            _indexable(images)[group.images] = _indexable(grids)
         return replace(planned.rest, images=images.permute(0, 3, 1, 2))
 
     def _render(self, group: RenderGroup) -> Tensor:
@@ -160,10 +161,10 @@ def paint_layers(
     left, right = left.long(), x.ceil().long()
 
     def row(start: Tensor) -> Tensor:
-        first, second = (pixels[start + column].float() for column in (left, right))
+        first, second = (_float(samples[start + column]) for column in (left, right))
         return first * (1 - right_weight) + second * right_weight
 
-    largest = 255.0 if pixels.dtype == torch.uint8 else 65535.0
+    largest, samples = 255.0 if pixels.dtype == torch.uint8 else 65535.0, _indexable(pixels)
     value = row(upper) * (1 - low_weight) + row(lower) * low_weight
     value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), GRAY * largest / 255)
     for operation, values in zip(operations, parameters):
@@ -208,5 +209,16 @@ def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
     if len(second) == 0:
         return first
     mix = table.mix[:, None, None, None]
-    mixture = (first[table.mixed] * mix + second * (1 - mix) + 0.5).to(first.dtype)
-    return first.index_copy(0, table.mixed, mixture)
+    samples = _indexable(first)
+    mixture = (_float(samples[table.mixed]) * mix + _float(_indexable(second)) * (1 - mix) + 0.5).to(first.dtype)
+    return samples.index_copy(0, table.mixed, _indexable(mixture)).view(first.dtype)
+
+
+def _indexable(samples: Tensor) -> Tensor:
+    """uint16 seen as int16: CUDA's kernels do not index uint16."""
+    return samples.view(torch.int16) if samples.dtype == torch.uint16 else samples
+
+
+def _float(samples: Tensor) -> Tensor:
+    """What `_indexable` returns, as float32."""
+    return (samples.int() & 0xFFFF).float() if samples.dtype == torch.int16 else samples.float()

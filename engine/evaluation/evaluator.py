@@ -265,9 +265,9 @@ def is_channels_last(model: nn.Module) -> bool:
 def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_last: bool) -> Tensor:
     """uint8 or uint16 (B, C, H, W) of the whole range to [0, 1] on ``device``, where it is divided in one pass. uint16
     becomes float32, as ``dtype`` may not hold it."""
-    white, dtype = (255, dtype) if images.dtype == torch.uint8 else (65535, torch.float32)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    return images.to(device, non_blocking=True).to(memory_format=layout) / torch.tensor(white, dtype=dtype)
+    images = images.to(device, non_blocking=True).to(memory_format=layout)
+    return images.float() / 65535 if images.dtype == torch.uint16 else images / torch.tensor(255, dtype=dtype)
 
 
 def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:

@@ -21,7 +21,7 @@ class ExportOptions:
     """How a model is exported, the same in all formats."""
 
     layout: str
-    channels: int  # of an image
+    channels: int = 3  # of an image
     imgsz_hw: tuple[int, int]  # of the canvas, pixels; with ``dynamic`` the one that the model is meant for
     batch: int
     dynamic: bool

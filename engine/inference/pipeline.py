@@ -98,7 +98,7 @@ class Pipeline:
         with torch.inference_mode():
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
             pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2)
-            pixels = pixels / np.iinfo(kind.dtype).max
+            pixels = pixels / 255 if kind.bits == 8 else pixels.float() / 65535
             prepared = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
                 raw = (tiled or self.model)(pixels)

@@ -202,7 +202,7 @@ def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, trai
     [
         ("trian: t\nnames: [a]\n", "unknown key 'trian' .did you mean 'train'"),
         ("train: t\nnames: [a]\nkpt_shape: [17, 3]\n", "keypoints"),
-        ("train: t\nnames: [a]\nchannels: 10\n", "channels: 10"),
+        ("train: t\nnames: [a]\nchannels: many\n", "channels: must be a whole number"),
         ("names: [a]\n", "names no images"),
         ("train: t\n", "has no 'names'"),
         ("train: t\nnames: []\n", "names: expected a list"),

@@ -1,0 +1,179 @@
+"""Images of any number of channels and of up to 16 bits are read as they were written; others get one line."""
+
+import re
+import struct
+
+import cv2
+import numpy as np
+import pytest
+
+from data.image_io.decode import read_image, read_reduced
+from data.image_io.verify import check_image
+from utils.errors import UserError
+from utils.pixels import PixelFormat, as_rgb8
+
+RNG = np.random.default_rng(0)
+
+
+def samples(channels, bits=8, height=20, width=30):
+    return RNG.integers(0, 1 << bits, (height, width, channels)).astype(np.uint8 if bits == 8 else np.uint16)
+
+
+def write_png(path, image):
+    path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
+
+
+def write_pages(path, image):
+    assert cv2.imwritemulti(str(path), [np.ascontiguousarray(image[..., c]) for c in range(image.shape[2])])
+
+
+def chunky_tiff(image, photometric):
+    """A TIFF of one page with all samples of a pixel together, which OpenCV cannot write for these channels."""
+    (height, width, channels), bits = image.shape, image.itemsize * 8
+    extra = channels - (3 if photometric == 2 else 1)
+    tags = [(256, [width]), (257, [height]), (258, [bits] * channels), (259, [1]), (262, [photometric]), (273, [0])]
+    tags += [
+        (277, [channels]),
+        (278, [height]),
+        (279, [image.nbytes]),
+        (284, [1]),
+        *([(338, [0] * extra)] * (extra > 0)),
+    ]
+    start = 8 + 2 + 12 * len(tags) + 4
+    start += sum(2 * len(values) for _, values in tags if len(values) > 2)
+    entries, rest, at = b"", b"", 8 + 2 + 12 * len(tags) + 4
+    for tag, values in tags:
+        values = [start] if tag == 273 else values
+        packed = struct.pack(f"<{len(values)}H", *values)
+        if len(values) > 2:
+            packed, rest = struct.pack("<I", at + len(rest)), rest + packed
+        entries += struct.pack("<HHI", tag, 3, len(values)) + packed.ljust(4, b"\0")
+    directory = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8) + directory + rest + image.astype(image.dtype.newbyteorder("<")).tobytes()
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("channels", [1, 2, 4, 5, 12])
+def test_arrays_and_pages_are_read_as_they_were_written(tmp_path, channels, bits):
+    image, pixels = samples(channels, bits), PixelFormat(channels, bits)
+    arrays = {
+        "c.npy": image,
+        "fortran.npy": np.asfortranarray(image),
+        "big.npy": image.astype(image.dtype.newbyteorder(">")),
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / name, array)
+    write_pages(tmp_path / "pages.tif", image)
+    for name in (*arrays, "pages.tif"):
+        read = read_image(tmp_path / name, pixels=pixels)
+        assert read.dtype == image.dtype
+        assert read.flags.c_contiguous
+        np.testing.assert_array_equal(read, image, err_msg=name)
+        assert (
+            check_image(tmp_path / name, pixels=pixels)
+            == (20, 30)
+            == check_image(tmp_path / name, pixels=pixels, decode=True)
+        )
+        assert read_reduced(tmp_path / name, (10, 10), pixels=pixels)[1] == (20, 30)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_ordinary_images_become_gray_and_keep_alpha_and_16_bits(tmp_path, bits):
+    bgra = samples(4, bits)
+    write_png(tmp_path / "color.png", bgra[..., :3])
+    write_png(tmp_path / "alpha.png", bgra)
+    write_png(tmp_path / "gray.png", bgra[..., 0])
+    gray = cv2.cvtColor(bgra[..., :3], cv2.COLOR_BGR2GRAY)[..., None]
+    for name, channels, expected in [
+        ("color.png", 1, gray),
+        ("alpha.png", 1, gray),
+        ("gray.png", 1, bgra[..., :1]),
+        ("alpha.png", 4, bgra[..., [2, 1, 0, 3]]),
+        ("color.png", 3, bgra[..., [2, 1, 0]]),
+        ("gray.png", 3, np.repeat(bgra[..., :1], 3, 2)),
+    ]:
+        np.testing.assert_array_equal(read_image(tmp_path / name, pixels=PixelFormat(channels, bits)), expected)
+
+
+def test_a_jpeg_as_gray_is_its_luma_also_reduced_and_turned(tmp_path):
+    image = cv2.resize(samples(3), (96, 64), interpolation=cv2.INTER_CUBIC)
+    (tmp_path / "a.jpg").write_bytes(cv2.imencode(".jpg", image)[1].tobytes())
+    decoded = cv2.imread(str(tmp_path / "a.jpg"), cv2.IMREAD_GRAYSCALE)
+    gray = PixelFormat(1)
+    np.testing.assert_array_equal(read_image(tmp_path / "a.jpg", pixels=gray)[..., 0], decoded)
+    assert read_reduced(tmp_path / "a.jpg", (16, 16), pixels=gray)[0].shape == (16, 24, 1)
+    wide = read_image(tmp_path / "a.jpg", pixels=PixelFormat(1, 16))
+    np.testing.assert_array_equal(wide[..., 0], decoded.astype(int) * 257)
+    assert check_image(tmp_path / "a.jpg", pixels=gray) == (64, 96)
+
+
+def test_values_of_12_bits_are_stretched_without_loss(tmp_path):
+    image = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    write_png(tmp_path / "a.png", image)
+    read = read_image(tmp_path / "a.png", pixels=PixelFormat(1, 12))[..., 0]
+    np.testing.assert_allclose(read / 65535, image / 4095, atol=0.5 / 65535)
+    assert np.unique(read).size == 4096
+    write_png(tmp_path / "a.png", image + np.uint16(9))
+    with pytest.raises(UserError, match=r"a.png: has the value 4104, more than 12 bits hold; correct 'bits:' or it"):
+        read_image(tmp_path / "a.png", pixels=PixelFormat(1, 12))
+
+
+@pytest.mark.parametrize(("channels", "photometric"), [(4, 1), (2, 1), (6, 1), (6, 2)])
+def test_channels_that_opencv_would_drop_are_read_by_tifffile_or_refused(tmp_path, channels, photometric, monkeypatch):
+    image, path = samples(channels, 16), tmp_path / "a.tif"
+    path.write_bytes(chunky_tiff(image, photometric))
+    try:
+        import tifffile  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match=r"tifffile.*save one page per channel, or .npy"):
+            read_image(path, pixels=PixelFormat(channels, 16))
+    else:
+        np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(channels, 16)), image)
+
+
+def test_a_tiff_of_red_green_blue_and_alpha_is_read_in_this_order(tmp_path):
+    image = samples(4)
+    (tmp_path / "a.tif").write_bytes(chunky_tiff(image, 2))
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif", pixels=PixelFormat(4)), image)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "pixels", "message"),
+    [
+        ("a.png", lambda p: write_png(p, samples(3)), PixelFormat(4), "3 channels; .* has 4: correct 'channels:'"),
+        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(4), "5 channels; .* has 4"),
+        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(1), "5 channels; .* has 1"),
+        ("a.npy", lambda p: np.save(p, samples(5).transpose(2, 0, 1)), PixelFormat(5), "channels first; save it as"),
+        ("a.npy", lambda p: np.save(p, samples(5) / 255), PixelFormat(5), "float64 samples are not supported"),
+        ("a.npy", lambda p: np.save(p, np.array([{}], object)), PixelFormat(5), r"shape \(1,\)"),
+        ("a.npy", lambda p: np.save(p, np.full((2, 2, 5), None)), PixelFormat(5), "object samples are not supported"),
+        ("a.npy", lambda p: p.write_bytes(b"\x93NUMPY\x01\0\x10\0nonsense nonsense"), PixelFormat(5), "damaged .npy"),
+        ("a.npy", lambda p: p.write_bytes(b"\xff\xd8 no array"), PixelFormat(5), "a.npy: "),
+        ("a.tif", lambda p: write_pages(p, samples(3)), PixelFormat(5), "3 channels; .* has 5"),
+        ("a.jpg", lambda p: cv2.imwrite(str(p), samples(3)), PixelFormat(4), "a JPEG has 3 channels at most"),
+    ],
+)
+def test_other_images_are_refused_in_one_line_by_the_scan_and_by_the_reader(tmp_path, name, write, pixels, message):
+    write(tmp_path / name)
+    for refuse in (check_image, read_image):
+        with pytest.raises(UserError, match=message) as refused:
+            refuse(tmp_path / name, pixels=pixels)
+        assert str(refused.value).startswith(str(tmp_path / name))
+        assert "\n" not in str(refused.value)
+
+
+def test_truncated_arrays_are_found_without_reading_them(tmp_path):
+    np.save(tmp_path / "a.npy", samples(5))
+    whole = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(whole[:-1])
+    for refuse in (check_image, read_image):
+        with pytest.raises(UserError, match=re.escape("damaged .npy file (truncated)")):
+            refuse(tmp_path / "a.npy", pixels=PixelFormat(5))
+
+
+def test_people_see_gray_or_the_first_three_channels_in_8_bits():
+    image = samples(5, 16)
+    np.testing.assert_array_equal(as_rgb8(image), np.rint(image[..., :3] / 257))
+    np.testing.assert_array_equal(as_rgb8(image[..., :2]), np.repeat(np.rint(image[..., :1] / 257), 3, 2))
+    rgb = samples(3)
+    assert as_rgb8(rgb) is rgb

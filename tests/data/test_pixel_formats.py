@@ -1,0 +1,199 @@
+"""Images of other channels and bits pass through caches, rendering and loaders as RGB images of 8 bits do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from data.cache.open import open_image_cache
+from data.dataset import LoadImagesAndLabels
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from data.loading.build import build_train_loader, build_val_loader
+from tests.helpers.synthetic_index import GEOMETRIES, write_dataset
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.pixels import PixelFormat
+from utils.structures import SampleKey
+
+SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]
+NO_COLOR = {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}
+SEVEN16 = PixelFormat(7, 16)
+
+
+@pytest.fixture(scope="module")
+def rgb(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("rgb"), SIZES, objects=3)
+
+
+@pytest.fixture(scope="module")
+def made(rgb, tmp_path_factory):
+    """By format: an index of the same images, whose channels are red, green, blue, red, ..."""
+    folder, found = tmp_path_factory.mktemp("made"), {}
+    for pixels in (PixelFormat(7), SEVEN16, PixelFormat(1), PixelFormat(2, 12)):
+        paths = []
+        for i in range(len(rgb)):
+            image = cv2.imread(rgb.path(i))[..., [2, 1, 0, 2, 1, 0, 2][: pixels.channels]]
+            paths.append(str(folder / f"{pixels.channels}-{pixels.bits}-{i:03d}.npy"))
+            np.save(paths[-1], image if pixels.bits == 8 else image.astype(np.uint16) * (1 << pixels.bits) // 256)
+        flat = type(rgb.paths).of(paths)
+        found[pixels] = replace(rgb, paths=flat, pixels=pixels, fingerprint=f"{pixels.channels}{pixels.bits}")
+    return found
+
+
+def rendered(index, keys, **options):
+    hyp = options.pop("hyp", None) or Hyperparameters(degrees=5, mixup=0.5, **NO_COLOR)
+    dataset = LoadImagesAndLabels(index, imgsz=96, hyp=hyp, seed=2, epochs=50, augment=True, **options)
+    return dataset.samples(keys)
+
+
+def keys(count=10, canvas=(96, 96)):
+    return [SampleKey(p % len(SIZES), 0, p, canvas) for p in range(count)]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_each_channel_is_rendered_as_in_an_rgb_image(rgb, made, geometry):
+    hyp = Hyperparameters(mixup=0.5, **{**GEOMETRIES[geometry], **NO_COLOR})
+    expected = rendered(rgb, keys(), hyp=hyp)
+    for pixels, index in made.items():
+        for sample, of_rgb in zip(rendered(index, keys(), hyp=hyp), expected):
+            assert sample.image.shape == (96, 96, pixels.channels)
+            assert sample.image.dtype == pixels.dtype
+            np.testing.assert_array_equal(sample.labels, of_rgb.labels)
+            wanted = of_rgb.image[..., [0, 1, 2, 0, 1, 2, 0][: pixels.channels]].astype(int)
+            if pixels.bits == 8:
+                assert np.abs(sample.image - wanted).max() <= 1  # OpenCV's kernels round 3 channels otherwise
+            else:
+                scale = 65535 / 255 if pixels.bits == 16 else 257
+                assert np.abs(sample.image / scale - wanted).max() <= 2.6  # files of 16 * v for 12 bits; 8 bits round
+
+
+def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
+    y, x = np.mgrid[:64, :64]
+    dark = np.where((x // 16 + y // 16) % 2, 100, 60).astype(np.uint16)  # both are 0 in 8 bits
+    cv2.imwrite(str(tmp_path / "a.png"), dark)
+    index = write_dataset(tmp_path / "one", [(64, 64)])
+    index = replace(index, paths=type(index.paths).of([str(tmp_path / "a.png")]))
+    hyp = Hyperparameters(mosaic=0.0, mixup=0.0, scale=0.3, degrees=8.0, fliplr=0.5)
+    wide = rendered(
+        replace(index, pixels=PixelFormat(1, 16)), [SampleKey(0, 0, p, (64, 64)) for p in range(8)], hyp=hyp
+    )
+    for sample in wide:
+        inside = sample.image[24:40, 24:40]
+        assert 60 <= inside.min() < 70
+        assert 90 < inside.max() <= 100
+        assert set(np.unique(sample.image[sample.image > 100])) <= {29298}  # padding: 114 of 255
+    (narrow,) = rendered(index, [SampleKey(0, 0, 0, (64, 64))], hyp=hyp)
+    assert set(np.unique(narrow.image)) <= {0, 114}
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path):
+    (tmp_path / "shm").mkdir()
+    for index in made.values():
+        options = {"imgsz": 96, "cache_dir": str(tmp_path), "shared_memory": tmp_path / "shm", "show_progress": False}
+        cache = open_image_cache(index, kind, **options)
+        for cached, read in zip(rendered(index, keys(), image_cache=cache), rendered(index, keys())):
+            np.testing.assert_array_equal(cached.image, read.image)
+
+
+class Spec:
+    source = "synthetic.yaml"
+
+
+@pytest.fixture
+def batches_of(monkeypatch, tmp_path):
+    """The first two training batches and the first validation batch of an index."""
+
+    def batches(index, **options):
+        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+        defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
+        config, ctx = TrainConfig(**(defaults | options)), DistributedContext.single("cpu")
+        loader = build_train_loader(ctx, config, Hyperparameters(mixup=0.5), Spec(), stride=32)
+        found = [loader.renderer(batch) if loader.renderer else batch for batch in islice(loader, 2)]
+        found = [replace(batch, images=batch.images.clone()) for batch in found]
+        loader.close()
+        return [*found, next(iter(build_val_loader(ctx, config, Spec(), stride=32)))]
+
+    return batches
+
+
+@pytest.mark.parametrize(
+    "more", [{"workers": 1}, {"cache": "ram"}, {"quad": True}, {"rect": True}, {"multi_scale": True}]
+)
+def test_batches_are_those_of_this_process_without_a_cache(made, batches_of, more):
+    alone = {name: value for name, value in more.items() if name not in ("workers", "cache")}
+    for batch, wanted in zip(batches_of(made[SEVEN16], **more), batches_of(made[SEVEN16], **alone)):
+        assert batch.images.dtype is torch.uint16
+        assert batch.images.shape[1] == 7
+        assert torch.equal(batch.images, wanted.images)
+        assert torch.equal(batch.targets, wanted.targets)
+
+
+def test_the_device_renders_the_same_from_its_cache_and_nearly_what_the_host_does(made, batches_of):
+    for pixels in (SEVEN16, PixelFormat(1)):
+        host = batches_of(made[pixels], quad=True)
+        sent, cached = (batches_of(made[pixels], quad=True, render_on="device", cache=c) for c in ("none", "device"))
+        for a, b, c in zip(host[:2], sent, cached):
+            assert torch.equal(b.images, c.images)
+            difference = (a.images.float() - b.images.float()).abs() / np.iinfo(pixels.dtype).max
+            assert difference.mean() < 0.01
+
+
+def write_set(folder, content, image, name="a.npy", count=2):
+    for split in ("train", "val"):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+        for number in range(count):
+            np.save(folder / "images" / split / f"{number}{name}", image)
+            (folder / "labels" / split / f"{number}a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    names = {"train": "images/train", "val": "images/val", "names": ["x"]}
+    (folder / "data.yaml").write_text(yaml.safe_dump(names | content))
+    return folder / "data.yaml"
+
+
+def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
+    image = np.zeros((30, 40, 5), np.uint16)
+    path = write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image)
+    (tmp_path / "set/images/train/0a.txt").touch()  # no image: 0a.npy is not a copy of it
+    cv2.imwritemulti(str(tmp_path / "set/images/train/1a.tif"), [image[..., 0]] * 5)  # of which 1a.npy is a copy
+    index = load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+    assert index.pixels == PixelFormat(5, 16)
+    assert [p.rpartition("/")[2] for p in index.paths] == ["0a.npy", "1a.tif"]
+    again = load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+    assert again.pixels == PixelFormat(5, 16)
+    path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
+    with pytest.raises(UserError, match=r"2 of 2 images can't be used.*5 channels; .* has 4"):
+        load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"channels": 0}, "channels: must be a whole number from 1 to 256, got 0"),
+        ({"channels": "RGB"}, "channels: must be a whole number from 1 to 256, got 'RGB'"),
+        ({"bits": 32}, "bits: must be a whole number from 8 to 16, got 32"),
+        ({"bits": True}, "bits: must be a whole number from 8 to 16, got True"),
+    ],
+)
+def test_mistakes_in_the_yaml_are_named(tmp_path, content, message):
+    path = write_set(tmp_path / "set", content, np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(UserError, match=f"data.yaml: {message}"):
+        load_dataset_spec(path)
+
+
+def test_joined_data_sets_have_one_format(tmp_path):
+    part = write_set(tmp_path / "set", {"channels": 4}, np.zeros((8, 8, 4), np.uint8))
+    joined = tmp_path / "joined.yaml"
+    joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part)}))
+    with pytest.raises(UserError, match=r"has images of 3 channels of 8 bits, .*data.yaml of 4 channels of 8 bits"):
+        load_dataset_spec(joined)
+    joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part), "channels": 4}))
+    assert load_dataset_spec(joined).pixels == PixelFormat(4)

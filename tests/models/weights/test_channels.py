@@ -1,0 +1,71 @@
+"""Weights of RGB models in models of other channels."""
+
+import pytest
+import torch
+
+from models.detector import build_detector
+from models.weights.load import load_detector
+from models.weights.transfer import for_channels, transfer_weights
+from tests.helpers.tiny import TINY_MODEL, scatter_norms
+from utils.errors import UserError
+from utils.files.checkpoint import write_checkpoint
+
+NAMES = ("disc", "ring")
+
+
+def content_of(detector, **more):
+    content = {"model_spec": detector.spec, "names": list(NAMES), "imgsz": 64, "config": {}, "hyp": {}}
+    return {**content, "ema": detector.state_dict(), **more}
+
+
+@pytest.fixture(scope="module")
+def rgb(tmp_path_factory):
+    """A detector of RGB images, and its file."""
+    detector = build_detector(TINY_MODEL, 2, names=NAMES, seed=3)
+    scatter_norms(detector)
+    path = tmp_path_factory.mktemp("weights") / "rgb.pt"
+    write_checkpoint(content_of(detector), path)
+    return detector.eval(), path
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
+def test_an_image_of_equal_channels_gives_what_it_gives_as_rgb(rgb, channels):
+    """In closed form: the sums of the kernels over the channels are equal."""
+    trained, path = rgb
+    adapted = build_detector(TINY_MODEL, 2, names=NAMES, seed=4, channels=channels)
+    report = transfer_weights(adapted, path)
+    assert not report.skipped
+    assert not report.partly
+    gray = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = trained(gray.expand(-1, 3, -1, -1))
+        for a, b in zip(adapted.eval()(gray.expand(-1, channels, -1, -1)), expected):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_more_channels_keep_red_green_and_blue_in_proportion():
+    kernel = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    adapted = for_channels(kernel, 5)
+    torch.testing.assert_close(adapted[:, :3], kernel * 3 / 5)
+    torch.testing.assert_close(adapted[:, 3:], (kernel.mean(1, keepdim=True) * 3 / 5).expand(-1, 2, -1, -1))
+    torch.testing.assert_close(for_channels(kernel, 1), kernel.sum(1, keepdim=True))
+    assert for_channels(kernel, 3) is kernel
+
+
+def test_the_number_of_channels_is_kept_in_the_checkpoint(tmp_path):
+    detector = build_detector(TINY_MODEL, 2, names=NAMES, channels=5)
+    write_checkpoint(content_of(detector), tmp_path / "five.pt")
+    again, _ = load_detector(tmp_path / "five.pt")
+    assert again.channels == 5
+    assert again(torch.rand(1, 5, 64, 64))[0].shape[2:] == (8, 8)
+    assert build_detector(again.spec, 2, channels=5).channels == 5
+    with pytest.raises(UserError, match="takes images of 5 channels, those of the data set have 1; start from another"):
+        build_detector(again.spec, 2, channels=1)
+
+
+@pytest.mark.parametrize("key", ["ch", "channels"])
+def test_a_model_yaml_may_say_the_channels(key):
+    assert build_detector({**TINY_MODEL, key: 4}, 2).channels == 4
+    assert build_detector({**TINY_MODEL, key: 3}, 2, channels=4).channels == 4
+    with pytest.raises(UserError, match="channels: must be a whole number"):
+        build_detector({**TINY_MODEL, key: "RGB"}, 2)
