@@ -11,7 +11,7 @@ from utils.errors import UserError
 from utils.strings import counted
 from utils.structures import GRAY
 
-MOST_CHANNELS = 256
+MOST_CHANNELS = 128  # of an image in OpenCV 5
 _TO_16_BITS = 257  # 0 stays 0, and 255 becomes 65535
 
 

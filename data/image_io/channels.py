@@ -48,20 +48,37 @@ def to_format(
     """
     if image.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{path}: {image.dtype} samples are not supported; convert it to 8 or 16 bits")
-    if pixels.bits == 8:
-        image = cv2.convertScaleAbs(image, alpha=1 / 257) if image.dtype == np.uint16 else image
-    else:
-        if image.dtype == np.uint16 and (most := int(image.max(initial=0))) >> pixels.bits:
-            raise UserError(f"{path}: has the value {most}, more than {pixels.bits} bits hold; correct 'bits:' or it")
-        image = as_16_bits(image, pixels.bits)
     found = 1 if image.ndim == 2 else image.shape[2]
     conversion = (_FROM_RGB if is_rgb else _FROM_BGR).get((found, pixels.channels))
     if conversion is None and found != pixels.channels:
         usual = pixels.channels == 3 and "; supported are 1 (gray), 3 (color) and 4 (with alpha)"
         of_file = f"; the data set or the model has {pixels.channels}: correct 'channels:' in the YAML, or this image"
         raise UserError(f"{path}: {counted(found, 'channel')}{usual or of_file}")
+    if pixels.bits == 8:
+        image = cv2.convertScaleAbs(image, alpha=1 / 257) if image.dtype == np.uint16 else image
+    else:
+        if image.dtype == np.uint16 and (most := int(image.max(initial=0))) >> pixels.bits:
+            raise UserError(f"{path}: has the value {most}, more than {pixels.bits} bits hold; correct 'bits:' or it")
+        image = as_16_bits(image, pixels.bits)
     image = np.ascontiguousarray(image if conversion is None else cv2.cvtColor(image, conversion))
+    return with_channels(image)
+
+
+def with_channels(image: np.ndarray) -> np.ndarray:
+    """(H, W, C) from (H, W, C) or, as OpenCV returns an image of one channel, (H, W)."""
     return image if image.ndim == 3 else image[..., None]
+
+
+def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray | None = None) -> np.ndarray:
+    """Shrinks (h, w, C), each pixel the mean of its area; OpenCV does at most four channels at once.
+
+    ``target``: receives the result.
+    """
+    if image.shape[2] <= 4:
+        return with_channels(cv2.resize(image, size_wh, dst=target, interpolation=cv2.INTER_AREA))
+    groups = (np.ascontiguousarray(image[..., first : first + 4]) for first in range(0, image.shape[2], 4))
+    parts = [with_channels(cv2.resize(group, size_wh, interpolation=cv2.INTER_AREA)) for group in groups]
+    return np.concatenate(parts, 2, out=target)
 
 
 def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:

@@ -22,7 +22,15 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.channels import NPY_MAGIC, check_jpeg_channels, is_tiff, read_npy, read_tiff, to_format
+from data.image_io.channels import (
+    NPY_MAGIC,
+    check_jpeg_channels,
+    is_tiff,
+    read_npy,
+    read_tiff,
+    to_format,
+    with_channels,
+)
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.machine.decoder_warnings import watched
@@ -235,11 +243,6 @@ def orient(image: np.ndarray, orientation: int) -> np.ndarray:
     if mirror_columns or mirror_rows:
         image = cv2.flip(image, -1 if mirror_columns and mirror_rows else 1 if mirror_columns else 0)
     return image
-
-
-def with_channels(image: np.ndarray) -> np.ndarray:
-    """(H, W, C) from (H, W, C) or, as OpenCV returns an image of one channel, (H, W)."""
-    return image if image.ndim == 3 else image[..., None]
 
 
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from data.augment.plan import Layer, SamplePlan, Tile
 from data.augment.transforms import project_points
-from data.image_io.decode import with_channels
+from data.image_io.channels import resize_area, with_channels
 from utils.pixels import RGB8, PixelFormat, padding_value
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
@@ -93,8 +93,9 @@ def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None
         target[:] = image
         return target
     by_area = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
-    method = cv2.INTER_AREA if by_area else cv2.INTER_LINEAR
-    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=method))
+    if by_area:
+        return resize_area(image, (width, height), target)
+    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=cv2.INTER_LINEAR))
 
 
 def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
@@ -129,7 +130,7 @@ def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarra
     if factor < 2:
         return crop, matrix
     small_w, small_h = max(width // factor, 1), max(height // factor, 1)
-    small = cv2.resize(crop, (small_w, small_h), interpolation=cv2.INTER_AREA)
+    small = resize_area(crop, (small_w, small_h))
     return small, matrix @ np.diag([width / small_w, height / small_h, 1.0])
 
 

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.augment.plan import Layer, SamplePlan
-from data.image_io.decode import with_channels
+from data.image_io.channels import resize_area
 from data.shared_memory import new_pixels
 from utils.pixels import RGB8, PixelFormat
 
@@ -40,7 +39,7 @@ def level_image(image: np.ndarray, level: int) -> np.ndarray:
     if level == 0:
         return image
     height, width = (max(side >> level, 1) for side in image.shape[:2])
-    return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA))
+    return resize_area(image, (width, height))
 
 
 def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.image_io.channels import to_format
-from data.image_io.decode import orient, read_image, with_channels
+from data.image_io.channels import to_format, with_channels
+from data.image_io.decode import orient, read_image
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat

@@ -177,8 +177,8 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"channels": 0}, "channels: must be a whole number from 1 to 256, got 0"),
-        ({"channels": "RGB"}, "channels: must be a whole number from 1 to 256, got 'RGB'"),
+        ({"channels": 0}, "channels: must be a whole number from 1 to 128, got 0"),
+        ({"channels": "RGB"}, "channels: must be a whole number from 1 to 128, got 'RGB'"),
         ({"bits": 32}, "bits: must be a whole number from 8 to 16, got 32"),
         ({"bits": True}, "bits: must be a whole number from 8 to 16, got True"),
     ],

@@ -495,7 +495,7 @@ MISTAKES = [
     ),
     ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:", r"anchors \(row 0\): must be w, h pairs"),
     ("backbone:", "activation: os.system('x')\nbackbone:", r"activation: cannot read"),
-    ("backbone:", "ch: 0\nbackbone:", r"channels: must be a whole number from 1 to 256, got 0"),
+    ("backbone:", "ch: 0\nbackbone:", r"channels: must be a whole number from 1 to 128, got 0"),
     ("head:", "head: {}\nnc:", r"mymodel\.yaml: head: must be a list of"),
     ("backbone:", "backbone: [", r"mymodel\.yaml:\d+: "),
 ]
