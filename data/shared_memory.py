@@ -241,7 +241,7 @@ def new_shared(nbytes: int) -> torch.UntypedStorage:
 def new_pixels(images: int, canvas_hw: tuple[int, int], pixels: PixelFormat = RGB8) -> Tensor:
     """Uninitialized (images, H, W, C). In a worker it is in shared memory, to which torch would otherwise copy
     the batch."""
-    shape, dtype = (images, *canvas_hw, pixels.channels), getattr(torch, pixels.dtype.name)
+    shape, dtype = (images, *canvas_hw, pixels.channels), pixels.torch_dtype
     if get_worker_info() is None or math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.empty(0, dtype=dtype).set_(new_shared(math.prod(shape) * dtype.itemsize), 0, shape)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from utils.errors import UserError
 from utils.strings import counted
@@ -38,6 +39,10 @@ class PixelFormat:
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.uint8 if self.bits == 8 else torch.uint16
 
     @property
     def nbytes(self) -> int:

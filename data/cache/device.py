@@ -48,8 +48,8 @@ def open_device_cache(
     if show_progress:
         size = nbytes / 2**30
         get_logger().info("--cache device: %s, %.2f GiB on %s", counted(len(index), "image"), size, ctx.device)
-    dtype = getattr(torch, index.pixels.dtype.name)
-    cache = torch.empty((layout.pixels, index.pixels.channels), dtype=dtype, device=ctx.device)
+    shape = (layout.pixels, index.pixels.channels)
+    cache = torch.empty(shape, dtype=index.pixels.torch_dtype, device=ctx.device)
     # One node uses the default group, whose backend is the fastest; several nodes use one group each.
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     group = node_group(ctx) if several_nodes else None

@@ -51,7 +51,8 @@ def to_format(
     found = 1 if image.ndim == 2 else image.shape[2]
     conversion = (_FROM_RGB if is_rgb else _FROM_BGR).get((found, pixels.channels))
     if conversion is None and found != pixels.channels:
-        usual = pixels.channels == 3 and "; supported are 1 (gray), 3 (color) and 4 (with alpha)"
+        usual = "; supported are 1 (gray), 3 (color) and 4 (with alpha), or those that 'channels:' of the YAML names"
+        usual = usual if pixels == RGB8 else ""
         of_file = f"; the data set or the model has {pixels.channels}: correct 'channels:' in the YAML, or this image"
         raise UserError(f"{path}: {counted(found, 'channel')}{usual or of_file}")
     if pixels.bits == 8:

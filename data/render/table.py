@@ -142,7 +142,7 @@ class PackedPixels:
         """``load``: image index to source image, (h, w, C)."""
         self._load, self._format = load, pixel_format
         # There must be a pixel to read even without tiles.
-        self.pixels = new_pixels(1, (1, 1), pixel_format).view(1, -1).zero_()
+        self.pixels = torch.zeros((1, pixel_format.channels), dtype=pixel_format.torch_dtype)
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         sizes = tiles.box[:, 2:] - tiles.box[:, :2]

@@ -284,6 +284,6 @@ def blank_batch(
         letterbox=torch.zeros((images, 4), dtype=torch.float64),
         counts=(boxes,) * images,
     )
-    shape, dtype = (images, side, side, pixels.channels), getattr(torch, pixels.dtype.name)
-    black = torch.zeros(shape, dtype=dtype, device=device).permute(0, 3, 1, 2)
+    shape = (images, side, side, pixels.channels)
+    black = torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2)
     return replace(batch.to(device, non_blocking=False), images=black)
