@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from utils.errors import UserError
 from utils.strings import counted
-from utils.structures import GRAY
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_CHANNELS = 128  # of an image in OpenCV 5
 _TO_16_BITS = 257  # 0 stays 0, and 255 becomes 65535
@@ -42,6 +43,8 @@ class PixelFormat:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        import torch
+
         return torch.uint8 if self.bits == 8 else torch.uint16
 
     @property
@@ -58,11 +61,6 @@ class PixelFormat:
 
 
 RGB8 = PixelFormat()
-
-
-def padding_value(dtype: np.dtype) -> int:
-    """The value of the padding around images of this type."""
-    return GRAY if dtype == np.uint8 else GRAY * _TO_16_BITS
 
 
 def as_16_bits(image: np.ndarray, bits: int) -> np.ndarray:

@@ -20,6 +20,11 @@ TARGET_BUCKET = 16
 GRAY = 114  # uint8 value of the padding around images
 
 
+def padding_value(dtype: np.dtype) -> int:
+    """The value of the padding around uint8 or uint16 images."""
+    return GRAY * (np.iinfo(dtype).max // 255)
+
+
 def bucketed(most: int) -> int:
     """``most``, the largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET` and at least
     that, so that padded targets have few shapes."""
