@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import first_line
 from utils.logger import get_logger
-from utils.pixels import RGB8, PixelFormat
 from utils.structures import Batch
 
 INLINE_BYTES = 65536  # larger tensors are shared

@@ -18,11 +18,11 @@ import numpy as np
 
 from data.image_io.channels import to_format
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, read_image, unread_image, unread_summary
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
-from utils.pixels import RGB8, PixelFormat
 
 
 class LiveStream:

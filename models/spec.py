@@ -15,12 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from utils.config.pixels import PixelFormat
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.config.yolo_command import other_task
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.logger import get_logger
-from utils.pixels import PixelFormat
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep

@@ -27,6 +27,7 @@ import numpy as np
 from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import Piece, exchange_items
+from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
@@ -39,7 +40,6 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.threads import map_ahead
-from utils.pixels import PixelFormat
 
 if TYPE_CHECKING:
     import lmdb

@@ -25,6 +25,7 @@ import numpy as np
 
 from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import CacheError
@@ -36,7 +37,6 @@ from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.machine.threads import map_ahead
-from utils.pixels import PixelFormat
 from utils.strings import counted
 
 _SUFFIX = ".pixels"

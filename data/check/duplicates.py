@@ -22,9 +22,9 @@ from data.check.issues import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN, Issue
 from data.check.labels import neighbors_in_runs
 from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_reduced
+from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.errors import UserError
 from utils.logger import progress
-from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.strings import counted
 
 SIDE = 32  # of thumbnails

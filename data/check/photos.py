@@ -14,8 +14,8 @@ import numpy as np
 from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
+from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.errors import UserError
-from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.structures import GRAY
 
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels

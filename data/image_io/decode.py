@@ -31,11 +31,11 @@ from data.image_io.channels import (
     to_format,
     with_channels,
 )
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
-from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.

@@ -33,9 +33,9 @@ from data.image_io.decode import (
     imdecode,
     read_bytes,
 )
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
-from utils.pixels import RGB8, PixelFormat
 
 _SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: there is one scan, so all tables are in the header
 _IGNORED = frozenset({*range(0xE0, 0xF0), 0xFE})  # application data, comments

@@ -5,7 +5,7 @@ folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt 
 data sets' YAMLs, whose splits of this name are joined), ``names`` (list or
 map), ``nc`` (checked against the names), and extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by
 split; ``classes``, a map that renames and merges classes, or makes their boxes regions to ignore; ``ignore``, a list of
-the latter; ``channels`` and ``bits`` of the images, see `utils.pixels.PixelFormat`.
+the latter; ``channels`` and ``bits`` of the images, see `utils.config.pixels.PixelFormat`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from data.labels.coco import COCO
 from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
+from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import class_numbers, typed_classes
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.pixels import RGB8, PixelFormat
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")

@@ -21,12 +21,12 @@ from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
-from utils.pixels import RGB8, PixelFormat
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import GroundTruth, LabelArrays, ignored_class

@@ -23,7 +23,7 @@ from torch import Tensor
 from data.augment.plan import Layer, SamplePlan
 from data.image_io.channels import resize_area
 from data.shared_memory import new_pixels
-from utils.pixels import RGB8, PixelFormat
+from utils.config.pixels import RGB8, PixelFormat
 
 MAX_LEVEL = 5
 

@@ -15,9 +15,9 @@ from engine.export.parity import Parity
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
 from models.weights.download import UNKNOWN, Origin
+from utils.config.pixels import PixelFormat
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
-from utils.pixels import PixelFormat
 from utils.program import COMMANDS, VERSION
 from utils.strings import counted
 

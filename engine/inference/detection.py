@@ -16,6 +16,7 @@ from data.sources import FileProblem, Frame, open_source
 from engine.inference.predictor import Detected, Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiling import Tiles
+from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig, typed_classes
 from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
@@ -23,7 +24,6 @@ from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead, map_ahead
-from utils.pixels import as_rgb8
 from utils.strings import counted
 from utils.structures import DetectionTable
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import orient, read_image
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.pixels import RGB8, PixelFormat
 
 if TYPE_CHECKING:
     from PIL.Image import Image

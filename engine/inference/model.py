@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from engine.inference.runtimes.metadata import ExportMetadata
 from models.detector import Detector
 from utils.boxes import cxcywh_to_xyxy
+from utils.config.pixels import PixelFormat
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.limits import explanation
-from utils.pixels import PixelFormat
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention

@@ -29,6 +29,7 @@ from engine.inference.runtimes.open import is_exported, open_model
 from models.postprocess.detections import DETECTION_IOU
 from models.postprocess.tiling import Tiles
 from models.weights.download import fetch_weights
+from utils.config.pixels import as_rgb8
 from utils.config.settings import check_image_size, class_numbers
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.errors import UserError, one_line
@@ -36,7 +37,6 @@ from utils.logger import configure_logging, get_logger
 from utils.machine.amp import resolve_amp
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead
-from utils.pixels import as_rgb8
 from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")

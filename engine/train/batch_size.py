@@ -25,12 +25,12 @@ from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.train.step import build_step
+from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 from utils.structures import Batch, bucketed
 

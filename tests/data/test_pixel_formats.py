@@ -17,10 +17,10 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.loading.build import build_train_loader, build_val_loader
 from tests.helpers.synthetic_index import GEOMETRIES, write_dataset
+from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.pixels import PixelFormat
 from utils.structures import SampleKey
 
 SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]

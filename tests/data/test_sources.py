@@ -253,9 +253,7 @@ def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
     for number in range(20):
         save_image(tmp_path / f"{number:02d}.jpg", number)
     read = []
-    monkeypatch.setattr(
-        sources, "read_image", lambda path, on_warning: read.append(path) or np.zeros((4, 4, 3), np.uint8)
-    )
+    monkeypatch.setattr(sources, "read_image", lambda path, *_: read.append(path) or np.zeros((4, 4, 3), np.uint8))
     before = set(threading.enumerate())
     frames = open_source(str(tmp_path), threads=2, ahead=lambda: 3)
     for taken in range(1, 6):

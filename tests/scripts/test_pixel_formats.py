@@ -26,10 +26,10 @@ from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from utils.config.pixels import PixelFormat, as_rgb8
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
-from utils.pixels import PixelFormat, as_rgb8
 
 ROOT = Path(__file__).parents[2]
 FIVE12 = {"channels": 5, "bits": 12}

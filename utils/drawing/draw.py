@@ -17,10 +17,10 @@ import numpy as np
 from torch import Tensor
 
 from utils.boxes import cxcywh_to_xyxy
+from utils.config.pixels import as_rgb8
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.machine.decoder_warnings import watched
-from utils.pixels import as_rgb8
 from utils.structures import Detections
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import yaml
 from engine.export.formats.onnx_file import INPUT, OUTPUT
 from engine.inference.runtimes.backends import import_openvino, openvino_core
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
+from utils.config.pixels import PixelFormat
 from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
-from utils.pixels import PixelFormat
 
 if TYPE_CHECKING:
     from onnx import ModelProto

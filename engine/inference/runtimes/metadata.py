@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from utils.config.pixels import PixelFormat
 from utils.errors import UserError, one_line
-from utils.pixels import PixelFormat
 from utils.structures import GRAY
 
 KEY = "lockstep"
