@@ -221,9 +221,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
     for part in (part for source in splits.values() for part in source.parts):
         if part.pixels != pixels:
-            raise UserError(
-                f"{path}: images of {pixels}, of {part.source} {part.pixels}; data sets that are joined agree"
-            )
+            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
     label_names = _read_names(values, splits, path)
     if_missing = _if_missing(values, path)
     spec = DatasetSpec(label_names, root, splits, str(path), if_missing, summary=content.summary, pixels=pixels)
