@@ -12,7 +12,7 @@ import io
 import os
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -136,14 +136,14 @@ class _Tiff(NamedTuple):
     bits: int  # of a sample
 
 
-def read_tiff(data: bytes, path: str | os.PathLike, decode: Callable[[], np.ndarray]) -> np.ndarray:
+def read_tiff(data: bytes, path: str | os.PathLike, decode: Callable[..., Any]) -> np.ndarray:
     """All channels of a TIFF in its order, (H, W) or (H, W, c).
 
-    ``decode``: returns the first page as OpenCV decodes it. Raises UserError.
+    ``decode``: decodes ``data`` with OpenCV's ``decoder``, by default the one of the first page. Raises UserError.
     """
     layout = _tiff_layout(data)
     if layout is not None and layout.pages > 1:
-        _, pages = cv2.imdecodemulti(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        _, pages = decode(decoder=cv2.imdecodemulti)
         shapes = {(page.shape, page.dtype) for page in pages}
         if len(pages) != layout.pages or len(shapes) != 1 or pages[0].ndim != 2:
             raise UserError(

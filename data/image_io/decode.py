@@ -17,7 +17,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -197,9 +197,16 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def imdecode(data: bytes, flags: int, path: str | os.PathLike, on_warning: OnWarning | None = None) -> np.ndarray:
+def imdecode(
+    data: bytes,
+    flags: int,
+    path: str | os.PathLike,
+    on_warning: OnWarning | None = None,
+    decoder: Callable[[np.ndarray, int], Any] = cv2.imdecode,
+) -> Any:
+    """What ``decoder`` returns: an image. Raises UserError if it is None, or the decoder fails."""
     try:
-        image, warning = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
+        image, warning = watched(lambda: decoder(np.frombuffer(data, np.uint8), flags))
     except cv2.error as error:
         if getattr(error, "code", None) == cv2.Error.StsNoMem:  # the image may be correct
             raise MemoryError(error.err) from None
@@ -227,8 +234,8 @@ def decode_image(
     elif header.kind == "npy":
         image = to_format(read_npy(data, path, pixels), path, pixels, is_rgb=True)
     elif header.kind == "tiff" and pixels != RGB8:
-        first = partial(imdecode, data, cv2.IMREAD_UNCHANGED, path, on_warning)
-        image = to_format(read_tiff(data, path, first), path, pixels, is_rgb=True)
+        decode = partial(imdecode, data, cv2.IMREAD_UNCHANGED, path, on_warning)
+        image = to_format(read_tiff(data, path, decode), path, pixels, is_rgb=True)
     else:
         image = to_format(imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), path, pixels)
     return with_channels(orient(image, header.orientation))

@@ -177,3 +177,16 @@ def test_people_see_gray_or_the_first_three_channels_in_8_bits():
     np.testing.assert_array_equal(as_rgb8(image[..., :2]), np.repeat(np.rint(image[..., :1] / 257), 3, 2))
     rgb = samples(3)
     assert as_rgb8(rgb) is rgb
+
+
+@pytest.mark.parametrize("keep", [100, 500, 2000])
+def test_damaged_pages_are_one_line_and_print_nothing(tmp_path, keep, capfd):
+    path = tmp_path / "a.tif"
+    write_pages(path, samples(5, 16))
+    whole = path.read_bytes()
+    capfd.readouterr()
+    path.write_bytes(whole[:-keep])
+    with pytest.raises(UserError, match=r"a\.tif: ") as refused:
+        check_image(path, pixels=PixelFormat(5, 16))
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr().err == ""
