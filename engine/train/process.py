@@ -78,7 +78,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     if run.config.threads or (resolve_virtual_ranks(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
-    _choose_kernels(ctx, run.config)
+    choose_kernels(ctx, run.config)
     log = get_logger()
     for line in run.lines:
         log.info("%s", line)
@@ -159,7 +159,7 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
         yield run
 
 
-def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
+def choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
     """Deterministic kernels with ``--deterministic``; otherwise those that cuDNN finds fastest, if sizes are fixed."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
