@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
-        spawn(main, config.spawn, (argv,), run=run_main)
+        spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks)
         return
     if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
         if (pulse := work_in_child()) is not None:

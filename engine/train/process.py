@@ -110,6 +110,8 @@ def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead) -> l
         ("close_scale", hyp.scale == 0, "scale is 0"),
         ("multi_scale_range", not config.multi_scale, "without --multi-scale"),
         ("spawn", config.spawn == 1, "one process trains anyway"),
+        ("eval_ranks", epochs == 1 or config.val_every == 0, "the training processes validate after the last epoch"),
+        ("eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next"),
         ("sync_bn", ranks == 1, "one process sees the whole batch"),
         ("sync_bn", 0 < group < ranks, f"--sync-bn-group {group} says over which processes"),
         ("sync_bn_group", ranks == 1, "one process sees the whole batch"),

@@ -8,6 +8,7 @@ the weights of an epoch whenever the evaluating processes are free, and finds th
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -65,7 +66,7 @@ class RemoteValidation:
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
             post(self._store, "setup", setup)
-            get_logger().info("--eval-ranks: %s validates while the others train", rank_list(self._ranks))
+            get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
 
     def is_free(self) -> bool:
         """Whether the evaluating processes take the weights of an epoch now."""
@@ -201,6 +202,7 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Puls
         config, given: the command line, and which settings it gives.
     """
     configure_logging(False)
+    get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     ctx = DistributedContext.from_environment(
         config.device, config.local_rank, config.local_world_size, eval_ranks=config.eval_ranks
     )

@@ -255,7 +255,7 @@ class Trainer:
             self.take_step.criterion.set_refining(unscored.refining)
             result = self._validate(model)
             self.take_step.criterion.set_refining(self._refining)
-            if self.control.is_stopped:
+            if self.control.is_stopped_by_signal:
                 return
         self._unscored = None
         is_best, metrics = self._record_result(result)

@@ -41,7 +41,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "skip_zero_grads max_bad_steps seed deterministic",
-    "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
+    "validation": "watch fitness patience min_gain val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
@@ -305,7 +305,12 @@ class TrainConfig(_DataConfig):
 class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
-    weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
+    weights: list[str] = setting(
+        factory=list, help="checkpoint or exported file to evaluate; several are compared in a table"
+    )
+    watch: str = setting(
+        "", help="instead of --weights: evaluate each checkpoint that appears in this run's folder, into its watch.csv"
+    )
     trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")

@@ -32,6 +32,7 @@ def spawn(
     args: Sequence[Any] = (),
     *,
     run: Callable[[Callable[..., None]], object] | None = None,
+    optional: int = 0,
 ) -> None:
     """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun.
 
@@ -39,6 +40,7 @@ def spawn(
 
     Args:
         run: calls the function in each process and reports its errors, as `utils.entrypoint.run_main` does.
+        optional: the others go on if one of the last so many processes is killed.
 
     Raises:
         PeerFailure: a process failed and has printed why.
@@ -75,7 +77,7 @@ def spawn(
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        failed = _first_failure(group, [reader.poll for reader, _ in returned])
+        failed = _first_failure(group, [reader.poll for reader, _ in returned], optional)
         if failed is not None:
             _stop(group, STOP_S if signals else FAILED_S)
     finally:
@@ -85,14 +87,18 @@ def spawn(
         _report(failed, group, signals, has_returned=returned[failed][0].poll())
 
 
-def _first_failure(group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]]) -> int | None:
+def _first_failure(
+    group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]], optional: int
+) -> int | None:
     """Waits until all processes have succeeded, or one has failed. Returns the rank of the failed one, or None."""
     left = dict(enumerate(group))
     while left:
         connection.wait([process.sentinel for process in left.values()], timeout=1)
         for rank, process in list(left.items()):
             if not process.is_alive():
-                if process.exitcode or not has_returned[rank]():
+                was_killed = (process.exitcode or 0) < 0
+                is_excused = was_killed and rank >= len(group) - optional
+                if not is_excused and (process.exitcode or not has_returned[rank]()):
                     return rank
                 del left[rank]
     return None
