@@ -9,8 +9,7 @@ from functools import partial
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import evaluates, is_launched
-from utils.distributed.spawn import spawn
-from utils.distributed.supervised import work_in_child
+from utils.distributed.spawn import spawn, work_in_child
 from utils.entrypoint import run_main
 from utils.machine.limits import explained, memory_advice
 
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
         if (pulse := work_in_child()) is not None:
-            from engine.train.remote_validation import evaluate_for_others
+            from engine.tools.evaluating_process import evaluate_for_others
 
             evaluate_for_others(config, given_flags(TrainConfig, argv), pulse)
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from engine.export.options import require_packages
 from engine.export.run import try_formats
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
+from engine.parallel.remote_validation import check_remote_validation, remote_validation
 from engine.report.background import BackgroundTracker
 from engine.report.plots import plot_run
 from engine.report.services import check_services, open_service
@@ -35,7 +37,6 @@ from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
 from engine.train.control import RunControl
 from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
-from engine.train.remote_validation import check_remote_validation, remote_validation
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from engine.train.watchdog import Watchdog
@@ -102,7 +103,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
         with (
             plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end,
-            remote_validation(ctx, run, description, evaluator, val_loader.index, step.amp_dtype) as remote,
+            remote_validation(ctx, evaluator, val_loader.index, _remote_setup(run, description, step)) as remote,
         ):
             control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
             validate = partial(evaluator.run, loader=val_loader)
@@ -250,6 +251,16 @@ def _restore(
         get_logger().info("%s", line)
     run.checkpoint.release_tensors()
     return progress
+
+
+def _remote_setup(run: Run, description: RunDescription, step: TrainStep) -> dict[str, Any]:
+    """What evaluating processes know of the run."""
+    return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
+        "config": asdict(run.config),
+        "data_root": run.data_root,
+        "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
+        "amp": str(step.amp_dtype or "").removeprefix("torch."),
+    }
 
 
 def _describe(

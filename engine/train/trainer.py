@@ -19,10 +19,10 @@ from engine.checkpoint.checkpoint import Unscored
 from engine.evaluation.fitness import Fitness
 from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.ddp import average_buffers, broadcast_parameters
+from engine.parallel.remote_validation import RemoteValidation
 from engine.report.progress_bar import EpochBar, log_start_time
 from engine.report.trackers import Tracker
 from engine.train.control import Action, RunControl
-from engine.train.remote_validation import RemoteValidation
 from engine.train.step import NO_FLAGS, StepFlags, TrainStep
 from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object
@@ -232,8 +232,9 @@ class Trainer:
         row = self._row_without_scores(losses)
         if is_remote:
             unscored = Unscored(row, self._refining, {})
-            self._unscored = replace(unscored, content=self._save(unscored=unscored))
-            self._remote.send(progress.epoch, self._unscored)
+            content = self._save(unscored=unscored)
+            self._unscored = replace(unscored, content=content)
+            self._remote.send(progress.epoch, content.get("ema"), refining=self._refining)
         else:
             is_best, metrics = self._record_result(result)
             self._report(row, metrics)

@@ -15,7 +15,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.distributed.messages import discard, post, read
+from utils.distributed.collectives import discard_message, post_message, read_message
 from utils.files.checkpoint import read_checkpoint
 from utils.files.results_csv import ResultsTable
 
@@ -80,8 +80,8 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
     counts = tmp_path / "scored"
-    odd = f"{ODD};scored:{counts};set:utils.distributed.supervised:HANGS_AFTER_S:3"
-    odd += ";set:engine.train.remote_validation:LATE_S:1"
+    odd = f"{ODD};scored:{counts};set:utils.distributed.spawn:HANGS_AFTER_S:3"
+    odd += ";set:engine.parallel.remote_validation:LATE_S:1"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
         run.until(lambda: bool(scorers(counts)))
@@ -96,7 +96,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
 
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
     """Validation by anybody takes two seconds here, longer than some epochs."""
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.train.remote_validation:LATE_S:0"
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.parallel.remote_validation:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
@@ -108,7 +108,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 @pytest.mark.parametrize("more", [(), ("--eval-ranks", "1")])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
     """With an evaluating process or without one."""
-    odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.train.remote_validation:LATE_S:1000"
+    odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.parallel.remote_validation:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--save-steps", "1", "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
@@ -178,11 +178,11 @@ def test_mistakes_end_in_one_line(world, tmp_path, world_size, more, complaint):
 def test_messages_of_any_size_arrive_and_leave_the_store_empty():
     store = dist.HashStore()
     message = {"a": torch.arange(3_000_000), "b": [1, "x", None, (2.5, True)]}
-    assert read(store, "m") is None
-    post(store, "m", message)
+    assert read_message(store, "m") is None
+    post_message(store, "m", message)
     assert store.num_keys() > 2
     for _ in range(2):
-        same_content(read(store, "m"), message)
-    discard(store, "m")
+        same_content(read_message(store, "m"), message)
+    discard_message(store, "m")
     assert store.num_keys() == 0
-    assert read(store, "m") is None
+    assert read_message(store, "m") is None

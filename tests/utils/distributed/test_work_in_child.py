@@ -1,4 +1,4 @@
-"""A launched process whose work a child does: what its launcher sees of the child's end."""
+"""`work_in_child`: what a launcher sees of the end of the child that does the work of its process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.helpers.preloaded import python
 
 PROGRAM = """
 import os, signal, sys, time
-from utils.distributed import supervised
+from utils.distributed import spawn
 from utils.entrypoint import run_main
 def main(argv):
-    supervised.HANGS_AFTER_S = 1.0
-    pulse = supervised.work_in_child()
+    spawn.HANGS_AFTER_S = 1.0
+    pulse = spawn.work_in_child()
     if pulse is None:
         return
     print(os.getpid(), flush=True)
@@ -28,7 +28,9 @@ run_main(main)
 def start(work: str) -> tuple[subprocess.Popen, int]:
     command = [python(), "-c", PROGRAM.replace("WORK", work)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return process, int(process.stdout.readline())
+    line = process.stdout.readline()
+    assert line, process.communicate()
+    return process, int(line)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_a_child_fails_for_its_launcher_only_before_its_first_beat(work, code, l
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_child_ends_with_its_parent(number):
-    process, child = start("pulse.beat(); supervised.time.sleep(60)")
+    process, child = start("pulse.beat(); spawn.time.sleep(60)")
     process.send_signal(number)
     process.communicate(timeout=60)
     deadline = time.monotonic() + 10
