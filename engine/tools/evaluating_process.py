@@ -116,11 +116,9 @@ class _Scorer:
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
         self._model, _, _ = build_starting_model(ctx, config, setup["names"], resumed=setup["model_spec"])
         self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride)
-        different = [
-            name for name, value in common_facts(self._loader.index).items() if setup["facts"].get(name) != value
-        ]
-        if different:
-            raise UserError(f"{different[0]} differs from that of the training processes")
+        for name, value in common_facts(self._loader.index).items():
+            if setup["facts"].get(name) != value:
+                raise UserError(f"{name} differs from that of the training processes")
         self._smoothing = config.label_smoothing
         self._evaluator: Evaluator | None = None
 

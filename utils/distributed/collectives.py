@@ -81,8 +81,8 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
 def post_message(store: dist.Store, key: str, message: Any) -> None:
     """Stores ``message`` (tensors on the CPU, and plain data) as ``key``.
 
-    Nobody waits for the reader. A send, a collective, or the rendezvous of torch.distributed.rpc would, and one that has
-    died or is stopped could block this process.
+    Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
+    torch.distributed.rpc would wait.
     """
     file = io.BytesIO()
     torch.save(message, file)

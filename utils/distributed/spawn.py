@@ -147,7 +147,9 @@ class Pulse:
 def work_in_child() -> Pulse | None:
     """Forks. Returns twice: a `Pulse` in the child, and None in this process when the child has ended.
 
-    A stop signal, or the end of the launcher, ends the child.
+    torchrun, mpirun and `spawn` end all processes when one that they have started fails. This one only waits, which
+    takes little memory, and succeeds whatever happens to its child. A stop signal, or the end of the launcher, ends the
+    child.
 
     Raises:
         PeerFailure: the child has failed before its first beat, and has printed why.
