@@ -27,7 +27,7 @@ from engine.optim.flat_tensors import copy_from_flat, flatten
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint import write_checkpoint
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.machine.threads import BackgroundWriter
 
 
@@ -159,8 +159,13 @@ class Checkpointer:
         files: dict[Path, Callable[[], dict[str, Any]]] = {}
         if is_best:
             files[self.best] = partial(weights_part, content)
+        epoch = content["progress"]["epoch"]
+        periodic = self._periodic(epoch)
         if "optimizer" in content:
-            files[self._periodic(content["progress"]["epoch"])] = content.copy
+            files[periodic] = content.copy
+        elif self.period and epoch % self.period == 0 and periodic.is_file():  # by the process before this one
+            result = {name: content[name] for name in ("progress", "metrics")}
+            files[periodic] = lambda: {k: v for k, v in read_checkpoint(periodic).items() if k != "unscored"} | result
         self._writer.submit(files)
 
     def _periodic(self, epoch: int) -> Path:

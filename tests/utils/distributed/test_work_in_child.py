@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.preloaded import python
 
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, signal, sys, time
 from utils.distributed import spawn
@@ -27,7 +29,7 @@ run_main(main)
 
 def start(work: str) -> tuple[subprocess.Popen, int]:
     command = [python(), "-c", PROGRAM.replace("WORK", work)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     line = process.stdout.readline()
     assert line, process.communicate()
     return process, int(line)
