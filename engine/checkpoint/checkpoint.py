@@ -128,8 +128,9 @@ class Unscored:
     content: dict[str, Any]  # of its checkpoint, or as much of it as best.pt needs; {} on other ranks than 0
 
     def stored(self) -> dict[str, Any]:
-        """What a later checkpoint holds of it."""
-        return {"row": self.row, "refining": self.refining, "ema": self.content.get("ema")}
+        """What a later checkpoint holds of it; its own holds the weights anyway."""
+        epoch = {name: self.content[name] for name in ("ema", "progress")} if self.content else None
+        return {"row": self.row, "refining": self.refining, "epoch": epoch}
 
     def scored(self, progress: Progress, metrics: dict[str, float]) -> dict[str, Any]:
         """Its content once it has been validated. ``progress``: of the run, which knows the result."""
@@ -174,7 +175,7 @@ class Checkpoint(RunDescription):
             for name in names:
                 if type(part.get(name, kind())) is not kind or (key != "run" and name not in part):
                     raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
-        _check_unscored(content.get("unscored"), path)
+        _check_unscored(content.get("unscored"), content["ema"], path)
         names = content.get("val_images", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{path}: damaged checkpoint ('val_images' is not a list of names)")
@@ -197,8 +198,8 @@ class Checkpoint(RunDescription):
         """Call it before `release_tensors`."""
         if self.unscored is None:
             return None
-        weights = self.weights_only() | {"ema": dict(self.unscored["ema"] or self.ema)}
-        return Unscored(self.unscored["row"], self.unscored["refining"], weights)
+        epoch = self.unscored["epoch"] or {"ema": dict(self.ema)}
+        return Unscored(self.unscored["row"], self.unscored["refining"], self.weights_only() | epoch)
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
         """Loads the state of a run into its parts. The weights of the model are loaded before (`load_model`), because
@@ -259,15 +260,24 @@ _TYPED = (
 )
 
 
-def _check_unscored(stored: Any, path: Path) -> None:
-    """Raises UserError unless it is what `Unscored.stored` writes."""
+def _check_unscored(stored: Any, ema: dict[str, Tensor], path: Path) -> None:
+    """Raises UserError unless it is what `Unscored.stored` writes beside the weights ``ema``."""
     if stored is None:
         return
-    row, weights = (stored.get(name) for name in ("row", "ema")) if isinstance(stored, dict) else (None, None)
+    row, epoch = (stored.get(name) for name in ("row", "epoch")) if isinstance(stored, dict) else (None, None)
     good = isinstance(row, dict) and all(isinstance(name, str) and type(row[name]) in (int, float) for name in row)
-    good = good and isinstance(stored.get("refining"), bool) and isinstance(weights, dict | None)
-    if not good or not all(isinstance(value, Tensor) for value in (weights or {}).values()):
+    good = good and isinstance(stored.get("refining"), bool)
+    if good and epoch is not None:
+        good = isinstance(epoch, dict) and all(isinstance(epoch.get(name), dict) for name in ("ema", "progress"))
+        good = good and len(epoch) == 2 and _shapes(epoch["ema"]) == _shapes(ema)
+    if not good:
         raise UserError(f"{path}: damaged checkpoint ('unscored' holds what no run writes)")
+    if epoch is not None:
+        Progress.of(epoch["progress"], path)
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.shape if isinstance(value, Tensor) else None for name, value in state.items()}
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

@@ -112,7 +112,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--save-steps", "1", "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
-        assert read_checkpoint(tmp_path / "exp" / "last.pt")["unscored"]["ema"]
+        assert read_checkpoint(tmp_path / "exp" / "last.pt")["unscored"]["epoch"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
