@@ -8,8 +8,8 @@ from functools import partial
 
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import is_launched
-from utils.distributed.spawn import spawn
+from utils.distributed.launch import evaluates, is_launched
+from utils.distributed.spawn import spawn, work_in_child
 from utils.entrypoint import run_main
 from utils.machine.limits import explained, memory_advice
 
@@ -22,7 +22,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
-        spawn(main, config.spawn, (argv,), run=run_main)
+        spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks)
+        return
+    if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
+        if (pulse := work_in_child()) is not None:
+            from engine.tools.evaluating_process import evaluate_for_others
+
+            evaluate_for_others(config, given_flags(TrainConfig, argv), pulse)
         return
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.train.watchdog import Watchdog
@@ -30,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from utils.machine.stop_signals import StopSignals
 
     with StopSignals() as signals, Watchdog(signals) as watchdog:
-        ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
+        place = config.device, config.local_rank, config.local_world_size
+        ctx = DistributedContext.from_environment(*place, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
             from engine.checkpoint.run import open_run
             from engine.train.build import build_run  # in here, so that only one process reports a failing import

@@ -5,6 +5,7 @@ Several files are compared in a table.
 python val.py --weights runs/train/exp/best.pt
 python val.py --weights best.pt best.onnx best_openvino_model --data DATA.yaml
 torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
+python val.py --watch runs/train/exp
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from functools import partial
 
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import ValConfig
-from utils.distributed.launch import is_launched
+from utils.distributed.launch import is_launched, require_one_process
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
+from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explained, memory_advice
 
@@ -28,6 +30,12 @@ REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_si
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
+    if bool(config.weights) == bool(config.watch):
+        raise UserError("one of --weights and --watch is required: files to evaluate, or the folder of a training run")
+    if config.watch and config.spawn > 1:
+        raise UserError("--watch: one process evaluates; leave out --spawn")
+    if config.watch:
+        require_one_process("val.py --watch")
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
     check_scoring_files(config.weights, config.data, (config.task,), config.classes)
@@ -39,16 +47,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
-    if ctx.is_main and len(config.weights) > 1 and (unused := given_flags(ValConfig, argv) & REPORT_SETTINGS):
+    if ctx.is_main and len(config.weights) != 1 and (unused := given_flags(ValConfig, argv) & REPORT_SETTINGS):
         flags = ", ".join("--" + name.replace("_", "-") for name in sorted(unused))
-        get_logger().warning(
-            "no effect: %s (several files are compared in a printed table; no folder is written)", flags
-        )
+        why = "scores are added to watch.csv" if config.watch else "several files are compared in a printed table"
+        get_logger().warning("no effect: %s (%s; no folder is written)", flags, why)
     advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
-        from engine.tools.validator import validate  # in here, so that only one process reports a failing import
-
-        validate(config, ctx)
+        # In here, so that only one process reports a failing import.
+        if config.watch:
+            from engine.tools.watch import watch as work
+        else:
+            from engine.tools.validator import validate as work
+        work(config, ctx)
 
 
 if __name__ == "__main__":

@@ -277,6 +277,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """also save within an epoch every n minutes; 0: never"""
     save_steps: int
     """also save within an epoch every n steps; 0: never"""
+    eval_ranks: int
+    """the last n processes do not train, but validate while the others do; 0: all processes do both"""
     stall_minutes: float
     """write stack traces after n minutes without a step; 0: never"""
     val_every: int

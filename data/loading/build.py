@@ -223,9 +223,13 @@ def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) ->
 
     File stamps are not compared: machines may have separate copies.
     """
-    if ctx.world_size == 1:
-        return
-    facts: dict[str, object] = {
+    if ctx.world_size > 1:
+        check_agreement(ctx, f"data/{split}", data_facts(split, index))
+
+
+def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
+    """What is equal, by its name in messages, where the same data has been read as ``split``."""
+    return {
         f"the number of {split} images": len(index),
         "the class names": list(index.names),
         "the channels and bits of the images": str(index.pixels),
@@ -233,7 +237,6 @@ def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) ->
         f"the sizes of the {split} images": _digest(index.image_hw),
         f"the {split} labels": _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd),
     }
-    check_agreement(ctx, f"data/{split}", facts)
 
 
 def _digest(*arrays: np.ndarray) -> str:

@@ -120,6 +120,27 @@ class RunDescription:
     origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.download.Origin`; empty in older ones
 
 
+@dataclass(frozen=True)
+class Unscored:
+    """The newest completed epoch, while other processes validate it."""
+
+    row: dict[str, float]  # of results.csv, without the scores
+    refining: bool  # see `models.losses.base.Criterion.set_refining`
+    content: dict[str, Any]  # of its checkpoint, or as much of it as best.pt needs; {} on other ranks than 0
+
+    def stored(self) -> dict[str, Any]:
+        """What a later checkpoint holds of it; its own holds the weights anyway."""
+        epoch = {name: self.content[name] for name in ("ema", "progress")} if self.content else None
+        return {"row": self.row, "refining": self.refining, "epoch": epoch}
+
+    def scored(self, progress: Progress, metrics: dict[str, float]) -> dict[str, Any]:
+        """Its content once it has been validated. ``progress``: of the run, which knows the result."""
+        known = {name: getattr(progress, name) for name in _OF_RESULTS}
+        content = self.content | {"progress": self.content["progress"] | known, "metrics": metrics}
+        content.pop("unscored", None)
+        return content
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(RunDescription):
     """A checkpoint from which a run can resume. Tensors are on the CPU when it is read, and the run's own when it is
@@ -133,6 +154,7 @@ class Checkpoint(RunDescription):
     run: dict[str, Any] = field(default_factory=dict)  # world_size, device, seconds, epoch_batches
     metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
+    unscored: dict[str, Any] | None = None  # of an epoch whose validation has not ended, see `Unscored`
     path: Path = Path()
 
     @classmethod
@@ -154,6 +176,7 @@ class Checkpoint(RunDescription):
             for name in names:
                 if type(part.get(name, kind())) is not kind or (key != "run" and name not in part):
                     raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
+        _check_unscored(content.get("unscored"), content["ema"], path)
         names = content.get("val_images", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{path}: damaged checkpoint ('val_images' is not a list of names)")
@@ -163,13 +186,21 @@ class Checkpoint(RunDescription):
     def content(self) -> dict[str, Any]:
         """The content of the checkpoint file."""
         stored = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
-        if self.rank_buffers is None:
-            del stored["rank_buffers"]
+        for name in ("rank_buffers", "unscored"):
+            if stored[name] is None:
+                del stored[name]
         return stored | {"progress": asdict(self.progress)}
 
     def weights_only(self) -> dict[str, Any]:
         """What best.pt stores: the averaged weights, and what describes them."""
-        return {key: value for key, value in self.content().items() if key not in _OF_THE_RUN}
+        return weights_part(self.content())
+
+    def unscored_epoch(self) -> Unscored | None:
+        """Call it before `release_tensors`."""
+        if self.unscored is None:
+            return None
+        epoch = self.unscored["epoch"] or {"ema": dict(self.ema)}
+        return Unscored(self.unscored["row"], self.unscored["refining"], self.weights_only() | epoch)
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
         """Loads the state of a run into its parts. The weights of the model are loaded before (`load_model`), because
@@ -213,15 +244,41 @@ class Checkpoint(RunDescription):
             raise UserError(f"{self.path}: does not fit this run: {reason}") from None
 
 
+def weights_part(content: dict[str, Any]) -> dict[str, Any]:
+    """What best.pt stores of a checkpoint's content."""
+    return {key: value for key, value in content.items() if key not in _OF_THE_RUN}
+
+
 _STATE = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
-_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers")
+_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "unscored")
+_OF_RESULTS = ("best_fitness", "best_epoch", "patience_fitness", "patience_epoch", "confidence")  # of `Progress`
 # Values of these parts that are read by name; ``run`` is not in the oldest checkpoints.
 _TYPED = (
     ("config", ("epochs", "batch_size"), int),
     ("data", ("fingerprint",), str),
     ("run", ("epoch_batches",), int),
 )
+
+
+def _check_unscored(stored: Any, ema: dict[str, Tensor], path: Path) -> None:
+    """Raises UserError unless it is what `Unscored.stored` writes beside the weights ``ema``."""
+    if stored is None:
+        return
+    row, epoch = (stored.get(name) for name in ("row", "epoch")) if isinstance(stored, dict) else (None, None)
+    good = isinstance(row, dict) and all(isinstance(name, str) and type(row[name]) in (int, float) for name in row)
+    good = good and isinstance(stored.get("refining"), bool)
+    if good and epoch is not None:
+        good = isinstance(epoch, dict) and all(isinstance(epoch.get(name), dict) for name in ("ema", "progress"))
+        good = good and len(epoch) == 2 and _shapes(epoch["ema"]) == _shapes(ema)
+    if not good:
+        raise UserError(f"{path}: damaged checkpoint ('unscored' holds what no run writes)")
+    if epoch is not None:
+        Progress.of(epoch["progress"], path)
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.shape if isinstance(value, Tensor) else None for name, value in state.items()}
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,13 @@ from engine.checkpoint.checkpoint import (
     TrainState,
     gather_rank_buffers,
     put_means,
+    weights_part,
 )
 from engine.optim.flat_tensors import copy_from_flat, flatten
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint import write_checkpoint
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.machine.threads import BackgroundWriter
 
 
@@ -43,17 +47,20 @@ class Snapshot:
             flat = flatten(on_device)
             pinned = torch.empty(flat.shape, dtype=dtype, pin_memory=True)
             self._arriving.append((pinned.copy_(flat, non_blocking=True), on_host))
+        self._arrival = threading.Lock()
         self._ready: torch.cuda.Event | None = None
         if torch.cuda.is_initialized():
             self._ready = torch.cuda.Event()
             self._ready.record()
 
-    def content(self) -> dict[str, Any]:
+    def content(self, keys: Collection[str] | None = None) -> dict[str, Any]:
+        """The copy, or the part of it with these keys, when it has arrived."""
         if self._ready is not None:
             self._ready.synchronize()
-        while self._arriving:
-            copy_from_flat(*self._arriving.pop())
-        return self._value
+        with self._arrival:
+            while self._arriving:
+                copy_from_flat(*self._arriving.pop())
+        return {key: value for key, value in self._value.items() if keys is None or key in keys}
 
     def _copied(self, value: Any, moves: dict[torch.dtype, list[tuple[Tensor, Tensor]]]) -> Any:
         if isinstance(value, Tensor) and value.is_cuda:
@@ -103,18 +110,23 @@ class Checkpointer:
         run: dict[str, Any] | None = None,
         is_best: bool = False,
         metrics: dict[str, float] | None = None,
-    ) -> None:
+        unscored: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
         best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`).
 
         Args:
             run: where it runs and since when: world_size, device, seconds, epoch_batches.
+            unscored: what `Unscored` stores of the epoch before.
+
+        Returns:
+            if ``unscored`` is given, on rank 0, the content of the files that wait for the epoch's result.
         """
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         buffers = None if progress.joined or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
         if not self.ctx.is_main:
-            return
+            return {}
         states = {name: unwrap(module).state_dict() for name, module in models.items()}
         for name, values in (buffers or {}).items():
             put_means(values, models[name], states[name])
@@ -127,16 +139,37 @@ class Checkpointer:
             run=run or {},
             metrics=metrics or {},
             rank_buffers=buffers,
+            unscored=unscored,
         )
         taken, weights = Snapshot(checkpoint.content()), frozenset(checkpoint.weights_only())
-        files: dict[Path, tuple[Snapshot, frozenset[str] | None]] = {}
+        files: dict[Path, Callable[[], dict[str, Any]]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
-            files[self.best] = (taken, weights)
-        if self.period and progress.batch == 0 and progress.epoch % self.period == 0:
-            files[self.folder / f"epoch{progress.epoch}.pt"] = (taken, None)
-        files[self.last] = (taken, None)
+            files[self.best] = partial(taken.content, weights)
+        is_periodic = self.period > 0 and progress.batch == 0 and progress.epoch % self.period == 0
+        if is_periodic:
+            files[self._periodic(progress.epoch)] = taken.content
+        files[self.last] = taken.content
         self._writer.submit(files)
+        return {} if unscored is None else taken.content(None if is_periodic else weights)
+
+    def save_scored(self, content: dict[str, Any], *, is_best: bool) -> None:
+        """Writes best.pt, and epochN.pt once more, if they are due after an epoch whose result has come later; on rank
+        0. ``content``: as `save` has returned it, with the result."""
+        files: dict[Path, Callable[[], dict[str, Any]]] = {}
+        if is_best:
+            files[self.best] = partial(weights_part, content)
+        epoch = content["progress"]["epoch"]
+        periodic = self._periodic(epoch)
+        if "optimizer" in content:
+            files[periodic] = content.copy
+        elif self.period and epoch % self.period == 0 and periodic.is_file():  # by the process before this one
+            result = {name: content[name] for name in ("progress", "metrics")}
+            files[periodic] = lambda: {k: v for k, v in read_checkpoint(periodic).items() if k != "unscored"} | result
+        self._writer.submit(files)
+
+    def _periodic(self, epoch: int) -> Path:
+        return self.folder / f"epoch{epoch}.pt"
 
     def check(self) -> None:
         """Raises UserError if a write has failed, for example on a full disk; older files are intact."""
@@ -150,10 +183,8 @@ class Checkpointer:
         """`wait`, then `check`."""
         self._writer.finish()
 
-    def _write(self, what: tuple[Snapshot, frozenset[str] | None], path: Path) -> None:
-        """``what``: a snapshot, and which of its keys; None: all."""
-        snapshot, keys = what
-        content = {key: value for key, value in snapshot.content().items() if keys is None or key in keys}
+    def _write(self, content_of: Callable[[], dict[str, Any]], path: Path) -> None:
+        content = content_of()
         if not all(bool(torch.isfinite(t).all()) for t in content["ema"].values() if t.is_floating_point()):
             raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
         try:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.evaluation.metrics import score_detections
+from models.postprocess.detections import detections_to_score
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
@@ -240,6 +241,25 @@ class Evaluator:
         names = ("total", *self._criterion.names)
         values = np.delete(sums, 1) / max(sums[1], 1.0)
         return {f"val/{name}": float(value) for name, value in zip(names, values)}
+
+
+def training_evaluator(
+    ctx: DistributedContext,
+    model: nn.Module,
+    criterion: nn.Module,
+    amp_dtype: torch.dtype | None,
+    ground_truth: GroundTruth,
+) -> Evaluator:
+    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss."""
+    return Evaluator(
+        ground_truth=ground_truth,
+        num_classes=model.num_classes,
+        postprocess=detections_to_score,
+        ctx=ctx,
+        amp_dtype=amp_dtype,
+        for_inference=lambda model: model.fuse(one_to_one=None),
+        criterion=criterion,
+    )
 
 
 @contextmanager

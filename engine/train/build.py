@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,18 +16,19 @@ from data.folds import scan_options, validation_images
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import class_names, load_index
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.loading.loader import InfiniteDataLoader
 from data.open_dataset import open_dataset
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
-from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.fitness import Fitness
 from engine.export.options import require_packages
 from engine.export.run import try_formats
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
+from engine.parallel.remote_validation import check_remote_validation, remote_validation
 from engine.report.background import BackgroundTracker
 from engine.report.plots import plot_run
 from engine.report.services import check_services, open_service
@@ -41,7 +43,6 @@ from engine.train.watchdog import Watchdog
 from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
-from models.postprocess.detections import detections_to_score
 from utils.config.settings import FIND_BATCH_SIZE
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -93,16 +94,21 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         _log_plan(run, step, plan)
         # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
+        unscored = run.checkpoint.unscored_epoch() if run.checkpoint else None  # of its tensors, which are freed now
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint)
-        evaluator = build_evaluator(ctx, step, val_loader)
+        evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val_loader.index.ground_truth())
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
-        with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
+        with (
+            plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end,
+            remote_validation(ctx, evaluator, val_loader.index, _remote_setup(run, description, step)) as remote,
+        ):
             control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
             validate = partial(evaluator.run, loader=val_loader)
-            trainer = Trainer(control, step, train_loader, validate, fitness, tracker, on_epoch_end)
+            rest = (on_epoch_end, remote, unscored)
+            trainer = Trainer(control, step, train_loader, validate, fitness, tracker, *rest)
             yield trainer
         tracker.finish(run.folder)
         callbacks.ended()
@@ -120,6 +126,7 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
+    check_remote_validation(ctx, run.config)
 
 
 def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
@@ -199,19 +206,6 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
         get_logger().info("%s", report.line)
 
 
-def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: ValidationLoader) -> Evaluator:
-    """Validates the averaged weights as in training: in the autocast type, with the loss."""
-    return Evaluator(
-        ground_truth=val_loader.index.ground_truth(),
-        num_classes=step.ema.module.num_classes,
-        postprocess=detections_to_score,
-        ctx=ctx,
-        amp_dtype=step.amp_dtype,
-        for_inference=lambda model: model.fuse(one_to_one=None),
-        criterion=step.criterion,
-    )
-
-
 def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, and what a step is."""
     config, hyp, optimizer = run.config, run.hyp, step.optimizer
@@ -257,6 +251,16 @@ def _restore(
         get_logger().info("%s", line)
     run.checkpoint.release_tensors()
     return progress
+
+
+def _remote_setup(run: Run, description: RunDescription, step: TrainStep) -> dict[str, Any]:
+    """What evaluating processes know of the run."""
+    return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
+        "config": asdict(run.config),
+        "data_root": run.data_root,
+        "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
+        "amp": str(step.amp_dtype or "").removeprefix("torch."),
+    }
 
 
 def _describe(

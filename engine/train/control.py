@@ -161,6 +161,11 @@ class RunControl:
         val_every = self.run.config.val_every
         return epochs_done == self.epochs or (val_every > 0 and epochs_done % val_every == 0)
 
+    def may_end_after(self, epochs_done: int) -> bool:
+        """Whether the run ends after this epoch, or does unless it is better than those before."""
+        stale, patience = epochs_done - self.progress.patience_epoch, self.run.config.patience
+        return epochs_done == self.epochs or 0 < patience <= stale
+
     def before_validation(self) -> Action:
         """An epoch's steps are saved before its validation, which may be killed or fail, if they took long."""
         least_s = min(self._save_every_s, SAVE_BEFORE_VALIDATION_S)
@@ -191,6 +196,10 @@ class RunControl:
         if self._callbacks.hooks:
             self._callbacks.state.metrics = broadcast_object(self.ctx, row)
         return self._call_and_agree("on_epoch")
+
+    @property
+    def is_stopped_by_signal(self) -> bool:
+        return self._exit_code != 0
 
     def saved(self) -> None:
         self._saved_at, self._save_requested = time.monotonic(), False

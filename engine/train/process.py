@@ -78,7 +78,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     if run.config.threads or (resolve_virtual_ranks(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
-    _choose_kernels(ctx, run.config)
+    choose_kernels(ctx, run.config)
     log = get_logger()
     for line in run.lines:
         log.info("%s", line)
@@ -111,6 +111,8 @@ def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead, *, c
         ("close_scale", hyp.scale == 0, "scale is 0"),
         ("multi_scale_range", not config.multi_scale, "without --multi-scale"),
         ("spawn", config.spawn == 1, "one process trains anyway"),
+        ("eval_ranks", epochs == 1 or config.val_every == 0, "the training processes validate after the last epoch"),
+        ("eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next"),
         ("sync_bn", ranks == 1, "one process sees the whole batch"),
         ("sync_bn", 0 < group < ranks, f"--sync-bn-group {group} says over which processes"),
         ("sync_bn_group", ranks == 1, "one process sees the whole batch"),
@@ -160,7 +162,7 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
         yield run
 
 
-def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
+def choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
     """Deterministic kernels with ``--deterministic``; otherwise those that cuDNN finds fastest, if sizes are fixed."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products

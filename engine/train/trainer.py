@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
+from engine.checkpoint.checkpoint import Unscored
 from engine.evaluation.fitness import Fitness
 from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.ddp import average_buffers, broadcast_parameters
+from engine.parallel.remote_validation import RemoteValidation
 from engine.report.progress_bar import EpochBar, log_start_time
 from engine.report.trackers import Tracker
 from engine.train.control import Action, RunControl
@@ -41,6 +46,9 @@ class Trainer:
         fitness: what decides which epoch is the best.
         on_epoch_end: called on every rank after each epoch, with its number, the number of all epochs, and its result
             (None on other ranks than 0, and where the epoch was not validated).
+        remote: other processes that validate; None: there are none. Then the result of an epoch counts at the end of
+            the next one, as it would have at its own end. An epoch that may be the last is validated here, at once.
+        unscored: the epoch that a resumed run had not validated when it ended.
     """
 
     def __init__(
@@ -52,15 +60,20 @@ class Trainer:
         fitness: Fitness,
         tracker: Tracker,
         on_epoch_end: EpochEnd | None = None,
+        remote: RemoteValidation | None = None,
+        unscored: Unscored | None = None,
     ) -> None:
         self.control, self.ctx, self.run, self.progress = control, control.ctx, control.run, control.progress
         self.take_step, self.train_loader, self.validate, self.fitness = take_step, train_loader, validate, fitness
         self.tracker, self.on_epoch_end, self.checkpointer = tracker, on_epoch_end, control.checkpointer
+        self._remote, self._unscored = remote, unscored
+        self._row: dict[str, float] = {}  # the newest of results.csv
         self._plan_steps()
         self._base_weights = np.array(train_loader.class_weights) if self.run.config.image_weights else None
         self._first_step_done = False
         self._epoch_end_s = 0.0  # seconds that the last validation and save took
         self._speed: dict[str, float] = {}  # of the epoch, as far as this process trained it
+        self._refining = False  # whether the loss of the epoch refines boxes
 
     def _plan_steps(self) -> None:
         config = replace(self.run.config, epochs=self.control.epochs)
@@ -77,6 +90,7 @@ class Trainer:
             if self.run.continues_elsewhere(self.checkpointer.last):
                 self._save()
             self._follow(control.started())
+            self._settle()
             with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
                 while not control.is_over(self.fitness.name):
                     self._train_epoch(batches)
@@ -84,6 +98,9 @@ class Trainer:
                         ended = time.monotonic()
                         self._end_epoch()
                         self._epoch_end_s = time.monotonic() - ended
+            if self._unscored is not None and not control.is_stopped_by_signal:  # a callback has ended the run
+                self._settle()
+                self._save()
             control.finish(len(loader))
 
     def log_result(self) -> None:
@@ -100,7 +117,8 @@ class Trainer:
         """Runs the remaining steps of the epoch."""
         progress, epochs = self.progress, self.control.epochs
         closing = closing_epochs(self.run.hyp.close_mosaic, epochs)
-        self.take_step.criterion.set_refining(progress.epoch >= epochs - closing)
+        self._refining = progress.epoch >= epochs - closing
+        self.take_step.criterion.set_refining(self._refining)
         bar = EpochBar(
             self.plan.steps,
             epoch=progress.epoch,
@@ -164,15 +182,26 @@ class Trainer:
         if action is not Action.CONTINUE:
             self._save()
 
-    def _save(self, *, is_best: bool = False, metrics: dict[str, float] | None = None) -> None:
+    def _save(
+        self, *, is_best: bool = False, metrics: dict[str, float] | None = None, unscored: Unscored | None = None
+    ) -> dict[str, Any]:
         run = {
             "world_size": self.ctx.world_size,
             "device": self.ctx.device.type,
             "seconds": self.control.seconds(),
             "epoch_batches": len(self.train_loader),
         }
-        self.checkpointer.save(self.take_step, self.progress, run=run, is_best=is_best, metrics=metrics)
+        unscored = unscored or self._unscored
+        content = self.checkpointer.save(
+            self.take_step,
+            self.progress,
+            run=run,
+            is_best=is_best,
+            metrics=metrics,
+            unscored=unscored and unscored.stored(),
+        )
         self.control.saved()
+        return content
 
     def _end_epoch(self) -> None:
         """After the last step of an epoch: gives all ranks one model, validates, saves, reports.
@@ -187,47 +216,78 @@ class Trainer:
         if self.control.fit_into_time(self._epoch_end_s):
             self._plan_steps()
             self.train_loader.set_epochs(self.control.epochs)
-        result = self._validate()
+        self._settle()
+        if self.control.is_stopped:
+            return
+        epoch = progress.epoch + 1
+        is_due, is_remote = self.control.validates_after(epoch), False
+        if is_due and self._remote is not None and not self.control.may_end_after(epoch):
+            is_remote = self._remote.is_free()
+        result = self._validate(step.ema.module) if is_due and not is_remote else None
         if self.control.is_stopped:
             return
         losses = progress.mean_losses(step.criterion.names)
         progress.epoch += 1
         progress.begin_epoch()
-        is_best = self._record_result(result)
-        metrics = self._metrics(result)
-        row = self._row(losses, metrics)
-        self.tracker.epoch(progress.epoch, row)
-        if result is not None:
-            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics"))
-            log.info("epoch %d: %s", progress.epoch, "  ".join(shown))
-        self._save(is_best=is_best, metrics=metrics)
-        if self.on_epoch_end is not None:
-            self.on_epoch_end(progress.epoch, self.control.epochs, result)
-        self._follow(self.control.after_epoch(row))
+        row = self._row_without_scores(losses)
+        if is_remote:
+            unscored = Unscored(row, self._refining, {})
+            content = self._save(unscored=unscored)
+            self._unscored = replace(unscored, content=content)
+            self._remote.send(progress.epoch, content.get("ema"), refining=self._refining)
+        else:
+            is_best, metrics = self._record_result(result)
+            self._report(row, metrics)
+            self._save(is_best=is_best, metrics=metrics)
+            if self.on_epoch_end is not None:
+                self.on_epoch_end(progress.epoch, self.control.epochs, result)
+        self._follow(self.control.after_epoch(self._row))
 
-    def _validate(self) -> EvalResult | None:
-        """On every rank; rank 0 has the result. None too when no validation is due, or a signal ends it."""
-        if not self.control.validates_after(self.progress.epoch + 1):
-            return None
+    def _settle(self) -> None:
+        """Counts the result of the newest epoch if other processes were to validate it. If they have no result, these
+        processes validate the epoch; a signal that ends this leaves it unscored."""
+        unscored = self._unscored
+        if unscored is None:
+            return
+        result = self._remote.collect(self.control.stops_validation) if self._remote is not None else None
+        if not broadcast_object(self.ctx, result is not None):
+            model = copy.deepcopy(self.take_step.ema.module)
+            model.load_state_dict(broadcast_object(self.ctx, unscored.content.get("ema")))
+            self.take_step.criterion.set_refining(unscored.refining)
+            result = self._validate(model)
+            self.take_step.criterion.set_refining(self._refining)
+            if self.control.is_stopped_by_signal:
+                return
+        self._unscored = None
+        is_best, metrics = self._record_result(result)
+        self._report(unscored.row, metrics)
+        if self.ctx.is_main:
+            self.checkpointer.save_scored(unscored.scored(self.progress, metrics), is_best=is_best)
+        if self.on_epoch_end is not None:
+            self.on_epoch_end(self.progress.epoch, self.control.epochs, result)
+
+    def _validate(self, model: nn.Module) -> EvalResult | None:
+        """On every rank; rank 0 has the result. None too when a signal ends it."""
         self._follow(self.control.before_validation())
-        result = self.validate(self.take_step.ema.module, should_stop=self.control.stops_validation)
+        result = self.validate(model, should_stop=self.control.stops_validation)
         self._follow(self.control.after_validation())
         return result
 
-    def _record_result(self, result: EvalResult | None) -> bool:
-        """Updates the progress of all ranks with rank 0's result. Returns whether the epoch is the best so far."""
+    def _record_result(self, result: EvalResult | None) -> tuple[bool, dict[str, float]]:
+        """Updates the progress of all ranks with rank 0's result. Returns whether the epoch is the best so far, and on
+        rank 0 the scores by their names in results.csv."""
         progress, found = self.progress, None
         if result is not None:
             found = (self.fitness.of(result), result.class_ap, result.threshold)
         found = broadcast_object(self.ctx, found)
         if found is None:
-            return False
+            return False, {}
         fitness, class_ap, progress.confidence = found
         is_best = progress.record_fitness(fitness, self.run.config.min_gain)
         if self._base_weights is not None:
             progress.class_weights = (self._base_weights * (1 - np.nan_to_num(class_ap)) ** 2).tolist()
             self._use_class_weights()
-        return is_best
+        return is_best, self._metrics(result)
 
     def _use_class_weights(self) -> None:
         if self._base_weights is None:  # resumed without --image-weights
@@ -235,11 +295,20 @@ class Trainer:
         if self.progress.class_weights:
             self.train_loader.set_class_weights(np.asarray(self.progress.class_weights))
 
-    def _row(self, losses: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+    def _row_without_scores(self, losses: dict[str, float]) -> dict[str, float]:
         optimizer = self.take_step.optimizer
         optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a resumed run may have taken no step
         losses = {f"train/{k}": v for k, v in losses.items()}
-        return {"time": self.control.seconds(), **losses, **metrics, **optimizer.rates(), **self._speed}
+        return {"time": self.control.seconds(), **losses, **optimizer.rates(), **self._speed}
+
+    def _report(self, row: dict[str, float], metrics: dict[str, float]) -> None:
+        """Tracks and logs the newest epoch. The scores follow the losses."""
+        first = {name: value for name, value in row.items() if name == "time" or name.startswith("train/")}
+        self._row = {**first, **metrics, **row}
+        self.tracker.epoch(self.progress.epoch, self._row)
+        if metrics:
+            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics"))
+            log.info("epoch %d: %s", self.progress.epoch, "  ".join(shown))
 
     def _metrics(self, result: EvalResult | None) -> dict[str, float]:
         if result is None:

@@ -4,6 +4,9 @@
 - ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
   UserError before that step.
 - ``slow:SECONDS``: every step takes so much longer; ``slowval:SECONDS``: every batch of validation does.
+- ``scored:FILE``: each validation appends the id of its process to FILE.
+- ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
+- ``ready``: the first step waits until the evaluating processes of ``--eval-ranks`` are ready.
 - ``calls:FILE``: rank 0 counts its file system calls by phase and is killed at one of them (the plan of kills.py).
 - ``set:MODULE:NAME:NUMBER``, ``memory:FOLDER``: other values of a constant, another folder for caches in memory.
 """
@@ -27,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def make_odd(kind: str, *args: str) -> None:
     from engine.evaluation.evaluator import Evaluator
     from engine.train.step import TrainStep
+    from utils.distributed.context import evaluators
     from utils.errors import UserError
 
     take, score = TrainStep.__call__, Evaluator.run
@@ -37,6 +41,10 @@ def make_odd(kind: str, *args: str) -> None:
             images = " ".join(str(int(i)) for batch in batches for i in batch.indices)
             with open(Path(args[0]) / str(os.getpid()), "a") as file:
                 file.write(f"{updates}: {images}\n")
+        elif kind == "ready" and updates == 1:
+            store = evaluators(self.ctx.store)
+            while not store.check([f"ready/{rank}" for rank in range(self.ctx.eval_ranks)]):
+                time.sleep(0.05)
         elif kind == "slow":
             time.sleep(float(args[0]))
         elif here and kind == "hang":
@@ -53,7 +61,13 @@ def make_odd(kind: str, *args: str) -> None:
                 time.sleep(float(args[0]))
                 yield batch
 
-        return score(self, model, slowly() if kind == "slowval" else loader, **options)
+        if kind == "scored":
+            with open(args[0], "a") as file:
+                file.write(f"{os.getpid()}\n")
+        result = score(self, model, slowly() if kind == "slowval" else loader, **options)
+        if kind == "rated" and result is not None:
+            result.metrics["AP"] = sum(float(p.double().abs().sum()) for p in model.parameters()) * 1e4 % 1
+        return result
 
     TrainStep.__call__, Evaluator.run = step, run
 

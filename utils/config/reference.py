@@ -53,7 +53,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 '''
 _PARAMETERS = {  # of the functions themselves, and what is not for them
-    settings.ValConfig: ("weights", "data"),
+    settings.ValConfig: ("weights", "watch", "data"),
     settings.ExportConfig: ("weights",),
     settings.TrainConfig: ("data", "callbacks", "resume", "override"),
 }

@@ -41,11 +41,11 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "skip_zero_grads max_bad_steps seed deterministic",
-    "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
+    "validation": "watch fitness patience min_gain val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
-    "processes": "spawn local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
+    "processes": "spawn eval_ranks local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
     "stall_minutes",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
     "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
@@ -271,6 +271,9 @@ class TrainConfig(_DataConfig):
     save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
     save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
     save_steps: int = setting(0, low=0, help="also save within an epoch every n steps; 0: never")
+    eval_ranks: int = setting(
+        0, low=0, help="the last n processes do not train, but validate while the others do; 0: all processes do both"
+    )
     stall_minutes: float = setting(10.0, low=0, help="write stack traces after n minutes without a step; 0: never")
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
@@ -302,7 +305,12 @@ class TrainConfig(_DataConfig):
 class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
-    weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
+    weights: list[str] = setting(
+        factory=list, help="checkpoint or exported file to evaluate; several are compared in a table"
+    )
+    watch: str = setting(
+        "", help="instead of --weights: evaluate each checkpoint that appears in this run's folder, into its watch.csv"
+    )
     trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")

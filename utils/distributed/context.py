@@ -44,6 +44,7 @@ class DistributedContext:
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher: str = ""  # identifies the torchrun process that started this one; "" without torchrun
+    eval_ranks: int = 0  # processes that are not among these, but validate for them
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -71,6 +72,7 @@ class DistributedContext:
         local_rank: int | None = None,
         local_world_size: int | None = None,
         *,
+        eval_ranks: int = 0,
         timeout_s: float = 1800.0,
     ) -> DistributedContext:
         """The context of this process, which joins the process group if it was launched as one of several.
@@ -78,6 +80,8 @@ class DistributedContext:
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
             local_rank, local_world_size: the flags of these names, used if the variables are not set.
+            eval_ranks: the last so many processes are a group of their own, with ranks from 0, and so are the others.
+                They exchange messages in the store that `evaluators` returns.
             timeout_s: timeout of collectives.
 
         Raises:
@@ -89,28 +93,32 @@ class DistributedContext:
             return replace(DistributedContext.single(devices[0]), devices=devices)
         store = open_store(launch, timeout_s)
         try:
-            position = _locate_on_node(store, launch, device)
+            if (first := store.compare_set("eval ranks", "", str(eval_ranks)).decode()) != str(eval_ranks):
+                raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
+            position = _locate_on_node(store, launch, device, eval_ranks)
         except dist.DistError as error:  # another process has ended, and the store with it
             raise rendezvous_error(launch, error) from None
+        rank, world_size = launch.rank, launch.world_size - eval_ranks
+        if rank >= world_size:
+            rank, world_size, eval_ranks, store = rank - world_size, eval_ranks, 0, evaluators(store)
         backend = "cpu:gloo,cuda:nccl" if position.device.type == "cuda" else "gloo"
         _make_current(position.device)
         timeout = datetime.timedelta(seconds=timeout_s)
         try:
             store.set_timeout(timeout)
             prefixed = dist.PrefixStore("group", store)
-            dist.init_process_group(
-                backend, store=prefixed, rank=launch.rank, world_size=launch.world_size, timeout=timeout
-            )
+            dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
         except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
             raise rendezvous_error(launch, error) from None
         return DistributedContext(
             **position._asdict(),
-            rank=launch.rank,
-            world_size=launch.world_size,
+            rank=rank,
+            world_size=world_size,
             backend=backend,
             devices=(position.device,),
             store=store,
             launcher=launcher_name(),
+            eval_ranks=eval_ranks,
         )
 
     def close(self) -> None:
@@ -134,6 +142,11 @@ class DistributedContext:
             self.close()
             raise
         self.close()
+
+
+def evaluators(store: dist.Store) -> dist.Store:
+    """The part of the run's store that belongs to the evaluating processes, with the messages to and from them."""
+    return dist.PrefixStore("evaluators", store)
 
 
 def _make_current(device: torch.device) -> None:
@@ -174,11 +187,14 @@ class _NodePosition(NamedTuple):
     device: torch.device
 
 
-def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosition:
+def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _NodePosition:
     """The position of this process on its node. What the launcher does not set is derived from the machines' names, in
     the same way on all processes. Every process of the run must call this.
 
-    Raises UserError on all processes of a node that has fewer devices than processes.
+    Ranks on the node are counted separately for the processes that train and those that evaluate. The latter use the
+    CPU unless every node has as many GPUs as processes of both kinds.
+
+    Raises UserError on all training processes of a node that has fewer devices than these.
     """
     devices = _devices_for_ranks(device)
     known = (launch.node_rank, launch.local_rank, launch.local_world_size)
@@ -189,17 +205,26 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosi
         node_rank = order.index(machines[launch.rank])
         local_rank = machines[: launch.rank].count(machines[launch.rank])
         local_world_size = machines.count(machines[launch.rank])
-        node = [note for note in notes if note[0] == machines[launch.rank]]
+        nodes = machines
     else:
         node_rank, local_rank, local_world_size = notes[launch.rank][1:4]
-        node = [note for note in notes if note[1] == node_rank]
+        nodes = [note[1] for note in notes]
+    ranks = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes}
+    # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
+    counts = {node: len({uuid for rank in ranks[node] for uuid in notes[rank][4]}) for node in nodes}
+    number, count = local_rank, counts[nodes[launch.rank]]
+    if eval_ranks:
+        here, first = ranks[nodes[launch.rank]], launch.world_size - eval_ranks
+        number = here.index(launch.rank)  # evaluating processes come last, and so do their GPUs
+        same = [rank for rank in here if (rank >= first) == (launch.rank >= first)]
+        local_rank, local_world_size = same.index(launch.rank), len(same)
+        if launch.rank >= first and any(len(ranks[node]) > counts[node] for node in ranks):
+            devices = ()
     if not devices:
         return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
-    # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
-    count = len({uuid for note in node for uuid in note[4]})
     if local_world_size > count:
         raise UserError(f"{local_world_size} processes on this node but {count} GPUs: lower --nproc_per_node")
-    return _NodePosition(local_rank, local_world_size, node_rank, devices[local_rank % len(devices)])
+    return _NodePosition(local_rank, local_world_size, node_rank, devices[number % len(devices)])
 
 
 def machine_name() -> str:

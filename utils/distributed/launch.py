@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FIRST_PORT, _PORTS = 15000, 15000  # below the range that systems assign by themselves
@@ -64,6 +64,22 @@ def is_launched(environ: Mapping[str, str] | None = None) -> bool:
     if environ.get("RANK") or environ.get("LOCAL_RANK"):
         return True
     return _mpi_ranks(environ) is not None or _srun_size(environ) > 1
+
+
+def evaluates(eval_ranks: int, local_rank: int | None, local_world_size: int | None) -> bool:
+    """Whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
+
+    Args:
+        local_rank, local_world_size: as for `read_launch`.
+
+    Raises UserError if no process is left to train.
+    """
+    launch = read_launch(local_rank, local_world_size) if eval_ranks else None
+    size = launch.world_size if launch else 1
+    if eval_ranks >= size:
+        text = f"--eval-ranks {eval_ranks}: {size} started, and at least one must train; start more, e.g. --spawn"
+        raise (PeerFailure if launch and launch.rank else UserError)(f"{text} {eval_ranks + 1}")
+    return launch is not None and launch.rank >= size - eval_ranks
 
 
 def require_one_process(script: str, instead: str = "start it once") -> None:

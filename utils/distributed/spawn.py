@@ -1,4 +1,5 @@
-"""Starts several processes of a program on this machine (``--spawn N``), without torchrun.
+"""Starts several processes of a program on this machine (``--spawn N``), without torchrun; and lets a child do the work
+of a process that any launcher has started (`work_in_child`).
 
 The parent only waits. It does not import torch, so start-up costs one import of torch, not two in a row.
 """
@@ -23,6 +24,8 @@ from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.machine.stop_signals import stop_signals
 
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
+BEAT_S, HANGS_AFTER_S = 1.0, 30.0  # of the child of `work_in_child`
+_CHILD_POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -32,6 +35,7 @@ def spawn(
     args: Sequence[Any] = (),
     *,
     run: Callable[[Callable[..., None]], object] | None = None,
+    optional: int = 0,
 ) -> None:
     """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun.
 
@@ -39,6 +43,7 @@ def spawn(
 
     Args:
         run: calls the function in each process and reports its errors, as `utils.entrypoint.run_main` does.
+        optional: the others go on if one of the last so many processes is killed.
 
     Raises:
         PeerFailure: a process failed and has printed why.
@@ -75,7 +80,7 @@ def spawn(
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        failed = _first_failure(group, [reader.poll for reader, _ in returned])
+        failed = _first_failure(group, [reader.poll for reader, _ in returned], optional)
         if failed is not None:
             _stop(group, STOP_S if signals else FAILED_S)
     finally:
@@ -85,14 +90,18 @@ def spawn(
         _report(failed, group, signals, has_returned=returned[failed][0].poll())
 
 
-def _first_failure(group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]]) -> int | None:
+def _first_failure(
+    group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]], optional: int
+) -> int | None:
     """Waits until all processes have succeeded, or one has failed. Returns the rank of the failed one, or None."""
     left = dict(enumerate(group))
     while left:
         connection.wait([process.sentinel for process in left.values()], timeout=1)
         for rank, process in list(left.items()):
             if not process.is_alive():
-                if process.exitcode or not has_returned[rank]():
+                was_killed = (process.exitcode or 0) < 0
+                is_excused = was_killed and rank >= len(group) - optional
+                if not is_excused and (process.exitcode or not has_returned[rank]()):
                     return rank
                 del left[rank]
     return None
@@ -122,6 +131,68 @@ def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], *, 
     if not has_returned:
         raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
     raise PeerFailure(f"{name} failed")
+
+
+class Pulse:
+    """The child's end: after the first `beat`, its failure is not that of the launched process any more, and it is
+    killed when it has not called `beat` for `HANGS_AFTER_S`."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def beat(self) -> None:
+        os.write(self._pipe, b".")
+
+
+def work_in_child() -> Pulse | None:
+    """Forks. Returns twice: a `Pulse` in the child, and None in this process when the child has ended.
+
+    torchrun, mpirun and `spawn` end all processes when one that they have started fails. This one only waits, which
+    takes little memory, and succeeds whatever happens to its child. A stop signal, or the end of the launcher, ends the
+    child.
+
+    Raises:
+        PeerFailure: the child has failed before its first beat, and has printed why.
+        UserError: it was killed before its first beat.
+    """
+    reading, writing = os.pipe()
+    parent, child = os.getppid(), os.fork()
+    if child == 0:
+        os.close(reading)
+        end_with_parent(signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this process
+        return Pulse(writing)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    status, has_beaten, is_stopped = _wait_for_child(child, reading, parent)
+    os.close(reading)
+    if status and not has_beaten and not is_stopped:
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            raise UserError(f"an evaluating process was killed by {signal_name(-code)}; is there enough memory?")
+        raise PeerFailure("an evaluating process has failed")
+    return None
+
+
+def _wait_for_child(child: int, beats: int, parent: int) -> tuple[int, bool, bool]:
+    """Waits for the child, or ends it. Returns its status, whether it has beaten, and whether a signal came."""
+    received: list[int] = []
+    for number in stop_signals():
+        signal.signal(number, lambda number, _: received.append(number))
+    beat_at: float | None = None
+    while True:
+        time.sleep(_CHILD_POLL_S)
+        try:
+            beat_at = time.monotonic() if os.read(beats, 4096) else beat_at
+        except BlockingIOError:
+            pass
+        ended, status = os.waitpid(child, os.WNOHANG)
+        is_silent = beat_at is not None and time.monotonic() - beat_at > HANGS_AFTER_S
+        if not ended and (received or is_silent or os.getppid() != parent):
+            os.kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(child, 0)
+        if ended:
+            return status, beat_at is not None, bool(received)
 
 
 def signal_name(number: int) -> str:

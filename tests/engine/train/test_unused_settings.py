@@ -54,6 +54,8 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
         (ONE, {"patience": 100}, "--patience 100 does nothing: the run has 100 epochs"),
         (ONE, {"patience": 9, "val_every": 0}, "--patience 9 does nothing: --val-every 0"),
         (ONE, {"min_gain": 0.01}, "--min-gain 0.01 does nothing without --patience"),
+        (ONE, {"eval_ranks": 1, "epochs": 1}, "--eval-ranks 1 does nothing: the training processes validate after"),
+        (ONE, {"eval_ranks": 1, "patience": 1}, "--eval-ranks 1 does nothing: --patience 1 needs"),
         (ONE, {"tracker_weights": True}, "--tracker-weights does nothing without --tracker"),
     ],
 )

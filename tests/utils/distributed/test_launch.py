@@ -217,6 +217,30 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
         assert distributed._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "processes", "expected"),
+    [
+        (["a", "b", "c"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cuda:2")]),
+        (["a", "b"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cpu")]),
+        (["a"], 3, ["2 processes on this node but 1 GPUs", "2 processes on this node", (0, 1, "cpu")]),
+    ],
+)
+def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, processes, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(distributed, "_identities", lambda devices: gpus)
+    machine = distributed.machine_name()
+    notes = [[machine, 0, rank, processes, gpus] for rank in range(processes)]
+    for rank, position in enumerate(expected):
+        launch = Launch("torchrun", rank, processes, rank, processes, 0, "h", 1)
+        if isinstance(position, str):
+            with pytest.raises(UserError, match=position):
+                distributed._locate_on_node(_Store(notes), launch, "", 1)
+        else:
+            found = distributed._locate_on_node(_Store(notes), launch, "", 1)
+            assert (found.local_rank, found.local_world_size, str(found.device)) == position
+
+
 def test_positions_follow_from_machine_names_without_launcher_variables():
     """Ranks alternate between two machines."""
     machine = distributed.machine_name()

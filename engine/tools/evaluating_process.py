@@ -1,0 +1,157 @@
+"""The process that ``--eval-ranks`` takes from training: it scores the weights that it gets until the run ends."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data.loading.build import build_val_loader
+from data.open_dataset import open_dataset
+from engine.evaluation.evaluator import Evaluator, training_evaluator
+from engine.parallel.remote_validation import POLL_S, common_facts
+from engine.train.process import MAY_DIFFER, choose_kernels
+from models.build import build_starting_model
+from utils.config.parser import from_mapping
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.collectives import post_message, read_message
+from utils.distributed.context import DistributedContext
+from utils.distributed.spawn import BEAT_S, Pulse
+from utils.errors import UserError, first_line
+from utils.logger import configure_logging, get_logger
+from utils.machine.amp import resolve_amp
+
+_PICTURED = 8  # images of the preview
+
+
+def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Pulse) -> NoReturn:
+    """The work of an evaluating process, until the run ends. It reports errors to rank 0 and succeeds in any case.
+
+    Args:
+        config, given: the command line, and which settings it gives.
+    """
+    configure_logging(False)
+    get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
+    ctx = DistributedContext.from_environment(
+        config.device, config.local_rank, config.local_world_size, eval_ranks=config.eval_ranks
+    )
+    assert ctx.store is not None
+    pulse.beat()
+    threading.Thread(target=_end_with_run, args=(ctx.store, pulse), name="pulse", daemon=True).start()
+    try:
+        score = _Scorer(ctx, config, given, _wait_for(ctx.store, "setup"))
+        ctx.store.set(f"ready/{ctx.rank}", "")
+        for number in itertools.count(1):
+            scores = score(_wait_for(ctx.store, f"weights/{number}"))
+            if ctx.is_main:
+                post_message(ctx.store, f"scores/{number}", scores)
+    except dist.DistError:  # the store has ended, and with it the run
+        pass
+    except Exception as error:
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        with suppress(dist.DistError):
+            ctx.store.set("failed", f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")
+    finally:
+        os._exit(0)  # without waiting for the other evaluating processes, which may hang
+
+
+def _end_with_run(store: dist.Store, pulse: Pulse) -> None:
+    with suppress(dist.DistError, OSError):
+        while not store.check(["ended"]):
+            pulse.beat()
+            time.sleep(BEAT_S)
+    os._exit(0)
+
+
+def _wait_for(store: dist.Store, key: str) -> Any:
+    """The message, whenever it comes. Nobody waits in a collective, so no timeout of a group expires."""
+    while (message := read_message(store, key)) is None:
+        time.sleep(POLL_S)
+    return message
+
+
+class _Scorer:
+    """Scores weights as the training processes do.
+
+    Raises UserError when the data cannot be opened, or is not theirs.
+    """
+
+    def __init__(
+        self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
+    ) -> None:
+        theirs = from_mapping(TrainConfig, setup["config"], "the run")
+        own = {name: getattr(config, name) for name in MAY_DIFFER if name in given}
+        config = replace(theirs, **own)
+        self._ctx, self._details = ctx, not config.noplots
+        self._hyp = from_mapping(Hyperparameters, setup["hyp"], "the run")
+        self._amp_dtype = getattr(torch, setup["amp"]) if setup["amp"] else None
+        if ctx.device.type == setup["device"]:
+            torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
+        else:
+            self._amp_dtype = resolve_amp(config.amp, ctx.device)
+        choose_kernels(ctx, config)
+        spec = open_dataset(
+            config.data,
+            ("train",) if config.val_fraction else ("train", "val"),
+            optional=("val",) if config.val_fraction else (),
+            classes=config.classes,
+            stage=config.stage,
+            cache_dir=config.cache_dir,
+            ctx=ctx,
+            known_root=setup["data_root"],
+            stored_in=setup["stored_in"],
+        )
+        spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
+        self._model, _, _ = build_starting_model(ctx, config, setup["names"], resumed=setup["model_spec"])
+        self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride)
+        for name, value in common_facts(self._loader.index).items():
+            if setup["facts"].get(name) != value:
+                raise UserError(f"{name} differs from that of the training processes")
+        self._smoothing = config.label_smoothing
+        self._evaluator: Evaluator | None = None
+
+    def __call__(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """The message with the scores, on rank 0."""
+        self._model.load_state_dict(message["ema"])
+        if self._evaluator is None:  # the loss copies anchors, which are the same in all epochs
+            loss = self._model.head.build_loss(self._hyp, label_smoothing=self._smoothing)
+            self._criterion, truth = loss.to(self._ctx.device), self._loader.index.ground_truth()
+            self._evaluator = training_evaluator(self._ctx, self._model, self._criterion, self._amp_dtype, truth)
+        evaluator = self._evaluator
+        self._criterion.set_refining(message["refining"])
+        result = evaluator.run(self._model, self._loader)
+        preview = None
+        if self._details and evaluator.preview is not None:
+            batch, detections = evaluator.preview
+            batch = replace(batch, images=batch.images[:_PICTURED])
+            preview = [{f.name: getattr(batch, f.name) for f in fields(batch)}, list(detections)]
+        return result and _to_tensors(
+            {
+                "result": {f.name: getattr(result, f.name) for f in fields(result)},
+                "detections": asdict(evaluator.detections) if self._details else None,
+                "preview": preview,
+            }
+        )
+
+
+def _to_tensors(value: Any) -> Any:
+    """Plain data and arrays as plain data and tensors."""
+    if isinstance(value, dict):
+        return {key: _to_tensors(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_to_tensors, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

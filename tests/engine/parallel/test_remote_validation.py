@@ -1,0 +1,188 @@
+"""Training whose last processes validate: the same files as without, whatever happens to those processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.helpers.processes import Processes
+from tests.helpers.same_content import same_content, untimed
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.distributed.collectives import discard_message, post_message, read_message
+from utils.files.checkpoint import read_checkpoint
+from utils.files.results_csv import ResultsTable
+
+EPOCHS = 5
+ODD = "rated;ready;slow:0.05"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=12)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def flags(world: Path, project: Path, *more: str) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
+            "--cache-dir", str(world / "cache"), *SMALL, "--epochs", str(EPOCHS), "--save-minutes", "0",
+            *more]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(world, tmp_path_factory) -> Path:
+    """The run of one process, which validates itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    with Processes(folder / "log.txt", odd="rated") as run:
+        run.ranks(1, *flags(world, folder, "--save-period", "2"))
+        assert run.codes() == [0], run.output()
+    return folder / "exp"
+
+
+def same_run(a: Path, b: Path) -> None:
+    """All checkpoints bit for bit, and the tables except for times."""
+    names = sorted(path.name for path in a.glob("*.pt"))
+    assert names == sorted(path.name for path in b.glob("*.pt"))
+    for name in names:
+        same_content(read_checkpoint(a / name), read_checkpoint(b / name), name)
+    one, two = (ResultsTable.read(folder / "results.csv") for folder in (a, b))
+    assert one.columns == two.columns
+    assert untimed(one.rows.values()) == untimed(two.rows.values())
+
+
+def scorers(file: Path) -> list[int]:
+    """The process of each validation."""
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+@pytest.mark.parametrize("evaluating", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_path, evaluating):
+    counts = tmp_path / "scored"
+    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
+        more = "--save-period", "2", "--eval-ranks", str(evaluating)
+        run.ranks(1 + evaluating, *flags(world, tmp_path, *more))
+        assert run.codes() == [0] * (1 + evaluating), run.output()
+        run.wait_gone(10)
+    same_run(alone, tmp_path / "exp")
+    found = scorers(counts)
+    assert len(found) == 1 + evaluating * (EPOCHS - 1)  # the last epoch is validated at once
+    assert len(set(found)) == 1 + evaluating
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
+    counts = tmp_path / "scored"
+    odd = f"{ODD};scored:{counts};set:utils.distributed.spawn:HANGS_AFTER_S:3"
+    odd += ";set:engine.parallel.remote_validation:LATE_S:1"
+    with Processes(tmp_path / "log.txt", odd=odd) as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
+        run.until(lambda: bool(scorers(counts)))
+        os.kill(scorers(counts)[0], number)
+        assert run.codes() == [0, 0], run.output()
+        run.wait_gone(10)
+        text = "has ended" if number == signal.SIGKILL else "in time"
+        assert run.output().count("warning: --eval-ranks") == 1
+        assert text in run.output()
+    same_run(alone, tmp_path / "exp")
+
+
+def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
+    """Validation by anybody takes two seconds here, longer than some epochs."""
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.parallel.remote_validation:LATE_S:0"
+    with Processes(tmp_path / "log.txt", odd=odd) as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
+        assert run.codes() == [0, 0], run.output()
+        assert "no scores of epoch 1 in time" in run.output()
+    same_run(alone, tmp_path / "exp")
+    assert len(scorers(tmp_path / "scored")) > EPOCHS
+
+
+@pytest.mark.parametrize("more", [(), ("--eval-ranks", "1")])
+def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
+    """With an evaluating process or without one."""
+    odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.parallel.remote_validation:LATE_S:1000"
+    with Processes(tmp_path / "log.txt", odd=odd) as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--save-steps", "1", "--eval-ranks", "1"))
+        run.until(lambda: _position(tmp_path) == (2, 1))
+        assert read_checkpoint(tmp_path / "exp" / "last.pt")["unscored"]["epoch"]["ema"]
+        number = signal.SIGKILL if more else signal.SIGTERM
+        run.started[0].send_signal(number)
+        assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
+        run.wait_gone(30)
+    with Processes(tmp_path / "resumed.txt", odd="rated") as run:
+        run.ranks(2 if more else 1, "--resume", str(tmp_path / "exp"), *more)
+        assert set(run.codes()) == {0}, run.output()
+    same_run(alone, tmp_path / "exp")
+
+
+def _position(project: Path) -> tuple[int, int] | None:
+    path = project / "exp" / "last.pt"
+    progress = read_checkpoint(path)["progress"] if path.exists() else {}
+    return (progress["epoch"], progress["batch"]) if progress else None
+
+
+def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
+    for name, world_size, odd, more in [("a", 1, "rated", ()), ("b", 2, ODD, ("--eval-ranks", "1"))]:
+        with Processes(tmp_path / f"{name}.txt", odd=odd) as run:
+            run.ranks(world_size, *flags(world, tmp_path / name, "--callbacks", "hooks:on_epoch", *more))
+            assert set(run.codes()) == {0}, run.output()
+    same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_launchers_do_not_notice_the_death_of_an_evaluating_process(world, alone, tmp_path, launcher):
+    """They end all processes when one that they have started fails; they have not started this one."""
+    counts = tmp_path / "scored"
+    given = flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1")
+    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
+        if launcher == "torchrun":
+            run.torchrun(["--standalone", "--nproc-per-node", "2"], *given)
+        else:
+            run.start([sys.executable, "tests/robustness/odd_train.py", *given, "--spawn", "2"])
+        run.until(lambda: bool(scorers(counts)))
+        os.kill(scorers(counts)[0], signal.SIGKILL)
+        assert run.codes() == [0], run.output()
+        assert "has ended; the training processes validate" in run.output()
+        run.wait_gone(10)
+    same_run(alone, tmp_path / "exp")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "more", "complaint"),
+    [
+        (1, ("--eval-ranks", "1"), "--eval-ranks 1: 1 started, and at least one must train"),
+        (2, ("--eval-ranks", "2"), "--eval-ranks 2: 2 started, and at least one must train"),
+        (2, ("--eval-ranks", "1", "--image-weights"), "leave out --eval-ranks"),
+    ],
+)
+def test_mistakes_end_in_one_line(world, tmp_path, world_size, more, complaint):
+    with Processes(tmp_path / "log.txt") as run:
+        run.ranks(world_size, *flags(world, tmp_path, *more))
+        assert run.codes()[0] == 2
+        run.kill_all()
+        assert run.output().count("error: ") == 1
+        assert complaint in run.output()
+
+
+def test_messages_of_any_size_arrive_and_leave_the_store_empty():
+    store = dist.HashStore()
+    message = {"a": torch.arange(3_000_000), "b": [1, "x", None, (2.5, True)]}
+    assert read_message(store, "m") is None
+    post_message(store, "m", message)
+    assert store.num_keys() > 2
+    for _ in range(2):
+        same_content(read_message(store, "m"), message)
+    discard_message(store, "m")
+    assert store.num_keys() == 0
+    assert read_message(store, "m") is None
