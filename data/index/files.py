@@ -22,6 +22,7 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.store.shards import SUFFIX
 from utils.strings import counted
 
 _MAX_LIST_BYTES = 1 << 31
@@ -60,6 +61,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     findings: list[Finding] = []
     lists: dict[Path, list[str]] = {}
     for entry in source.images:
+        if entry.suffix == SUFFIX:
+            raise UserError(f"{entry}: is in shards, not in files that could be listed or copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]
