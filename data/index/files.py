@@ -62,7 +62,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     lists: dict[Path, list[str]] = {}
     for entry in source.images:
         if entry.suffix == SUFFIX:
-            raise UserError(f"{entry}: is in shards, not in files that could be listed or copied; name a folder of images")
+            raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]

@@ -18,7 +18,7 @@ from data.image_io.decode import unread_summary
 from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split, unread_files
 from data.index.scan import scan_split
-from data.index.sharded import shards_of, sharded_content
+from data.index.sharded import sharded_content, shards_of
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
@@ -456,9 +456,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
     return meta, arrays
 
 
-def index_of(
-    meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path
-) -> DatasetIndex:
+def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path) -> DatasetIndex:
     """The index with the content of a file."""
 
     def strings(name: str) -> FlatStrings:

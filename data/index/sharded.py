@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "crowd": (np.bool_, (boxes,)),
         "area_px": (np.float64, (boxes,)),
     }
-    wrong = [name for name, (dtype, shape) in layout.items() if arrays[name].dtype != dtype or arrays[name].shape != shape]
+    wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
     texts = [*names, *meta["bad_lines"], *meta["totals"]]
     numbers = [*meta["totals"].values(), *meta["category_ids"]]
@@ -82,6 +83,6 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
             raise ValueError("wrong boxes_xywh_px")
     if "image_ids.data" in arrays:
         data, ends = arrays["image_ids.data"].tobytes(), arrays["image_ids.offsets"].tolist()
-        ids = [json.loads(data[a:b]) for a, b in zip(ends, ends[1:])]
+        ids = [json.loads(data[a:b]) for a, b in itertools.pairwise(ends)]
         if len(ids) != count or not all(type(each) in (int, str) for each in ids):
             raise ValueError("wrong image_ids")

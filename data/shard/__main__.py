@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Writes a data set as tar files of images and one index for each split, which train from a local "
         "disk or an object store (--data s3://BUCKET/OUT).",
     )
-    parser.add_argument("data", metavar="DATA", help="data set YAML or folder, the name of one in configs/data, or demo")
+    parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
     parser.add_argument("--megabytes", type=int, default=256, help="size of a tar file, about; default: 256")
     parser.add_argument("--workers", type=int, default=8, help="threads that read images; default: 8")
@@ -69,18 +69,22 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def write_set(spec: DatasetSpec, out: Path, most: int, *, workers: int = 8, cache_dir: str = "") -> None:
+def write_set(
+    spec: DatasetSpec, out: Path, most: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
+) -> None:
     """Writes all splits of a data set, with all classes of its labels, to the new folder ``out``.
 
     Args:
         most: bytes of a tar file, unless one image takes more.
+        max_bad: as of `load_index`.
 
     Raises UserError as `load_index`, and if ``out`` exists or the disk is too small.
     """
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()
-    indexes = {split: load_index(labeled, split, cache_dir=cache_dir, workers=workers) for split in spec.splits}
+    options = {"cache_dir": cache_dir, "workers": workers, "max_bad": max_bad}
+    indexes = {split: load_index(labeled, split, **options) for split in spec.splits}
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(out.absolute()) as temporary:
@@ -114,7 +118,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
             if len(data) > USABLE_FRACTION * shutil.disk_usage(folder).free:
                 raise UserError(f"{folder.parent}: the disk is full")
             shards.append([f"{split}-{len(shards):05d}.tar", 0])
-            tar = tarfile.open(folder / shards[-1][0], "w", format=tarfile.USTAR_FORMAT)
+            tar = tarfile.open(folder / shards[-1][0], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
         arrays["position"][i] = (len(shards) - 1) * SPAN + tar.offset + _HEADER
         arrays["size"][i], arrays["crc"][i] = len(data), zlib.crc32(data)
         suffix = re.sub(r"[^a-z0-9.]", "", os.path.splitext(paths[i])[1].lower())
@@ -127,7 +131,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     for shard in shards:
         shard[1] = (folder / shard[0]).stat().st_size
     flat = FlatStrings.of(paths)
-    arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: flat.data[flat.offsets[i] : flat.offsets[i + 1]].tobytes())
+    arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
     meta, labels = index_content(index)
     meta |= {"version": VERSION, "names": list(index.names), "shards": shards}
     labels |= {"paths.data": flat.data, "paths.offsets": flat.offsets}

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from utils.store import client
+
 FAULTS = ("500", "503", "429", "slow", "cut", "reset", "flip", "empty")
 
 
@@ -109,3 +111,13 @@ def object_server(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -
             monkeypatch.setenv(name, value)
         yield server
         server.shutdown()
+
+
+@contextmanager
+def used_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """`object_server` for this process, whose reader of stores starts anew. Skips the test without obstore."""
+    pytest.importorskip("obstore")
+    with object_server(folder, monkeypatch) as server:
+        client._servers.clear()
+        yield server
+        client._servers.clear()

@@ -31,6 +31,7 @@ PATIENCE_S = 600.0  # how long a run waits for a store that does not answer
 _PAUSE_S = 1.0
 _URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+")
 _ADVICE = "check the address and the credentials (environment variables, or ~/.aws)"
+FOLDER = "stores"  # of the cache folder
 _ORIGIN = "origin.json"  # in a folder of the cache that mirrors one of a store
 _starting = threading.Lock()
 _servers: list[tuple[subprocess.Popen, str]] = []  # the last one is in use, unless it was killed
@@ -46,7 +47,7 @@ def mirrored(url: str, cache_dir: str) -> Path:
     its folder by `refresh`. Raises UserError."""
     require_package("obstore", url, "copy the data set to a local disk")
     base, _, name = url.rpartition("/")
-    folder = cache_folder(cache_dir) / "stores" / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
+    folder = cache_folder(cache_dir) / FOLDER / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / _ORIGIN, json.dumps({"url": base}))
     return refresh(folder / name)
@@ -62,6 +63,12 @@ def refresh(path: Path) -> Path:
             os.close(fetch(url, path, again=True, patience_s=0.0))
             write_whole(tag_file, tag)
     return path
+
+
+def forget(path: Path) -> None:
+    """Makes the next `refresh` read a file anew, which is damaged."""
+    with contextlib.suppress(OSError):
+        path.with_name(f"{path.name}.tag").unlink()
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,7 +88,7 @@ def fetch(
     *,
     again: bool = False,
     limit: int = 0,
-    patience_s: float = PATIENCE_S,
+    patience_s: float | None = None,
 ) -> int:
     """An open file with bytes ``start`` to ``stop`` of ``url``, or without ``start`` with all of them.
 
@@ -89,12 +96,12 @@ def fetch(
         path: the file. It may be removed when this function returns.
         again: read the object, even if the file exists.
         limit: bytes that the files of the folder above may take, of which the least recently used are removed; 0: any.
-        patience_s: how long to wait for a store that does not answer.
+        patience_s: how long to wait for a store that does not answer; None: `PATIENCE_S`.
 
     Raises UserError.
     """
     request = {"what": "file", "path": str(path), "start": start, "stop": stop, "again": again, "limit": limit}
-    return _ask(url, patience_s, request)[1][0]
+    return _ask(url, PATIENCE_S if patience_s is None else patience_s, request)[1][0]
 
 
 def _ask(url: str, patience_s: float, request: dict[str, Any]) -> tuple[Any, list[int]]:
@@ -107,12 +114,12 @@ def _ask(url: str, patience_s: float, request: dict[str, Any]) -> tuple[Any, lis
             return answer.get("result"), files
         if not answer.get("wait"):
             raise UserError(f"{url}: {reason}{'' if answer.get('local') else f'; {_ADVICE}'}")
+        if answer.get("is_first") and patience_s:
+            text = "%s: no answer from the store (%s); waiting for up to %g minutes"
+            get_logger().warning(text, url, reason, patience_s / 60)
         if time.monotonic() >= deadline:
             waited = f", for {patience_s / 60:g} minutes" if patience_s else ""
             raise UserError(f"{url}: no answer from the store{waited} ({reason}); a run continues with --resume")
-        if answer.get("is_first"):
-            text = "%s: no answer from the store (%s); waiting for up to %g minutes"
-            get_logger().warning(text, url, reason, patience_s / 60)
         time.sleep(_PAUSE_S)
 
 

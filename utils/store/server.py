@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, GenericError
 from obstore.store import HTTPStore, from_url
 
 _SWEEPS = 64  # a part of the limit that may be written before files are removed
@@ -42,7 +42,6 @@ _CLIENT = {"timeout": "60s", "connect_timeout": "5s", "allow_http": True}
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"status code: ((\d+)[\w ]*)")
 _WORTH_WAITING = {"408", "429"}  # and 5xx
-_UNREACHABLE = re.compile(r"error sending request|timed out|error decoding response body|connection|dns", re.I)
 _AWS = {  # names in AWS's files, and of the variables that replace them
     "aws_access_key_id": "AWS_ACCESS_KEY_ID",
     "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -124,12 +123,6 @@ class Server(socketserver.ThreadingUnixStreamServer):
                 path.unlink()
             total -= size
 
-    def list(self, url: str) -> list[list[Any]]:
-        """Key, size and time of all objects below ``url``."""
-        store, key = self.open(url)
-        found = [each for page in obstore.list(store, key.rstrip("/") + "/") for each in page]
-        return [[each["path"], each["size"], each["last_modified"].timestamp()] for each in found]
-
     def tag(self, url: str) -> str:
         """What changes with the object."""
         store, key = self.open(url)
@@ -147,8 +140,6 @@ class Handler(socketserver.StreamRequestHandler):
             match request.pop("what"):
                 case "file":
                     files = [self.server.file(Path(request.pop("path")), **request)]
-                case "list":
-                    answer["result"] = self.server.list(**request)
                 case "tag":
                     answer["result"] = self.server.tag(**request)
             self.server.is_waiting = False
@@ -180,7 +171,7 @@ def _reason(error: BaseException) -> tuple[str, bool]:
     if isinstance(error, FileNotFoundError):
         return "no such object", False
     first = text.partition("\n")[0]
-    return first.rpartition(": ")[2][:200] or first[:200], bool(_UNREACHABLE.search(text))
+    return first.rpartition(": ")[2][:200] or first[:200], type(error) is GenericError  # the network's
 
 
 def _read_aws_files() -> None:

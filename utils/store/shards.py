@@ -8,6 +8,7 @@ or else single images. The checksum of an image is verified whenever it is read.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import hashlib
@@ -23,7 +24,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.caches import cache_limit
-from utils.store.client import fetch, origin_of
+from utils.store.client import fetch, forget, origin_of
 from utils.strings import FlatStrings
 
 SUFFIX = ".shards"  # of an index
@@ -32,6 +33,16 @@ BLOCK = 1 << 23  # bytes of positions that are read at once from a store; SPAN i
 MOST_BYTES = 1 << 31  # of an image
 _TRIES = 3  # to read an image with the right checksum
 _TOUCHED_S = 60.0  # the last use of a cached block is recorded this exactly
+_MALFORMED = (
+    CacheError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
 MEMBER_ARRAYS = {"position": np.int64, "size": np.int64, "crc": np.uint32, "by_path": np.int64}
 
 
@@ -48,8 +59,8 @@ class Shards:
             raise UserError(f"{path}: no such file") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except (CacheError, KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError,
-                RecursionError, MemoryError) as error:
+        except _MALFORMED as error:
+            forget(path)
             raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
         self.paths = self.strings("paths")
         self._origin = origin_of(path.parent)
@@ -66,6 +77,7 @@ class Shards:
     def _check(self) -> None:
         """Raises ValueError, or what wrong types raise, for an index that would lead out of its shards."""
         arrays, shards = self.arrays, self.meta["shards"]
+        _require(all(array.flags.aligned for array in arrays.values()), "alignment")
         for name in ("paths", "report", *(["image_ids"] if "image_ids.data" in arrays else [])):
             data, offsets = arrays[f"{name}.data"], arrays[f"{name}.offsets"]
             _require(data.dtype == np.uint8 and offsets.dtype == np.int64 and data.ndim == offsets.ndim == 1, name)
@@ -76,11 +88,12 @@ class Shards:
             _require(arrays[name].dtype == dtype and arrays[name].shape == (count,), name)
         _require(isinstance(self.meta["fingerprint"], str), "fingerprint")
         for name, size in shards:
-            _require(isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name, "name of a shard")
-            _require(isinstance(size, int) and 0 <= size < SPAN, "size of a shard")
+            _require(Path(name).name == name != "..", "name of a shard")
+            _require(type(size) is int and 0 <= size < SPAN, "size of a shard")
         shard, start = np.divmod(arrays["position"], SPAN)
         size, ends = arrays["size"], np.array([size for _, size in shards], np.int64)
-        _require(bool((np.diff(arrays["position"]) > 0).all() and ((shard >= 0) & (shard < len(ends))).all()), "position")
+        _require(bool((np.diff(arrays["position"]) > 0).all()), "position")
+        _require(bool(((shard >= 0) & (shard < len(ends))).all()), "number of a shard")
         _require(bool(((size >= 0) & (size <= MOST_BYTES) & (start + size <= ends[shard])).all()), "beyond its shard")
         _require(np.array_equal(np.sort(arrays["by_path"]), np.arange(count)), "by_path")
         text = arrays["paths.data"].tobytes()
@@ -92,20 +105,16 @@ class Shards:
 
     def find(self, name: str) -> int:
         """The number of the image ``name``. Raises UserError if there is none."""
-        wanted, order = name.encode("utf-8", "surrogateescape"), self.arrays["by_path"]
-        data, offsets = self.paths.data, self.paths.offsets
-        low, high = 0, len(order)
-        while low < high:
-            middle = (low + high) // 2
-            i = int(order[middle])
-            if data[offsets[i] : offsets[i + 1]].tobytes() < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        i = int(order[low]) if low < len(order) else -1
-        if i < 0 or self.paths[i] != name:
+        text, ends = memoryview(self.paths.data), memoryview(self.paths.offsets)  # their items are Python's
+
+        def encoded(i: int) -> bytes:
+            return bytes(text[ends[i] : ends[i + 1]])
+
+        wanted, order = name.encode("utf-8", "surrogateescape"), memoryview(self.arrays["by_path"])
+        at = bisect.bisect_left(order, wanted, key=encoded)
+        if at == len(order) or encoded(order[at]) != wanted:
             raise UserError(f"{self.path}/{name}: no such image")
-        return i
+        return order[at]
 
     def read(self, i: int) -> bytes:
         """The content of image i. Raises UserError."""
@@ -145,7 +154,8 @@ class Shards:
             return start, start + size
         positions, begin = self.arrays["position"], shard * SPAN + start // BLOCK * BLOCK
         first, end = np.searchsorted(positions, (begin, begin + BLOCK)).tolist()
-        return int(positions[first] - shard * SPAN), int(positions[end - 1] - shard * SPAN + self.arrays["size"][end - 1])
+        stop = positions[end - 1] + self.arrays["size"][end - 1]
+        return int(positions[first]) - shard * SPAN, int(stop) - shard * SPAN
 
 
 def open_shards(path: Path) -> Shards:
