@@ -17,6 +17,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
+from utils.store.client import is_url
 from utils.strings import counted
 
 
@@ -50,15 +51,20 @@ def open_dataset(
     """
     note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
     with _errors_with(note):
-        if data != "demo":
+        if data != "demo" and not is_url(data):
             data = known_by_name(data)
-        if stage:
+        if stage and is_url(data):
+            raise UserError("--stage: what is read from an object store is kept in --cache-dir; omit --stage")
+        if is_url(data):
+            with torch_distributed_zero_first(ctx):
+                spec = load_dataset_spec(data, cache_dir=cache_dir)
+        elif stage:
             spec = stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
         elif data != "demo":
             if stored_in and not Path(data).exists():
                 raise UserError(f"{data}: no such file")
             check_exists(data)
-            spec = load_dataset_spec(data, known_root)
+            spec = load_dataset_spec(data, known_root, cache_dir)
             if spec.summary:
                 get_logger().info("%s", spec.summary)
             for split in splits:  # what is missing is known before weights are read

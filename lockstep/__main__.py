@@ -18,6 +18,7 @@ DESCRIPTIONS = {
     "kfold": "train and score by cross-validation",
     "search": "search hyper-parameters",
     "convert": "convert the export of an annotation tool to COCO JSON",
+    "shard": "write a data set as shards, for an object store",
     "cache": "list and remove caches of data sets",
     "weights": "list public weights, show and convert checkpoints",
     "demo": "write the demo data set to a folder",
@@ -78,6 +79,8 @@ def _main_of(command: str) -> Callable[[Sequence[str]], None]:
             from engine.search import main
         case "convert":
             from data.convert.__main__ import main
+        case "shard":
+            from data.shard.__main__ import main
         case "cache":
             from data.cache.__main__ import main
         case "weights":

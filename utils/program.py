@@ -16,6 +16,7 @@ COMMANDS = {  # packaging/backend.py replaces these, as in all texts: an install
     "kfold": "python -m engine.kfold",
     "search": "python -m engine.search",
     "convert": "python -m data.convert",
+    "shard": "python -m data.shard",
     "cache": "python -m data.cache",
     "weights": "python -m models.weights",
     "demo": "python -m data.demo",

@@ -36,6 +36,7 @@ from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
+from utils.store.shards import read_member
 from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.
@@ -190,6 +191,8 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return read_regular(path, most=_MAX_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
+    except NotADirectoryError:
+        return read_member(path)
     except OSError as error:
         if explanation(error):  # the disk has failed, the image may be correct
             error.filename = os.fspath(path)

@@ -27,6 +27,8 @@ from utils.config.settings import class_numbers, typed_classes
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
+from utils.store.client import is_url, mirrored, refresh
+from utils.store.shards import SUFFIX
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
@@ -147,11 +149,13 @@ def what_exists(path: Path) -> str:
 def check_dataset(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
     """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it, or with
     ``--classes``. Names that stand in annotations alone are left for later: to read them may take long."""
-    if data == "demo":
+    if data == "demo" or is_url(data):  # nor is a store asked
         return
     data = known_by_name(data)
     check_exists(data)
     values = None if Path(data).is_dir() else load_yaml(data)
+    if isinstance(values, dict) and any("://" in str(values.get(split)) for split in SPLITS):
+        return
     if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
         spec = load_dataset_spec(data).use_classes(typed_classes(classes))
         for split in splits:
@@ -190,12 +194,17 @@ def _yaml_files_nearby(path: Path) -> Iterator[Path]:
         yield from folder.glob("*.y*ml")
 
 
-def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
-    """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
+def load_dataset_spec(path: str | Path, known_root: str = "", cache_dir: str = "") -> DatasetSpec:
+    """Reads and checks a data set YAML, or a folder (`read_folder`), also of an object store. Raises UserError with the
+    file and the key.
 
     Args:
         known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
+        cache_dir: folder of copies of what is in a store; empty: ~/.cache/lockstep.
     """
+    if is_url(str(path)):
+        url = str(path) if str(path).endswith((".yaml", ".yml")) else f"{str(path).rstrip('/')}/data.yaml"
+        return replace(load_dataset_spec(mirrored(url, cache_dir), cache_dir=cache_dir), source=str(path))
     path = Path(path)
     content = read_folder(path) if path.is_dir() else FolderContent({}, path, "")
     if content.yaml is not None:
@@ -210,7 +219,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
-        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
+        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}", cache_dir)
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -281,12 +290,23 @@ def _normal(path: Path) -> Path:
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
-def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
+def _read_split(
+    value: Any, annotations: Path | None, root: Path, split: str, where: str, cache_dir: str
+) -> SplitSource:
+    entries = value if isinstance(value, list) else [value]
     if _joins(value):
-        entries = value if isinstance(value, list) else [value]
-        return SplitSource((), None, None, tuple(_read_part(entry, root, split, where) for entry in entries))
-    images = tuple(_resolve(_text_path(v, where), root) for v in (value if isinstance(value, list) else [value]))
+        parts = tuple(_read_part(entry, root, split, where, cache_dir) for entry in entries)
+        return SplitSource((), None, None, parts)
+    images = tuple(_read_entry(entry, root, split, where, cache_dir) for entry in entries)
     return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
+
+
+def _read_entry(entry: Any, root: Path, split: str, where: str, cache_dir: str) -> Path:
+    """The folder, list or index of shards that an entry names; of an object store, the local copy of the index."""
+    if isinstance(entry, str) and is_url(entry):
+        return mirrored(entry if entry.endswith(SUFFIX) else f"{entry.rstrip('/')}/{split}{SUFFIX}", cache_dir)
+    path = _resolve(_text_path(entry, where), root)
+    return refresh(path) if path.suffix == SUFFIX else path
 
 
 def _joins(value: Any) -> bool:
@@ -294,14 +314,15 @@ def _joins(value: Any) -> bool:
     return any(str(e).lower().endswith((".yaml", ".yml")) for e in (value if isinstance(value, list) else [value]))
 
 
-def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
-    path = _resolve(_text_path(entry, where), root)
+def _read_part(entry: Any, root: Path, split: str, where: str, cache_dir: str) -> DatasetSpec:
+    is_remote = isinstance(entry, str) and is_url(entry)
+    path = Path(mirrored(entry, cache_dir)) if is_remote else _resolve(_text_path(entry, where), root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     content = load_yaml(path)
     if isinstance(content, dict) and _joins(content.get(split)):
         raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
-    part = load_dataset_spec(path)
+    part = load_dataset_spec(entry if is_remote else path, cache_dir=cache_dir)
     part.split(split)  # raises UserError
     return part
 

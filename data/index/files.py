@@ -22,6 +22,7 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.store.shards import SUFFIX
 from utils.strings import counted
 
 _MAX_LIST_BYTES = 1 << 31
@@ -61,6 +62,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     lists: dict[Path, list[str]] = {}
     suffixes = image_suffixes(spec.pixels)
     for entry in source.images:
+        if entry.suffix == SUFFIX:
+            raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]

@@ -18,6 +18,7 @@ from data.image_io.decode import unread_summary
 from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split, unread_files
 from data.index.scan import scan_split
+from data.index.sharded import sharded_content, shards_of
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
@@ -164,6 +165,13 @@ def load_index(
         index = _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
         get_logger().info("%s: %s", part, index.report.summary())
         return index
+    if shards := shards_of(spec, split):
+        index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
+        whole, index = index.report, _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
+        get_logger().info("%s: %s (shards)", part, index.report.summary())
+        _check_bad_images(whole, split, max_bad, "")
+        _check_some_objects(index, shards.name, spec, part)
+        return index
     merged = single_cls and not chooses  # by the scan, which then checks no class
     used, spec = spec, spec.as_labeled()
     listing = list_split(spec, split)
@@ -200,7 +208,8 @@ def load_index(
             get_logger().warning("%s: %s", split, unread_summary(unread))
         _warn_of_missing_labels(listing, spec, split)
     _check_bad_images(whole, split, max_bad, details)
-    _check_some_objects(index, listing, used, part)
+    first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
+    _check_some_objects(index, first, used, part)
     return index
 
 
@@ -349,11 +358,10 @@ def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> 
         )  # fmt: skip
 
 
-def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError for a training split without objects; warns about another split."""
+def _check_some_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError for a training split without objects; warns about another split. ``first``: a label file."""
     if len(index.classes):
         return
-    first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
     of = f" of the class {' or '.join(index.names[:5])}" if spec.classes else ""
     text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of} (first label file: "
     text += f"{_absolute(spec, first)})"
@@ -407,25 +415,12 @@ def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] =
     Args:
         origin: YAML, split and ``single_cls``, which are equal for all versions of a data set.
     """
-    report = index.report
-    strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
-    arrays = {name: getattr(index, name) for name in _ARRAYS}
-    for name, flat in strings.items():
-        if flat is not None:
-            arrays |= {f"{name}.data": flat.data, f"{name}.offsets": flat.offsets}
-    meta = {
-        "version": [CACHE_VERSION, PARSER_VERSION],
-        "fingerprint": index.fingerprint,
-        "category_ids": index.category_ids,
-        "totals": report.totals,
-        "bad_lines": report.bad_lines,
-        "origin": origin,
-    }
+    meta, arrays = index_content(index)
     try:
-        write_arrays(path, meta, arrays)
+        write_arrays(path, meta | {"origin": origin}, arrays)
         make_room(path.parent, 0, keep=path)
-        if len(report.lines):
-            report.write(path.with_suffix(".txt"))
+        if len(index.report.lines):
+            index.report.write(path.with_suffix(".txt"))
     except OSError as error:
         get_logger().warning(
             "%s: the index can't be cached (%s); the next run scans again", path.parent, error.strerror
@@ -445,6 +440,30 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
         get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, reason)
         return None
 
+    return index_of(meta, arrays, names, root)
+
+
+def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The metadata and arrays of a file, of which `index_of` makes the index again."""
+    report = index.report
+    strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
+    arrays = {name: getattr(index, name) for name in _ARRAYS}
+    for name, flat in strings.items():
+        if flat is not None:
+            arrays |= {f"{name}.data": flat.data, f"{name}.offsets": flat.offsets}
+    meta = {
+        "version": [CACHE_VERSION, PARSER_VERSION],
+        "fingerprint": index.fingerprint,
+        "category_ids": index.category_ids,
+        "totals": report.totals,
+        "bad_lines": report.bad_lines,
+    }
+    return meta, arrays
+
+
+def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path) -> DatasetIndex:
+    """The index with the content of a file."""
+
     def strings(name: str) -> FlatStrings:
         return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
 
@@ -454,7 +473,7 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
         paths=strings("paths"),
         **{name: arrays[name] for name in _ARRAYS},
         report=ScanReport(meta["totals"], strings("report"), tuple(meta["bad_lines"])),
-        fingerprint=fingerprint,
+        fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         category_ids=tuple(meta["category_ids"]),
     )

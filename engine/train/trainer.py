@@ -26,6 +26,7 @@ from engine.train.control import Action, RunControl
 from engine.train.step import NO_FLAGS, StepFlags, TrainStep
 from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object
+from utils.errors import UserError
 from utils.strings import counted
 from utils.structures import Batch, EvalResult
 
@@ -136,7 +137,13 @@ class Trainer:
     def _train_step(self, batches: Prefetcher, bar: EpochBar) -> None:
         """One step of the optimizer, and what is due after it."""
         first, per_epoch = self.progress.batch, len(self.train_loader)
-        micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
+        try:
+            micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
+        except UserError:  # such as an object store that does not answer
+            if self._first_step_done and self.ctx.world_size == 1:  # other ranks may be one step ahead
+                self._read(leave=0)
+                self._save()
+            raise
         images = self._take_step(micro_batches, first)
         if not self._first_step_done:
             log_start_time()

@@ -43,7 +43,7 @@ import train
 import val
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
-from data.image_io.decode import read_image, read_source, reduced_sizes
+from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
@@ -51,6 +51,7 @@ from data.index.index import DatasetIndex, load_index
 from data.index.partial_scan import PartialScan
 from data.labels.findings import NO_LABEL
 from data.loading.damaged_images import DamagedImages
+from data.shard.__main__ import write_set
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
 from engine.export.formats.onnx_file import write_onnx
@@ -1207,6 +1208,55 @@ class ImageCache(Target):
         return "the pixels of the files"
 
 
+class ShardSets(Target):
+    """A changed index or tar file gives images with the bytes of the files and labels inside them, or is refused."""
+
+    name, weight = "shards", 1.0
+
+    def prepare(self, seeds: Path) -> None:
+        root = seeds / self.name
+        write_labeled(root)
+        self.set = seeds / f"{self.name}.set"
+        write_set(load_dataset_spec(root / "coco.yaml"), self.set, 30_000, cache_dir=str(seeds / f"{self.name}.cache"))
+        self.images = {path.read_bytes() for path in (root / "images" / "train").iterdir()}
+
+    def run(self, case: Case) -> str:
+        shutil.copytree(self.set, case.folder, dirs_exist_ok=True)
+        path = case.chance.choice([case.folder / "train.shards", *sorted(case.folder.glob("train-*.tar"))])
+        data = path.read_bytes()
+        if path.suffix == ".shards" and case.chance.random() < 0.8:
+            data, what = self.with_true_sums(data, case.chance)
+        else:
+            data, what = fuzz_inputs.change_bytes(data, case.chance)
+        case.said.append(f"{path.name}: {what}")
+        path.write_bytes(data)
+
+        def read() -> tuple[DatasetIndex, list[bytes]]:
+            index = load_index(load_dataset_spec(case.folder / "data.yaml"), "train", progress=False, max_bad=1.0)
+            index.ground_truth()
+            return index, [read_bytes(index.path(i)) for i in range(len(index))]
+
+        found = attempt(read)
+        if isinstance(found, Refused):
+            return found.names("data.yaml", *(file.name for file in case.folder.iterdir()))
+        index, images = found
+        assert set(images) <= self.images, "other images"
+        labels, _ = index.labels_of(np.arange(len(index)))
+        assert ((labels[:, 1:] >= 0) & (labels[:, 1:] <= 1 + 1e-5)).all(), "labels outside their images"
+        return "images of the files"
+
+    @staticmethod
+    def with_true_sums(data: bytes, chance: random.Random) -> fuzz_inputs.Change:
+        """Another header or other arrays, with the checksums of an index that was written so."""
+        magic, length, _, _ = struct.unpack("<8sIII", data[:20])
+        header, body = data[20 : 20 + length], data[20 + length :]
+        if chance.random() < 0.5:
+            header, what = fuzz_inputs.change_json(header, chance)
+        else:
+            body, what = fuzz_inputs.change_bytes(body, chance)
+        return struct.pack("<8sIII", magic, len(header), zlib.crc32(header), zlib.crc32(body)) + header + body, what
+
+
 class Results(Target):
     """A changed results.csv is refused, or keeps every row that a plain reader finds in it."""
 
@@ -1520,7 +1570,7 @@ class Programs(Target):
 TARGETS: dict[str, type[Target]] = {
     t.name: t
     for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, CommandLines, ModelYaml, Checkpoints,
-              Safetensors, ExportedFiles, IndexCache, ImageCache, Results, OddKinds, Programs)
+              Safetensors, ExportedFiles, IndexCache, ImageCache, ShardSets, Results, OddKinds, Programs)
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ This page is generated from the dataclasses in `utils/config/settings.py` and `s
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
 reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
-`python -m data.check`, `data.convert`, `data.cache` and `models.weights` list theirs with `--help`.
+`python -m data.check`, `data.convert`, `data.shard`, `data.cache` and `models.weights` list theirs with `--help`.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from utils.files.checked_open import open_own
+from utils.files.checked_open import open_file, open_own
 from utils.files.safe_io import atomic_write
 
 _MAGIC = b"LKSTIDX1"
@@ -69,13 +69,13 @@ def read_meta(path: Path) -> dict[str, Any]:
         return _read_header(file)[0]["meta"]
 
 
-def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def open_arrays(path: Path, *, own: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metadata, and read-only arrays that are views of the mapped file.
 
-    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened or belongs to another
-    user.
+    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened, or with ``own``
+    belongs to another user.
     """
-    with open(path, "rb", opener=open_own) as file:
+    with open(path, "rb", opener=open_own if own else open_file) as file:
         header, body_crc = _read_header(file)
         start = file.tell()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -30,6 +30,11 @@ def open_descriptor(path: str | os.PathLike, flags: int = os.O_RDONLY) -> tuple[
     return handle, status
 
 
+def open_file(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
+    """`open_descriptor` as an ``opener`` of `open`."""
+    return open_descriptor(path, flags)[0]
+
+
 def open_direct(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
     """Opens a regular file, but not through a symbolic link; also an ``opener`` of `open`.
 

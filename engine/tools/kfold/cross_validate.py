@@ -12,6 +12,7 @@ import numpy as np
 from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import class_names
+from data.index.sharded import shards_of
 from data.open_dataset import open_dataset
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
@@ -97,6 +98,8 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     if (folder / TABLE).is_file():
         return
     spec.split("train")
+    if any(shards_of(spec, split) for split in spec.splits):
+        raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
     index = pooled_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)
     counts = class_counts(index)

@@ -1,0 +1,88 @@
+"""The index of a split in shards (`utils.store.shards`), which `python -m data.shard` has written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.index.dataset_yaml import DatasetSpec
+from utils.errors import UserError
+from utils.store.shards import SUFFIX, open_shards
+from utils.strings import class_difference
+
+VERSION = 1  # of the layout and of what the arrays mean
+_CHUNK = 1 << 18  # boxes that are checked at once
+_SLACK = 1e-6  # of a box beyond its image, pixels
+
+
+def shards_of(spec: DatasetSpec, split: str) -> Path | None:
+    """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
+    images = spec.split(split).images
+    found = [path for path in images if path.suffix == SUFFIX]
+    if found and len(images) > 1:
+        raise UserError(f"{spec.source}: '{split}': {found[0]} must be the only entry; join data sets by their YAMLs")
+    return found[0] if found else None
+
+
+def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The metadata and the arrays of an index, as `data.index.index.index_of` takes them.
+
+    Raises UserError if something in it cannot be, or its classes are not those of ``spec``.
+    """
+    shards, names = open_shards(path), spec.as_labeled().names
+    try:
+        if shards.meta["version"] != VERSION:
+            raise ValueError(f"version {shards.meta['version']}, of another version of this program")
+        _check(shards.meta, shards.arrays, len(shards))
+        if difference := class_difference(names, shards.meta["names"]):
+            raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
+    return shards.meta, shards.arrays
+
+
+def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:
+    """Raises ValueError for labels that no scan returns, or an error that wrong types raise."""
+    boxes, classes, names = len(arrays["classes"]), arrays["classes"], meta["names"]
+    layout = {
+        "image_hw": (np.int32, (count, 2)),
+        "offsets": (np.int64, (count + 1,)),
+        "boxes_xywh_px": (np.float64, (boxes, 4)),
+        "classes": (np.int32, (boxes,)),
+        "crowd": (np.bool_, (boxes,)),
+        "area_px": (np.float64, (boxes,)),
+    }
+    wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
+    offsets, image_hw = arrays["offsets"], arrays["image_hw"]
+    texts = [*names, *meta["bad_lines"], *meta["totals"]]
+    numbers = [*meta["totals"].values(), *meta["category_ids"]]
+    facts = {
+        f"array {wrong[:1]}": not wrong,
+        "offsets": not wrong and offsets[0] == 0 and offsets[-1] == boxes and bool((np.diff(offsets) >= 0).all()),
+        "image_hw": bool((image_hw > 0).all()),
+        "classes": bool(((classes >= -1) & (classes < len(names))).all()),
+        "crowd": bool((arrays["crowd"].view(np.uint8) <= 1).all()),
+        "area_px": bool(np.isfinite(arrays["area_px"]).all()),
+        "text": isinstance(names, list) and all(isinstance(text, str) for text in texts),
+        "totals": all(type(n) is int and n >= 0 for n in numbers) and meta["totals"]["images"] == count,
+        "category_ids": len(meta["category_ids"]) in (0, len(names)),
+    }
+    if bad := [what for what, is_right in facts.items() if not is_right]:
+        raise ValueError(f"wrong {bad[0]}")
+    sizes_wh = image_hw[:, ::-1]
+    for first in range(0, boxes, _CHUNK):
+        xywh = arrays["boxes_xywh_px"][first : first + _CHUNK]
+        image = np.searchsorted(offsets, np.arange(first, first + len(xywh)), side="right") - 1
+        inside = (xywh >= 0) & (np.tile(sizes_wh[image], 2) + _SLACK >= xywh)
+        inside[:, :2] &= xywh[:, :2] + xywh[:, 2:] <= sizes_wh[image] + _SLACK
+        if not inside.all():  # NaN is not inside either
+            raise ValueError("wrong boxes_xywh_px")
+    if "image_ids.data" in arrays:
+        data, ends = arrays["image_ids.data"].tobytes(), arrays["image_ids.offsets"].tolist()
+        ids = [json.loads(data[a:b]) for a, b in itertools.pairwise(ends)]
+        if len(ids) != count or not all(type(each) in (int, str) for each in ids):
+            raise ValueError("wrong image_ids")

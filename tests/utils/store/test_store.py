@@ -1,0 +1,204 @@
+"""Shards in an object store, through real processes: the server, and the reader of stores."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data.image_io.decode import read_bytes
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import DatasetIndex, load_index
+from data.open_dataset import open_dataset
+from data.shard.__main__ import write_set
+from tests.helpers.object_server import FAULTS, ObjectServer, used_store
+from tests.helpers.tiny import write_dataset
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.caches import LIMIT_VARIABLE
+from utils.store import client, shards
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bucket")
+    source = write_dataset(folder / "files", train=COUNT)
+    write_set(load_dataset_spec(source), folder / "set", 100_000, cache_dir=str(folder / "cache"))
+    return folder
+
+
+@pytest.fixture
+def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    monkeypatch.setattr(shards, "BLOCK", 1 << 15)  # a few images
+    with used_store(bucket, monkeypatch) as server:
+        yield server
+
+
+def opened(cache: Path, url: str = "s3://bucket/set", split: str = "train") -> DatasetIndex:
+    return load_index(load_dataset_spec(url, cache_dir=str(cache)), split, cache_dir=str(cache), progress=False)
+
+
+def contents(index: DatasetIndex) -> list[bytes]:
+    return [read_bytes(index.path(i)) for i in range(len(index))]
+
+
+@pytest.fixture
+def expected(bucket: Path) -> list[bytes]:
+    spec = load_dataset_spec(bucket / "files" / "data.yaml")
+    return contents(load_index(spec, "train", cache_dir=str(bucket / "cache")))
+
+
+def test_a_store_has_the_bytes_of_the_files_and_each_is_read_once(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes]
+):
+    index = opened(tmp_path)
+    assert contents(index) == expected
+    reads = dict(server.requests)
+    assert sum(count for name, count in reads.items() if ".tar" in name) < COUNT
+    assert contents(index) == expected
+    assert contents(opened(tmp_path)) == expected
+    asked = {name: n - reads.get(name, 0) for name, n in server.requests.items() if n > reads.get(name, 0)}
+    assert asked
+    assert all(name.startswith("HEAD") for name in asked)  # the next run asks only whether something has changed
+
+
+def test_injected_faults_lose_nothing(server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch):
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(shards, "BLOCK", 1)  # a request for each image
+    index = opened(tmp_path)
+    server.faults = 3 * list(FAULTS)
+    assert contents(index) == expected
+    assert sum(server.injected[fault] for fault in FAULTS) == 3 * len(FAULTS) >= 20
+
+
+def test_forked_children_use_the_reader_of_their_parent(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
+    index = opened(tmp_path)
+    (running,) = client._servers
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if contents(index) == expected and client._servers == [running] else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert contents(index) == expected
+
+
+def test_a_killed_reader_is_replaced_and_ends_with_its_parent(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes]
+):
+    index = opened(tmp_path)
+    first = client._servers[0][0]
+    assert read_bytes(index.path(0)) == expected[0]
+    first.kill()
+    first.wait()
+    assert contents(index) == expected
+    (second, address) = client._servers[0]
+    second.stdin.close()
+    second.wait(10)
+    assert not os.path.exists(os.path.dirname(address))
+
+
+def test_the_cache_is_bounded_and_the_least_recently_used_goes(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.00016")  # a part of the images: they are read one by one
+    index = opened(tmp_path)
+    blocks = tmp_path / "stores" / "blocks"
+    for _ in range(2):
+        assert contents(index) == expected
+        assert sum(file.stat().st_blocks * 512 for file in blocks.rglob("*") if file.is_file()) <= 170_000
+    kept = sorted(blocks.glob("*/*"), key=lambda file: file.stat().st_mtime)
+    assert 0 < len(kept) < COUNT
+    asked = server.requests.total()
+    assert read_bytes(index.path(COUNT - 1)) == expected[-1]
+    assert server.requests.total() == asked  # the last one is there
+    read_bytes(index.path(0))
+    assert server.requests.total() == asked + 1
+
+
+def test_damage_in_the_cache_is_read_again(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
+    index = opened(tmp_path)
+    contents(index)
+    for block in (tmp_path / "stores" / "blocks").glob("*/*"):
+        block.write_bytes(bytes(block.stat().st_size // 2))
+    assert contents(index) == expected
+
+
+def test_changed_shards_replace_those_of_an_earlier_run(server: ObjectServer, tmp_path: Path, bucket: Path):
+    first = contents(opened(tmp_path))
+    source = write_dataset(tmp_path / "files", train=COUNT - 1, size=96)
+    write_set(load_dataset_spec(source), bucket / "new", 10**9, cache_dir=str(tmp_path / "c"))
+    os.rename(bucket / "set", bucket / "old")
+    os.rename(bucket / "new", bucket / "set")
+    try:
+        second = opened(tmp_path)
+        assert len(second) == COUNT - 1
+        assert not set(contents(second)) & set(first)
+    finally:
+        os.rename(bucket / "set", tmp_path / "gone")
+        os.rename(bucket / "old", bucket / "set")
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("s3://bucket/nothing", r"s3://bucket/nothing/data.yaml: 404 Not Found; check the address"),
+        ("s3://bucket/forbidden/set", r"s3://bucket/forbidden/set/data.yaml: 403 Forbidden; check the address"),
+        ("s3://bucket/expired/set", r"s3://bucket/expired/set/data.yaml: 400 Bad Request; check the address"),
+        ("s3://other/set", r"s3://other/set/data.yaml: 404 Not Found"),
+    ],
+)
+def test_refusals_end_in_one_line(server: ObjectServer, tmp_path: Path, url: str, line: str):
+    with pytest.raises(UserError, match=line):
+        opened(tmp_path, url)
+
+
+def test_an_outage_is_waited_for_and_a_longer_one_ends_in_one_line(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog
+):
+    monkeypatch.setattr(client, "_PAUSE_S", 0.05)
+    index = opened(tmp_path)
+    server.is_down = True
+    monkeypatch.setattr(client, "PATIENCE_S", 0.2)
+    with pytest.raises(UserError, match=r"train-00000.tar: no answer from the store, for .* minutes \(503 Service"):
+        read_bytes(index.path(0))
+    assert "waiting for up to" in caplog.text
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"data.yaml: no answer from the store \(503"):
+        opened(tmp_path / "other")
+    assert time.monotonic() - began < 30
+    server.is_down = False
+    assert contents(index) == expected
+
+
+def test_a_split_of_a_local_yaml_may_be_in_a_store(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
+    path = tmp_path / "local.yaml"
+    path.write_text("{train: 's3://bucket/set', val: 's3://bucket/set/val.shards', names: [light, dark]}")
+    context = DistributedContext.single()
+    spec = open_dataset(str(path), ("train",), stage="", cache_dir=str(tmp_path / "c"), ctx=context)
+    assert contents(load_index(spec, "train", cache_dir=str(tmp_path / "c"))) == expected
+
+
+def test_stages_of_stores_are_refused(server: ObjectServer, tmp_path: Path):
+    with pytest.raises(UserError, match="--stage: what is read from an object store is kept in --cache-dir"):
+        open_dataset("s3://bucket/set", ("train",), stage=str(tmp_path), cache_dir="", ctx=DistributedContext.single())
+
+
+def test_without_obstore_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(UserError, match=r"s3://bucket/set/data\.yaml: the package obstore"):
+        opened(tmp_path)
+
+
+def test_a_damaged_copy_of_an_index_is_read_again(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
+    server.faults = ["", "flip"]  # data.yaml, then the first index
+    with pytest.raises(UserError, match="not an index of shards"):
+        opened(tmp_path)
+    assert contents(opened(tmp_path)) == expected
