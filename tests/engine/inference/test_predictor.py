@@ -348,7 +348,7 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
         (np.zeros((4, 4)), "an array of float64; give uint8"),
         (np.zeros((2, 4, 4, 3), np.uint8), r"shape \(2, 4, 4, 3\)"),
         (np.zeros((0, 4), np.uint8), "has no pixels"),
-        (np.zeros((4, 4, 2), np.uint8), "does not tell"),
+        (np.zeros((4, 4, 2), np.uint8), r"2 channels; supported are 1 \(gray\)"),
         (torch.zeros(4, 4), r"a tensor of shape \(4, 4\)"),
         (torch.full((3, 4, 4), 255.0), r"outside \[0, 1\]"),
         (torch.full((3, 4, 4), float("nan")), r"outside \[0, 1\]"),
