@@ -167,6 +167,9 @@ def load_index(
         return index
     if shards := shards_of(spec, split):
         index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
+        if spec.pixels != RGB8:
+            fingerprint = _digest(index.fingerprint, spec.pixels.content())
+            index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
         whole, index = index.report, _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
         get_logger().info("%s: %s (shards)", part, index.report.summary())
         _check_bad_images(whole, split, max_bad, "")

@@ -94,7 +94,7 @@ def write_set(
             for split, index in indexes.items():
                 _write_split(folder, split, index, most, workers)
                 content[split] = f"{split}{SUFFIX}"
-            text = yaml.safe_dump(content | spec.class_content(), sort_keys=False, allow_unicode=True)
+            text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
             write_whole(folder / "data.yaml", text)
             if out.exists():
                 raise UserError(f"{out}: exists; remove it, or choose another name")

@@ -12,10 +12,12 @@ import torch
 import yaml
 
 from data.cache.open import open_image_cache
+from data.check.scanned import scan_dataset
 from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.loading.build import build_train_loader, build_val_loader
+from data.shard.__main__ import write_set as write_shards
 from tests.helpers.synthetic_index import GEOMETRIES, write_dataset
 from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -185,6 +187,17 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
     path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
     with pytest.raises(UserError, match=r"2 of 2 images can't be used.*5 channels; .* has 4"):
         load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+
+
+def test_shards_keep_the_format(tmp_path):
+    image = np.arange(30 * 40 * 5, dtype=np.uint16).reshape(30, 40, 5)
+    spec = load_dataset_spec(write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image))
+    write_shards(spec, tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"))
+    index = load_index(load_dataset_spec(tmp_path / "out"), "train", cache_dir=str(tmp_path / "cache"))
+    assert index.pixels == PixelFormat(5, 16)
+    np.testing.assert_array_equal(LoadImagesAndLabels(index, imgsz=40).source_image(1), image)
+    (checked,) = scan_dataset(load_dataset_spec(tmp_path / "out"), ("val",), workers=1, verify="full")
+    assert checked.index.pixels == PixelFormat(5, 16)
 
 
 @pytest.mark.parametrize(
