@@ -33,6 +33,7 @@ from utils.structures import Batch, Detections, DetectionTable, EvalResult
 POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
 LATE_S, LATE_FRACTION = 5.0, 0.1
+LEAVE_S = 2.0
 
 
 class RemoteValidation:
@@ -119,10 +120,16 @@ class RemoteValidation:
             get_logger().warning(text, self._failure)
 
     def close(self) -> None:
-        """Ends the evaluating processes."""
-        if self._ctx.is_main:
-            with suppress(dist.DistError):
-                self._store.set("ended", "")
+        """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
+        if not self._ctx.is_main:
+            return
+        deadline = time.monotonic() + LEAVE_S
+        with suppress(dist.DistError):
+            self._store.set("ended", "")
+            while not self._failure and self._store.add("left", 0) < self._ctx.eval_ranks:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_S)
 
 
 def _post_if_possible(store: dist.Store, key: str, message: Any) -> None:

@@ -64,7 +64,7 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Puls
         with suppress(dist.DistError):
             ctx.store.set("failed", f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")
     finally:
-        os._exit(0)  # without waiting for the other evaluating processes, which may hang
+        _leave(ctx.store)
 
 
 def _end_with_run(store: dist.Store, pulse: Pulse) -> None:
@@ -72,6 +72,13 @@ def _end_with_run(store: dist.Store, pulse: Pulse) -> None:
         while not store.check(["ended"]):
             pulse.beat()
             time.sleep(BEAT_S)
+    _leave(store)
+
+
+def _leave(store: dist.Store) -> NoReturn:
+    """Ends this process without waiting for the other evaluating ones, which may hang."""
+    with suppress(dist.DistError):
+        store.add("left", 1)
     os._exit(0)
 
 

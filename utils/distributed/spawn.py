@@ -24,7 +24,7 @@ from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.machine.stop_signals import stop_signals
 
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
-BEAT_S, HANGS_AFTER_S = 1.0, 30.0  # of the child of `work_in_child`
+BEAT_S, HANGS_AFTER_S = 0.25, 30.0  # of the child of `work_in_child`
 _CHILD_POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 

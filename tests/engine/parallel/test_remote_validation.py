@@ -71,6 +71,7 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
         run.ranks(1 + evaluating, *flags(world, tmp_path, *more))
         assert run.codes() == [0] * (1 + evaluating), run.output()
         run.wait_gone(10)
+        assert "c10d" not in run.output()  # warnings about the store, which ends last
     same_run(alone, tmp_path / "exp")
     found = scorers(counts)
     assert len(found) == 1 + evaluating * (EPOCHS - 1)  # the last epoch is validated at once
