@@ -47,7 +47,7 @@ class RemoteValidation:
     def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
         self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)
         self._number = self._epoch = 0  # of the newest message with weights, from 1, and of its epoch
-        self._sent_at, self._is_busy = 0.0, False
+        self._sent_at, self._is_busy, self._was_late = 0.0, False, False
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -87,10 +87,12 @@ class RemoteValidation:
             if self._failure or should_stop():
                 return None
             if time.monotonic() > deadline:
-                get_logger().warning(
-                    "--eval-ranks: no scores of epoch %d in time; the training processes validate it, and others until "
-                    "the evaluating ones have caught up", self._epoch,
-                )  # fmt: skip
+                if not self._was_late:
+                    text = (
+                        "--eval-ranks: no scores of epoch %d in time; the training processes validate when this happens"
+                    )
+                    get_logger().warning(text, self._epoch)
+                self._was_late = True
                 return None
             time.sleep(POLL_S)
         scores = self._receive()

@@ -161,6 +161,9 @@ def work_in_child() -> Pulse | None:
         os.close(reading)
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this process
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # that the run's store has ended is not worth a page of warnings
         return Pulse(writing)
     os.close(writing)
     os.set_blocking(reading, False)
