@@ -121,7 +121,8 @@ class _Scorer:
             stored_in=setup["stored_in"],
         )
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
-        self._model, _, _ = build_starting_model(ctx, config, setup["names"], resumed=setup["model_spec"])
+        built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
+        self._model = built[0]
         self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
