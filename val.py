@@ -29,16 +29,15 @@ REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_si
 @errors_name_typed_flags(ValConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
-    if bool(config.weights) == bool(config.watch):
-        raise UserError("one of --weights and --watch is required: files to evaluate, or the folder of a training run")
-    if config.watch and config.spawn > 1:
-        raise UserError("--watch: one process evaluates; leave out --spawn")
-    if config.watch:
+    watches = any(word.partition("=")[0] == "--watch" for word in argv)  # instead of the required --weights
+    config = parse_config(ValConfig, [*argv, "--weights", ""] if watches else argv, __doc__.split("\n")[0])
+    if watches:
+        for name in {"weights", "spawn"} & given_flags(ValConfig, argv):
+            raise UserError(f"--watch: one process evaluates the files of the run; leave out --{name}")
         require_one_process("val.py --watch")
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
-    check_scoring_files(config.weights, config.data, (config.task,), config.classes)
+    check_scoring_files([] if watches else config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():
         spawn(main, config.spawn, (argv,), run=run_main)
         return
@@ -47,14 +46,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
-    if ctx.is_main and len(config.weights) != 1 and (unused := given_flags(ValConfig, argv) & REPORT_SETTINGS):
+    unused = given_flags(ValConfig, argv) & REPORT_SETTINGS if watches or len(config.weights) > 1 else set()
+    if ctx.is_main and unused:
         flags = ", ".join("--" + name.replace("_", "-") for name in sorted(unused))
-        why = "scores are added to watch.csv" if config.watch else "several files are compared in a printed table"
+        why = "scores are added to watch.csv" if watches else "several files are compared in a printed table"
         get_logger().warning("no effect: %s (%s; no folder is written)", flags, why)
     advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
         # In here, so that only one process reports a failing import.
-        if config.watch:
+        if watches:
             from engine.tools.watch import watch as work
         else:
             from engine.tools.validator import validate as work

@@ -33,6 +33,7 @@ from utils.structures import Batch, Detections, DetectionTable, EvalResult
 POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
 LATE_S, LATE_FRACTION = 5.0, 0.1
+LEAVE_S = 2.0
 
 
 class RemoteValidation:
@@ -46,7 +47,7 @@ class RemoteValidation:
     def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
         self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)
         self._number = self._epoch = 0  # of the newest message with weights, from 1, and of its epoch
-        self._sent_at, self._is_busy = 0.0, False
+        self._sent_at, self._is_busy, self._was_late = 0.0, False, False
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -86,10 +87,12 @@ class RemoteValidation:
             if self._failure or should_stop():
                 return None
             if time.monotonic() > deadline:
-                get_logger().warning(
-                    "--eval-ranks: no scores of epoch %d in time; the training processes validate it, and others until "
-                    "the evaluating ones have caught up", self._epoch,
-                )  # fmt: skip
+                if not self._was_late:
+                    text = (
+                        "--eval-ranks: no scores of epoch %d in time; the training processes validate when this happens"
+                    )
+                    get_logger().warning(text, self._epoch)
+                self._was_late = True
                 return None
             time.sleep(POLL_S)
         scores = self._receive()
@@ -119,10 +122,16 @@ class RemoteValidation:
             get_logger().warning(text, self._failure)
 
     def close(self) -> None:
-        """Ends the evaluating processes."""
-        if self._ctx.is_main:
-            with suppress(dist.DistError):
-                self._store.set("ended", "")
+        """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
+        if not self._ctx.is_main:
+            return
+        deadline = time.monotonic() + LEAVE_S
+        with suppress(dist.DistError):
+            self._store.set("ended", "")
+            while not self._failure and self._store.add("left", 0) < self._ctx.eval_ranks:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_S)
 
 
 def _post_if_possible(store: dist.Store, key: str, message: Any) -> None:

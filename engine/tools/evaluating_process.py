@@ -64,7 +64,7 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Puls
         with suppress(dist.DistError):
             ctx.store.set("failed", f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")
     finally:
-        os._exit(0)  # without waiting for the other evaluating processes, which may hang
+        _leave(ctx.store)
 
 
 def _end_with_run(store: dist.Store, pulse: Pulse) -> None:
@@ -72,6 +72,13 @@ def _end_with_run(store: dist.Store, pulse: Pulse) -> None:
         while not store.check(["ended"]):
             pulse.beat()
             time.sleep(BEAT_S)
+    _leave(store)
+
+
+def _leave(store: dist.Store) -> NoReturn:
+    """Ends this process without waiting for the other evaluating ones, which may hang."""
+    with suppress(dist.DistError):
+        store.add("left", 1)
     os._exit(0)
 
 
@@ -114,7 +121,8 @@ class _Scorer:
             stored_in=setup["stored_in"],
         )
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
-        self._model, _, _ = build_starting_model(ctx, config, setup["names"], resumed=setup["model_spec"])
+        built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
+        self._model = built[0]
         self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:

@@ -26,8 +26,10 @@ def watch(config: ValConfig, ctx: DistributedContext) -> None:
     Raises UserError if there is no such run, or its data set cannot be opened.
     """
     folder, log = Path(config.watch), get_logger()
-    if not folder.is_dir():
-        raise UserError(f"--watch {folder}: not the folder of a run")
+    if not any(path.exists() for path in (folder / LOCK_NAME, *_checkpoints(folder, {}))):
+        raise UserError(
+            f"--watch {config.watch}: not the folder of a run (it has no last.pt, and no process trains it)"
+        )
     results = CsvTracker(folder / "watch.csv")
     tracker = CompositeTracker([results, TensorBoardTracker(folder / "watch")])
     seen: dict[Path, tuple[int, int]] = {}  # when files that need not be read again were written

@@ -305,9 +305,7 @@ class TrainConfig(_DataConfig):
 class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
-    weights: list[str] = setting(
-        factory=list, help="checkpoint or exported file to evaluate; several are compared in a table"
-    )
+    weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
     watch: str = setting(
         "", help="instead of --weights: evaluate each checkpoint that appears in this run's folder, into its watch.csv"
     )

@@ -24,7 +24,7 @@ from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.machine.stop_signals import stop_signals
 
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
-BEAT_S, HANGS_AFTER_S = 1.0, 30.0  # of the child of `work_in_child`
+BEAT_S, HANGS_AFTER_S = 0.25, 30.0  # of the child of `work_in_child`
 _CHILD_POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -161,6 +161,9 @@ def work_in_child() -> Pulse | None:
         os.close(reading)
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this process
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # that the run's store has ended is not worth a page of warnings
         return Pulse(writing)
     os.close(writing)
     os.set_blocking(reading, False)

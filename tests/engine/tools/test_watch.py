@@ -87,8 +87,8 @@ def test_ctrl_c_ends_it_without_a_traceback(trained, tmp_path):
     ("argv", "complaint"),
     [
         (["--watch", "/nowhere"], "/nowhere: not the folder of a run"),
-        (["--watch", "a", "--weights", "b.pt"], "one of --weights and --watch"),
-        ([], "one of --weights and --watch"),
+        (["--watch=a", "--weights", "b.pt"], "leave out --weights"),
+        ([], "required: --weights"),
         (["--watch", "a", "--spawn", "2"], "leave out --spawn"),
     ],
 )
