@@ -33,17 +33,18 @@ def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
 
 
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
-    """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``.
-
-    From now on their batch norms use the stored statistics, also in training mode.
-    """
+    """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``."""
     for index in layers:
-        layer = model.model[index]
-        layer.requires_grad_(False)
-        for module in layer.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.train(False)
-                module.register_forward_pre_hook(_keep_statistics)
+        model.model[index].requires_grad_(False)
+        freeze_statistics(model.model[index])
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    """From now on the model's batch norms use the stored statistics, also in training mode."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train(False)
+            module.register_forward_pre_hook(_keep_statistics)
 
 
 def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
@@ -78,7 +79,7 @@ def build_starting_model(
     )  # fmt: skip
     filled: dict[str, tuple[int, ...]] = {}
     if stored:
-        report = transfer_weights(model, stored)
+        report = transfer_weights(model, stored, grow=config.keep_old)
         names_of_filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
         filled = {name: report.new_rows.get(name, ()) for name in names_of_filled}
         if channels != 3 and model_of(stored).get("channels", 3) == 3:
@@ -90,5 +91,7 @@ def build_starting_model(
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
+    if config.keep_old:  # statistics of the new images alone would change what is found in others
+        freeze_statistics(model)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(ctx.device, memory_format=layout), filled, origin_of_run(stored)
