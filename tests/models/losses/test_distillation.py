@@ -124,3 +124,17 @@ def test_many_ignored_classes_are_one_region():
     alone = [ignored_cells(row[None], raw, STRIDES, 40) for row in ignore]
     assert torch.equal(found, torch.stack(alone).any(0))
     assert found.shape == (2, sum(h * w for h, w in grid_shapes(raw)), 40)
+
+
+def test_each_of_two_branches_learns_from_the_same_of_the_old_model():
+    head = tiny_head("anchor_free")
+    head.add_one_to_one()
+    both = head.build_loss(HYP, distills=True)
+    raw = [*raw_maps("anchor_free", 2), *raw_maps("anchor_free", 2, seed=5)]
+    old = [*old_maps(), *old_maps(seed=6)]
+    found = both(raw, TARGETS, 16, None, EVERYWHERE, old)
+    many = both.many(raw[:3], TARGETS, 16, None, EVERYWHERE, old[:3])
+    one = both.one(raw[3:], TARGETS, 16, None, EVERYWHERE, old[3:])
+    torch.testing.assert_close(found.total, many.total + HYP.one2one * one.total)
+    assert dict(zip(both.names, found.parts.tolist())).keys() >= {"distill", "distill_one"}
+    assert one.parts[-1] > 0
