@@ -20,6 +20,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.open_dataset import open_dataset
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.old_model import check_keep_old, open_old_model, stored_form, with_old_classes
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import training_evaluator
@@ -36,7 +37,6 @@ from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTrac
 from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
 from engine.train.control import RunControl
-from engine.train.keep_old import check_keep_old, open_old_model, stored_form, with_old_classes
 from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
