@@ -124,8 +124,8 @@ class DatasetSpec:
             class_of=self.class_of or number,
         )
         splits = {name: SplitSource((), None, None, (part,)) for name in self.splits}
-        names = tuple(dict.fromkeys((*names, *used)))
-        return DatasetSpec(names, self.root, splits, self.source, self.if_missing)
+        whole = {"held_out": frozenset(), "label_names": (), "class_of": (), "classes": ()}
+        return replace(self, names=tuple(dict.fromkeys((*names, *used))), splits=splits, **whole)
 
     def as_labeled(self) -> DatasetSpec:
         """The data set with the classes of its labels, none merged or left out."""

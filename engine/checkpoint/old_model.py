@@ -19,10 +19,10 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
-from utils.strings import listed
+from utils.strings import counted, listed
 
 
-def check_keep_old(config: TrainConfig) -> None:
+def check_keep_old(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that ``--keep-old`` excludes."""
     if not config.keep_old:
         return
@@ -32,6 +32,8 @@ def check_keep_old(config: TrainConfig) -> None:
         raise UserError(f"--keep-old: the model is that of --weights; leave out --model {config.model}")
     if config.single_cls:
         raise UserError("--keep-old: with --single-cls there are no new classes; leave out one of the two")
+    if ctx.eval_ranks:
+        raise UserError("--keep-old: the old model runs in the training processes only; leave out --eval-ranks")
 
 
 def open_old_model(ctx: DistributedContext, run: Run) -> Detector | None:
@@ -72,6 +74,11 @@ def with_old_classes(spec: DatasetSpec, old: Detector | None, weights: str) -> D
     them."""
     if old is None:
         return spec
+    if old.channels != spec.pixels.channels:
+        raise UserError(
+            f"--keep-old: {weights} takes images of {counted(old.channels, 'channel')}, {spec.source} has images of "
+            f"{spec.pixels.channels}"
+        )
     extended = spec.extended(old.names, weights)
     labeled = class_names(next(iter(extended.splits.values())).parts[0], single_cls=False)
     kept = [name for name in old.names if name not in labeled]

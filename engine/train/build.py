@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data.check.census import warn_of_small_boxes
 from data.folds import scan_options, validation_images
@@ -89,7 +89,8 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
             if ctx.is_main:
                 try_formats(model, config.export, config.imgsz)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
-        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model, old, train_loader.index)
+        weights = loss_weights(run, model, train_loader.index)
+        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model, old, weights)
         if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         images = train_loader.global_images(0)
@@ -106,7 +107,9 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
         with (
             plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end,
-            remote_validation(ctx, evaluator, val_loader.index, _remote_setup(run, description, step)) as remote,
+            remote_validation(
+                ctx, evaluator, val_loader.index, _remote_setup(run, description, step, weights)
+            ) as remote,
         ):
             control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
             validate = partial(evaluator.run, loader=val_loader)
@@ -128,7 +131,7 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
         require_packages(run.config.export)
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
-    check_keep_old(run.config)
+    check_keep_old(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
     check_remote_validation(ctx, run.config)
 
@@ -196,24 +199,30 @@ def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
 
 
 def build_loss(
-    ctx: DistributedContext, run: Run, model: Detector, old: Detector | None = None, index: DatasetIndex | None = None
+    ctx: DistributedContext, run: Run, model: Detector, old: Detector | None = None, weights: Tensor | None = None
 ) -> nn.Module:
     """The loss of the model's head, on the device. It copies the anchors, so they must be final.
 
     Args:
         old: the model whose classes are kept, which the loss then has as ``old_model``.
-        index: of the training split, for the weights of the classes; None: without.
+        weights: of the classes, see `loss_weights`.
     """
-    weights, smoothing = None, run.config.label_smoothing
-    if run.config.cls_pw and index is not None:
-        weights = class_weights(index.boxes_of_classes(model.num_classes), run.config.cls_pw)
-        shown = [f"{model.names[c]} {weights[c]:.3g}" for c in weights.argsort(descending=True, stable=True).tolist()]
-        get_logger().info("--cls-pw %g: weights in the loss: %s", run.config.cls_pw, listed(shown))
+    smoothing = run.config.label_smoothing
     loss = model.head.build_loss(run.hyp, label_smoothing=smoothing, class_weights=weights, distills=old is not None)
     if old is not None:
         layout = torch.channels_last if run.config.channels_last else torch.contiguous_format
         loss.old_model = old.fuse(one_to_one=None).to(memory_format=layout)
     return loss.to(ctx.device)
+
+
+def loss_weights(run: Run, model: Detector, index: DatasetIndex) -> Tensor | None:
+    """`class_weights` of the training split, with a line in the log; None without ``--cls-pw``."""
+    if not run.config.cls_pw:
+        return None
+    weights = class_weights(index.boxes_of_classes(model.num_classes), run.config.cls_pw)
+    shown = [f"{model.names[c]} {weights[c]:.3g}" for c in weights.argsort(descending=True, stable=True).tolist()]
+    get_logger().info("--cls-pw %g: weights in the loss: %s", run.config.cls_pw, listed(shown))
+    return weights
 
 
 def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
@@ -275,13 +284,14 @@ def _restore(
     return progress
 
 
-def _remote_setup(run: Run, description: RunDescription, step: TrainStep) -> dict[str, Any]:
+def _remote_setup(run: Run, description: RunDescription, step: TrainStep, weights: Tensor | None) -> dict[str, Any]:
     """What evaluating processes know of the run."""
     return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
         "config": asdict(run.config),
         "data_root": run.data_root,
         "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
         "amp": str(step.amp_dtype or "").removeprefix("torch."),
+        "class_weights": weights,
     }
 
 

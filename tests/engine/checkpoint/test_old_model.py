@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 import train
 import val
+from engine.checkpoint.old_model import check_keep_old
 from engine.kfold import main as kfold_main
 from models.detector import build_detector
 from models.weights.load import load_detector
@@ -22,7 +24,10 @@ from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, scatter_norms, write_dataset, write_model
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
+from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -125,11 +130,13 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
         (["--data", "{}/set/data.yaml", "--classes", "light"], "has all classes of {}/old.pt, so none is to be kept"),
         (["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
         (["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),
+        (["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
         (["--weights", "{}/anchors.pt"], "anchors.pt has anchors or objectness; only models with anchor-free heads"),
     ],
 )
 def test_what_cannot_be_is_one_line(world, tmp_path, capsys, changes, line):
     values = yaml.safe_load((world / "dark.yaml").read_text())
+    (world / "four.yaml").write_text(yaml.safe_dump(values | {"channels": 4}))
     (world / "twice.yaml").write_text(yaml.safe_dump(values | {"names": ["Light", "light"]}))
     if "{}/anchors.pt" in changes:
         write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
@@ -140,6 +147,13 @@ def test_what_cannot_be_is_one_line(world, tmp_path, capsys, changes, line):
     error = error_of(capsys, train.main, *flags(world, "--project", str(tmp_path / "runs")), *given)
     assert line.format(world) in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_processes_that_validate_beside_training_do_not_have_the_old_model():
+    ctx = replace(DistributedContext.single(), eval_ranks=1)
+    with pytest.raises(UserError, match=r"--keep-old: .*; leave out --eval-ranks"):
+        check_keep_old(ctx, TrainConfig(weights="old.pt", keep_old=True))
+    check_keep_old(ctx, TrainConfig(weights="old.pt"))
 
 
 def test_folds_are_refused(world, tmp_path, capsys):

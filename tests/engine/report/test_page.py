@@ -321,7 +321,7 @@ def test_rare_classes_and_what_is_done_about_them(index, tmp_path):
     assert table() == []
     order = np.argsort(boxes, kind="stable")
     images = index.images_of_classes(3)
-    for config in ({"cls_pw": 1.0}, {"repeat_factor": 1.0}, {"image_weights": True}):
+    for config in ({"cls_pw": 1.0, "repeat_factor": 1.0}, {"image_weights": True}):
         rows = table(**config)[1:]
         assert [row[:3] for row in rows] == [[index.names[c], str(images[c]), str(boxes[c])] for c in order]
         assert [row[5] for row in rows] == [f"{result.class_ap[c]:.3f}" for c in order]
