@@ -33,18 +33,17 @@ def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
 
 
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
-    """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``."""
+    """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``.
+
+    From now on their batch norms use the stored statistics, also in training mode.
+    """
     for index in layers:
-        model.model[index].requires_grad_(False)
-        freeze_statistics(model.model[index])
-
-
-def freeze_statistics(model: nn.Module) -> None:
-    """From now on the model's batch norms use the stored statistics, also in training mode."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.train(False)
-            module.register_forward_pre_hook(_keep_statistics)
+        layer = model.model[index]
+        layer.requires_grad_(False)
+        for module in layer.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train(False)
+                module.register_forward_pre_hook(_keep_statistics)
 
 
 def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
@@ -91,7 +90,5 @@ def build_starting_model(
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
-    if config.keep_old:  # statistics of the new images alone would change what is found in others
-        freeze_statistics(model)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(ctx.device, memory_format=layout), filled, origin_of_run(stored)
