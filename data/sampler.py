@@ -118,11 +118,11 @@ def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) 
     return height, width
 
 
-def inverse_frequency_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """Class weights float64 (C,) that sum to C, inversely proportional to the number of labels (at least 1)."""
-    counts = np.bincount(classes, minlength=num_classes)
+def inverse_frequency_weights(counts: np.ndarray) -> np.ndarray:
+    """Class weights float64 (C,) that sum to C, inversely proportional to the number of labels int64 (C,), at least
+    1."""
     inverse = 1 / np.maximum(counts, 1)
-    return inverse * num_classes / inverse.sum()
+    return inverse * len(counts) / inverse.sum()
 
 
 def image_weights(
@@ -161,6 +161,14 @@ def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> n
     of_class = np.sqrt(threshold * len(factors) / np.maximum(labels.images_of_classes(num_classes), 1)).clip(min=1)
     np.maximum.at(factors, labels.image_of_box[~labels.crowd], of_class[labels.classes[~labels.crowd]])
     return factors
+
+
+def class_repeats(factors: np.ndarray, labels: LabelArrays, num_classes: int) -> np.ndarray:
+    """The mean of the images' ``factors`` (N,) over the images of each class: float64 (C,), nan without images."""
+    images = np.unique(np.stack([labels.classes, labels.image_of_box], 1)[~labels.crowd], axis=0)
+    with np.errstate(invalid="ignore"):
+        sums = np.bincount(images[:, 0], factors[images[:, 1]], minlength=num_classes)
+        return sums / labels.images_of_classes(num_classes)
 
 
 QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size

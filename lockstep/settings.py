@@ -41,6 +41,8 @@ class Hyperparameters(TypedDict, total=False):
     """distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1"""
     obj: float
     """objectness loss gain (anchor heads, YOLOX)"""
+    distill: float
+    """gain of the loss that keeps old classes (--keep-old)"""
     one2one: float
     """gain of the whole one-to-one loss (models with end2end)"""
     anchor_t: float
@@ -209,6 +211,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """model name or YAML; empty: the model of --weights, or yolov8n"""
     weights: str
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
+    keep_old: bool
+    """learn new classes and keep those of --weights, which the data set does not label"""
     hyp: str
     """scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch"""
     epochs: int
@@ -229,6 +233,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """sample images of classes with low AP more often"""
     repeat_factor: float
     """repeat images of classes that less than this fraction of the images has; 0: none"""
+    cls_pw: float
+    """weight classes in the loss by 1 / frequency to this power; 1: in full, 0: all alike"""
     multi_scale: bool
     """vary the image size from step to step"""
     quad: bool

@@ -78,7 +78,7 @@ def build_starting_model(
     )  # fmt: skip
     filled: dict[str, tuple[int, ...]] = {}
     if stored:
-        report = transfer_weights(model, stored)
+        report = transfer_weights(model, stored, grow=config.keep_old)
         names_of_filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
         filled = {name: report.new_rows.get(name, ()) for name in names_of_filled}
         if channels != 3 and model_of(stored).get("channels", 3) == 3:

@@ -16,6 +16,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
+def listed(items: Sequence[str], most: int = 8) -> str:
+    """``a, b and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
 def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
     """The lines of a table, its columns aligned on the right, or on the ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -165,6 +165,10 @@ class LabelArrays:
         """int64 (M,), ascending."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
+    def boxes_of_classes(self, num_classes: int) -> np.ndarray:
+        """Number of objects of each class, crowd regions not counted: int64 (C,)."""
+        return np.bincount(self.classes[~self.crowd], minlength=num_classes)
+
     def images_of_classes(self, num_classes: int) -> np.ndarray:
         """Number of images with at least one object of each class, crowd regions not counted: int64 (C,)."""
         pairs = np.unique((self.image_of_box * num_classes + self.classes)[~self.crowd])

@@ -48,7 +48,6 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
     """Counts the boxes of a split; their sizes are those after the images' longer sides are scaled to ``imgsz``."""
     truth, classes = index.ground_truth(), len(index.names)
     image = truth.image_of_box[~truth.crowd]
-    of_class = truth.classes[~truth.crowd]
     sizes = truth.image_hw[image].astype(np.float64)
     centers = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px[~truth.crowd]))
     centers = scale_boxes(centers, 1 / sizes[:, 1], 1 / sizes[:, 0])
@@ -58,7 +57,7 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
         split=split,
         images=truth.num_images,
         backgrounds=int((in_image == 0).sum()),
-        class_boxes=np.bincount(of_class, minlength=classes),
+        class_boxes=truth.boxes_of_classes(classes),
         class_images=truth.images_of_classes(classes),
         sides_px=np.sqrt(index.sides_at(imgsz).prod(1)),
         centers=heat.astype(np.int64),

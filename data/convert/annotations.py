@@ -73,7 +73,7 @@ class Annotations:
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in boxes:
-            check_box(box, where)
+            check_box(box := box._replace(name=box.name.strip()), where)
             self.objects[box.name] += 1
             picked.boxes.append(box)
 

@@ -21,6 +21,7 @@ from data.labels.json_files import load_json
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.limits import require_package
+from utils.strings import counted
 
 KITTI_FIELDS = 15
 _HEAD = 4096  # bytes by which formats are told apart
@@ -148,19 +149,18 @@ _COLUMNS = {
 def read_csv(file: Path, into: Annotations) -> None:
     """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
     corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text)."""
-    rows = csv.DictReader(io.StringIO(read_text(file, most=1 << 32)))
-    columns = _columns(rows.fieldnames or ())
+    header, rows = _rows(file)
+    columns = _columns(header)
     if missing := [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]:
         raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
     is_relative = columns["image"].lower() == "imageid"
     texts = _class_descriptions(file) if is_relative else {}
     corners = ("xmin", "ymin", "xmax", "ymax")
     sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
-    for row in rows:
-        where = f"{file}:{rows.line_num}"
-        if None in row or None in row.values():
-            raise UserError(f"{where}: {len([v for v in row.values() if v is not None])} fields, expected "
-                            f"{len(rows.fieldnames or ())}")  # fmt: skip
+    for where, values in rows:
+        if len(values) != len(header):
+            raise UserError(f"{where}: {counted(len(values), 'field')}, expected {len(header)}")
+        row = dict(zip(header, values))
         image = row[columns["image"]]
         if not row[columns["name"]] and not row[columns["xmin"]]:  # an image without objects
             into.add(image, (), where=where, near=file)
@@ -179,6 +179,21 @@ def read_csv(file: Path, into: Annotations) -> None:
         into.add(image, [Box(name, x1, y1, x2, y2)], where=where, near=file, size=size)
 
 
+def _rows(file: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
+    """The first row of a CSV file, and the others that are not empty, each with its place for messages."""
+    reader = csv.reader(io.StringIO(read_text(file, most=1 << 32), newline=""))
+
+    def rows() -> Iterator[tuple[str, list[str]]]:
+        try:
+            for row in filter(None, reader):
+                yield f"{file}:{reader.line_num}", row
+        except csv.Error as error:
+            raise UserError(f"{file}:{reader.line_num}: not CSV ({one_line(str(error))})") from None
+
+    found = rows()
+    return next(found, ("", []))[1], found
+
+
 def _columns(header: Iterable[str]) -> dict[str, str]:
     known = {name.strip().lower().replace("_", ""): name for name in header}
     return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
@@ -188,7 +203,8 @@ def _class_descriptions(file: Path) -> dict[str, str]:
     """Names of Open Images' classes, by their ids such as /m/01g317."""
     texts: dict[str, str] = {}
     for path in sorted(file.parent.glob("*class-descriptions*.csv")):
-        texts |= {row[0]: row[1] for row in csv.reader(io.StringIO(read_text(path))) if len(row) == 2}
+        header, rows = _rows(path)
+        texts |= {row[0]: row[1] for row in (header, *(row for _, row in rows)) if len(row) == 2}
     return texts
 
 
@@ -214,7 +230,7 @@ def read_huggingface(file: Path, into: Annotations) -> None:
 
     try:
         table = parquet.ParquetFile(file)
-        names = _category_names(table.schema_arrow.metadata or {})
+        names = _category_names(table.schema_arrow.metadata or {}, file)
         row = -1
         for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
             for entry in batch.to_pylist():
@@ -232,22 +248,34 @@ def _add_row(entry: dict, row: int, file: Path, into: Annotations, names: list[s
     if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
         raise UserError(f"{where}: has no bytes of an image")
     if isinstance(objects, list):
-        objects = {key: [item.get(key) for item in objects] for key in (objects[0] if objects else ())}
-    objects = objects or {}
-    categories = next((objects[key] for key in ("category", "categories", "label", "labels") if key in objects), [])
+        items = [_object(item, where) for item in objects]
+        objects = {key: [item.get(key) for item in items] for key in (items[0] if items else ())}
+    objects = {} if objects is None else _object(objects, where)
+    key = next((key for key in ("category", "categories", "label", "labels") if key in objects), "category")
+    given, categories = (_array([] if objects.get(k) is None else objects[k], f"{where}: {k}") for k in ("bbox", key))
+    if len(given) != len(categories):
+        raise UserError(f"{where}: {counted(len(given), 'bbox')} and {counted(len(categories), key)}")
     boxes = []
-    for box, category in zip(objects.get("bbox", ()), categories, strict=True):
+    for box, category in zip(given, categories):
         if not isinstance(box, list) or len(box) != 4:
             raise UserError(f"{where}: expected a bbox of four numbers, got {str(box)[:60]}")
         x, y, w, h = (number(value, where) for value in box)
         is_known = isinstance(category, int) and 0 <= category < len(names)
         boxes.append(Box(names[category] if is_known else str(category), x, y, x + w, y + h))
-    into.add(into.keep(image["bytes"], file, row), boxes, where=where, near=file)
+    path = into.keep(image["bytes"], file, row)
+    try:
+        size = image_size(path)
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).removeprefix(f'{path}: ')}") from None
+    into.add(path, boxes, where=where, near=file, size=size)
 
 
-def _category_names(metadata: dict[bytes, bytes]) -> list[str]:
+def _category_names(metadata: dict[bytes, bytes], file: Path) -> list[str]:
     """The names that the features in the file's metadata give to numbers; empty if there are none."""
-    pending: list[Any] = [json.loads(metadata.get(b"huggingface", b"{}"))]
+    try:
+        pending: list[Any] = [json.loads(metadata.get(b"huggingface", b"{}"))]
+    except (ValueError, RecursionError):
+        raise UserError(f"{file}: its 'huggingface' metadata is not JSON") from None
     while pending:
         value = pending.pop()
         if isinstance(value, dict):

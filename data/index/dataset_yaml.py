@@ -107,6 +107,26 @@ class DatasetSpec:
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
+    def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
+        """The data set for a model with the classes ``names`` of ``owner`` and, after them, those of the data set that
+        are not among them, ignoring case and outer spaces. A class that it does not label is ignored in its images, as
+        where data sets are joined. Raises UserError if two of its classes have one of the names."""
+        given = {name.strip().lower(): name for name in reversed(names)}
+        renamed = [given.get(name.strip().lower(), name) for name in self.names]
+        used = [renamed[number] for number in self.classes or range(len(renamed))]
+        if twice := next((name for i, name in enumerate(used) if name in used[:i]), None):
+            raise UserError(f"{self.source}: two of its classes are '{twice}' of {owner}; merge them with 'classes:'")
+        number = tuple(range(len(renamed)))
+        part = replace(
+            self,
+            names=tuple(renamed),
+            label_names=self.label_names or self.names,
+            class_of=self.class_of or number,
+        )
+        splits = {name: SplitSource((), None, None, (part,)) for name in self.splits}
+        whole = {"held_out": frozenset(), "label_names": (), "class_of": (), "classes": ()}
+        return replace(self, names=tuple(dict.fromkeys((*names, *used))), splits=splits, **whole)
+
     def as_labeled(self) -> DatasetSpec:
         """The data set with the classes of its labels, none merged or left out."""
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())

@@ -22,6 +22,7 @@ from data.render.table import PyramidLayout
 from data.sampler import (
     EpochOrder,
     KeyedDistributedSampler,
+    class_repeats,
     full_size_requests,
     repeat_factors,
     validation_requests,
@@ -123,8 +124,7 @@ def _repeats(config: TrainConfig, index: DatasetIndex) -> np.ndarray | None:
     factors = repeat_factors(config.repeat_factor, index, len(index.names))
     images = index.images_of_classes(len(index.names))
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
-    seen = [factors[np.unique(index.image_of_box[~index.crowd & (index.classes == c)])].mean() for c in rarest]
-    shown = zip(rarest, seen)
+    shown = zip(rarest, class_repeats(factors, index, len(index.names))[rarest])
     text = ", ".join(f"{index.names[c]} ({counted(int(images[c]), 'image')}) {times:.1f} times" for c, times in shown)
     repeated = counted(round(factors.sum()), "image")
     get_logger().info("--repeat-factor %g: %s an epoch; %s", config.repeat_factor, repeated, text)
@@ -268,7 +268,8 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
         return
     folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
     of_val = set(val.paths)
-    shared = len(of_val) if folders[0] == folders[1] else sum(path in of_val for path in train.paths)
+    is_same = folders[0] == folders[1] != frozenset()  # sets that are joined have none of their own
+    shared = len(of_val) if is_same else sum(path in of_val for path in train.paths)
     if shared:
         get_logger().warning(
             "%s: %s of the %s validation images are training images too; scores say little about other images",

@@ -162,7 +162,7 @@ class InfiniteDataLoader(_RequestLoader):
         super().__init__(dataset, self._requests, sampler.most_pixels, **options)
         self._weighted, self._by_epoch = weighted, weighted or by_epoch
         if weighted:
-            self.set_class_weights(inverse_frequency_weights(self.index.classes, len(self.index.names)))
+            self.set_class_weights(inverse_frequency_weights(self.index.boxes_of_classes(len(self.index.names))))
 
     def __len__(self) -> int:
         return self._keys.num_batches

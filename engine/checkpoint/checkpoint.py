@@ -118,6 +118,7 @@ class RunDescription:
     # Parameters that came from weights, and which of their rows did not. In older checkpoints a list of names, or None.
     pretrained: dict[str, list[int]] | list[str] | None = None
     origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.download.Origin`; empty in older ones
+    old_model: dict[str, Any] = field(default_factory=dict)  # whose classes --keep-old keeps: spec, names and weights
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 _STATE = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
-_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "unscored")
+_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "unscored", "old_model")
 _OF_RESULTS = ("best_fitness", "best_epoch", "patience_fitness", "patience_epoch", "confidence")  # of `Progress`
 # Values of these parts that are read by name; ``run`` is not in the oldest checkpoints.
 _TYPED = (

@@ -21,7 +21,7 @@ LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun proces
 _OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn", "eval_ranks")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
-_FIXED = ("model", "weights", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
+_FIXED = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
 
 
 def newest_checkpoint(project: str | Path) -> Path:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.evaluation.metrics import score_detections
+from models.losses.distillation import old_outputs
 from models.postprocess.detections import detections_to_score
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
@@ -177,11 +178,12 @@ class Evaluator:
                 torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
             ):
                 raw = [level.float() for level in _in_parts(model, images)]
+                old = old_outputs(self._criterion, images)
             with timer.phase("nms"):
                 detections = self._postprocess(model, raw)
             if self._criterion is not None:
                 first_image.append(int(batch.indices[0]))
-                losses.append(self._loss_sums(raw, batch))
+                losses.append(self._loss_sums(raw, batch, *old))
             # The copy is read one batch later, when it has arrived.
             if pending is not None:
                 tables.append(_to_table(pending))
@@ -201,10 +203,10 @@ class Evaluator:
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
 
-    def _loss_sums(self, raw: list[Tensor], batch: Batch) -> Tensor:
+    def _loss_sums(self, raw: list[Tensor], batch: Batch, *old: list[Tensor]) -> Tensor:
         """float (2 + P,): total, normalizer, parts."""
         targets = batch.targets.to(self._device, non_blocking=True)
-        output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy(), batch.ignore)
+        output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy(), batch.ignore, *old)
         return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:

@@ -87,7 +87,7 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
         ap_small=ap_small,
         ap_medium=ap_medium,
         ap_large=ap_large,
-        class_targets=np.bincount(gt.classes[~gt.crowd], minlength=num_classes).astype(np.int64),
+        class_targets=gt.boxes_of_classes(num_classes),
         confusion=confusion_matrix(gt, table, num_classes, confusion_confidence),
         confusion_confidence=confusion_confidence,
         curve_confidence=CONFIDENCES.copy(),

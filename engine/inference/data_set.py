@@ -61,7 +61,12 @@ def open_data(
                 text = "%s was trained with other validation images: it may have been trained on those that are scored"
                 get_logger().warning(text, model.path)
     trained_on_some = [(model, stored) for model in models if (stored := stored_classes(model))]
-    if trained_on_some and not classes:
+    if not single_cls and not classes and (keeper := next(filter(keeps_old_classes, models), None)):
+        common = [name for name in spec.names if name in keeper.names]
+        if stored_classes(keeper) and common:
+            spec = spec.use_classes(common)
+        spec = spec.extended(keeper.names, str(keeper.path))
+    elif trained_on_some and not classes:
         model, stored = trained_on_some[0]
         chosen = typed_classes(stored) if single_cls else model.names
         if single_cls or set(chosen).issubset(spec.names):
@@ -92,6 +97,11 @@ def stored_classes(model: InferenceModel) -> list[str]:
     """The ``--classes`` with which the model was trained; empty: all of its data set."""
     words = model.info.get("config", {}).get("classes") or model.info.get("details", {}).get("classes")
     return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+
+
+def keeps_old_classes(model: InferenceModel) -> bool:
+    """Whether the model was trained with ``--keep-old``: its data set does not label all of its classes."""
+    return any(model.info.get(part, {}).get("keep_old") is True for part in ("config", "details"))
 
 
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:

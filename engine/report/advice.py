@@ -23,6 +23,8 @@ MOST_DATA_WAIT = 0.2
 LEAST_COST = 0.01  # AP50 that a kind of error costs
 FEW_OBJECTS = 100  # in a validation split: its AP varies by several points by chance
 FEW_BOXES = 50  # of a class, for training
+IMBALANCED = 10  # boxes of the most frequent class for each of the rarest
+BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings
 BIASED = 0.1  # mean confidence minus precision
 WEAK = 0.6  # of the mean AP
 REMEDIES = {
@@ -50,6 +52,7 @@ class Findings:
     calibration: Calibration | None = None
     suspects: int = 0  # probable label errors
     backgrounds: int = 0  # images without objects that have detections
+    balances: bool = False  # whether the run weights classes or repeats images
     fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
 
 
@@ -243,6 +246,20 @@ def _do_about_data(found: Findings) -> Iterator[str]:
         yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
             ", ..." if few.size > 5 else "."
         )
+
+    if not found.balances and is_imbalanced(census):
+        boxes = census.class_boxes
+        most, least = int(boxes.argmax()), int(np.where(boxes > 0, boxes, boxes.max()).argmin())
+        yield (
+            f"{found.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
+            f"{found.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in the loss."
+        )
+
+
+def is_imbalanced(census: Census) -> bool:
+    """Whether a class has `IMBALANCED` times as many boxes as another that has any, or more."""
+    seen = census.class_boxes[census.class_boxes > 0]
+    return seen.size > 1 and bool(seen.max() >= IMBALANCED * seen.min())
 
 
 def _do_about_errors(found: Findings) -> Iterator[str]:

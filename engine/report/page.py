@@ -20,14 +20,24 @@ from data.check.census import census_content, take_census
 from data.check.photos import Photos
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
+from data.sampler import class_repeats, repeat_factors
 from engine.evaluation.analysis import Analysis, analyze
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
 from engine.evaluation.report import reliability_figure
 from engine.evaluation.tide import KINDS, ErrorSplit, find_image_errors, worst_backgrounds
-from engine.report.advice import Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
+from engine.report.advice import (
+    BALANCING,
+    Findings,
+    confused_pairs,
+    how_it_went,
+    is_imbalanced,
+    what_to_do,
+    where_it_is_wrong,
+)
 from engine.report.gallery import KIND_STYLES, KIND_WORDS, LABEL_LEGEND, ErrorGalleries
+from models.losses.base import class_weights
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.drawing import page
@@ -41,6 +51,7 @@ from utils.structures import DetectionTable, EvalResult
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 LEAST_SCORE = 0.5  # of label errors: more probable than not
 MOST_SHOWN, MOST_PAIRS = 20, 200  # classes of a confusion matrix, and pairs of classes
+MOST_RARE = 10  # classes
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,7 @@ class ReportPage:
             stride=subject.stride,
             train=next((c for c in self._data["censuses"] if c.split == "train"), None),
             fitness=subject.fitness,
+            balances=any(getattr(subject.config, name, 0) for name in BALANCING),
         )
         content = {"validation": validation}
         if validation is not None:
@@ -150,6 +162,7 @@ class ReportPage:
             },
             **_settings_content(subject),
             "data": self._data,
+            "rare": _rare_classes(subject, found),
             "history": [chart_svg(chart) for chart in history_charts(history)],
         }
 
@@ -190,6 +203,27 @@ class ReportPage:
             newest = f"the newest validation, after epoch {validation.epoch}"
             return f"Written {page.now()}. Detections are those of {newest}."
         return f"Written {page.now()}."
+
+
+def _rare_classes(subject: Subject, found: Findings) -> page.Table | None:
+    """The rarest classes of a training run, and what it does about them; None if they are not rare."""
+    config, names = subject.config, found.names
+    if found.train is None or not isinstance(config, TrainConfig) or not (found.balances or is_imbalanced(found.train)):
+        return None
+    boxes, images = found.train.class_boxes, found.train.class_images
+    index, count = subject.indexes["train"], len(names)
+    times = class_repeats(repeat_factors(config.repeat_factor, index, count), index, count)
+    columns = {
+        "times an epoch": np.full(count, np.nan) if config.image_weights else times,
+        "weight in the loss": class_weights(boxes, config.cls_pw).double().numpy(),
+        "AP": np.full(count, np.nan) if found.result is None else found.result.class_ap,
+    }
+    rarest = [c for c in np.argsort(boxes, kind="stable").tolist() if boxes[c]][:MOST_RARE]
+    return page.Table(
+        ("class", "images", "boxes", *columns),
+        [(names[c], int(images[c]), int(boxes[c]), *(float(v[c]) for v in columns.values())) for c in rarest],
+        "The rarest classes: how often an epoch shows their images, and what their loss is multiplied by",
+    )
 
 
 def _settings_content(subject: Subject) -> dict[str, Any]:

@@ -166,4 +166,5 @@ class RunPlots:
         sizes = np.repeat(truth.image_hw, np.diff(truth.offsets), axis=0).astype(np.float64)
         boxes = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px))
         boxes_norm = scale_boxes(boxes, 1 / sizes[:, 1], 1 / sizes[:, 0])
-        plots.plot_labels(truth.classes, boxes_norm, self.model.names, self.folder / "labels.png")
+        classes, boxes_norm = truth.classes[~truth.crowd], boxes_norm[~truth.crowd]
+        plots.plot_labels(classes, boxes_norm, self.model.names, self.folder / "labels.png")

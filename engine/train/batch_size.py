@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -243,7 +244,9 @@ def prepare_step(
         convert_sync_bn(model, group)
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
     side, boxes = largest_side(run, model), BOXES * config.samples_per_image
-    blank = partial(blank_batch, own * images, side, boxes, model.num_classes, ctx.device, pixels)
+    blank = partial(
+        blank_batch, own * images, side, boxes, model.num_classes, ctx.device, pixels, ignores=config.keep_old
+    )
     batches = [blank() for _ in range(2 * accumulate)]
 
     def take_step() -> None:
@@ -268,9 +271,16 @@ def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.Pr
 
 
 def blank_batch(
-    images: int, side: int, boxes: int, classes: int, device: torch.device, pixels: PixelFormat = RGB8
+    images: int,
+    side: int,
+    boxes: int,
+    classes: int,
+    device: torch.device,
+    pixels: PixelFormat = RGB8,
+    *,
+    ignores: bool = False,
 ) -> Batch:
-    """Black images with ``boxes`` small boxes each, in rows."""
+    """Black images with ``boxes`` small boxes each, in rows. ``ignores``: class 0 is ignored everywhere."""
     number = torch.arange(boxes)
     centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
     own = torch.cat([(number % classes)[:, None], centers, torch.full((boxes, 2), 0.05)], 1)
@@ -283,6 +293,7 @@ def blank_batch(
         original_hw=torch.full((images, 2), side, dtype=torch.int32),
         letterbox=torch.zeros((images, 4), dtype=torch.float64),
         counts=(boxes,) * images,
+        ignore=np.float32([[i, 0, 0.5, 0.5, 1, 1] for i in range(images)]) if ignores else None,
     )
     shape = (images, side, side, pixels.channels)
     black = torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2)

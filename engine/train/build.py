@@ -9,17 +9,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data.check.census import warn_of_small_boxes
 from data.folds import scan_options, validation_images
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import class_names, load_index
+from data.index.index import DatasetIndex, class_names, load_index
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
 from data.open_dataset import open_dataset
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.old_model import check_keep_old, open_old_model, stored_form, with_old_classes
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import training_evaluator
@@ -43,6 +44,7 @@ from engine.train.watchdog import Watchdog
 from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
+from models.losses.base import class_weights
 from utils.config.settings import FIND_BATCH_SIZE
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -50,7 +52,7 @@ from utils.errors import UserError, errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import require_package
-from utils.strings import counted
+from utils.strings import counted, listed
 
 
 @contextmanager
@@ -64,11 +66,12 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     check_settings(ctx, run)
     hooks = load_hooks(run.config.callbacks)
     prepare_process(ctx, run)
-    spec = open_data(ctx, run)
+    old = open_old_model(ctx, run)
+    spec = open_data(ctx, run, old)
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
     model, pretrained, origin = build_model(ctx, run, spec)
     if run.config.batch_size == FIND_BATCH_SIZE:
-        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model), pixels=spec.pixels)
+        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model, old), pixels=spec.pixels)
         check_settings(ctx, run)
     config = run.config
     if ctx.is_main:
@@ -86,7 +89,8 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
             if ctx.is_main:
                 try_formats(model, config.export, config.imgsz)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
-        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
+        weights = loss_weights(run, model, train_loader.index)
+        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model, old, weights)
         if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         images = train_loader.global_images(0)
@@ -97,13 +101,15 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         unscored = run.checkpoint.unscored_epoch() if run.checkpoint else None  # of its tensors, which are freed now
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
-        description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint)
+        description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint, old)
         evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val_loader.index.ground_truth())
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
         with (
             plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end,
-            remote_validation(ctx, evaluator, val_loader.index, _remote_setup(run, description, step)) as remote,
+            remote_validation(
+                ctx, evaluator, val_loader.index, _remote_setup(run, description, step, weights)
+            ) as remote,
         ):
             control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
             validate = partial(evaluator.run, loader=val_loader)
@@ -125,20 +131,23 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
         require_packages(run.config.export)
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
+    check_keep_old(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
     check_remote_validation(ctx, run.config)
 
 
-def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
-    """The training and validation splits of the run's data set, staged first with ``--stage``. With ``--val-fraction``
-    the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
+def open_data(ctx: DistributedContext, run: Run, old: Detector | None = None) -> DatasetSpec:
+    """The training and validation splits of the run's data set, staged first with ``--stage``, and with the classes of
+    the model ``old`` before its own. With ``--val-fraction`` the main process chooses the validation images of a new
+    run; a resumed run has those of its checkpoint."""
     config, splits = run.config, ("train", "val")
     where = {name: getattr(config, name) for name in ("classes", "stage", "cache_dir")}
     where |= {"ctx": ctx, "known_root": run.data_root}
     where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     if not config.val_fraction:
-        return open_dataset(config.data, splits, **where)
+        return with_old_classes(open_dataset(config.data, splits, **where), old, config.weights)
     spec = open_dataset(config.data, ("train",), **where, optional=("val",))
+    spec = with_old_classes(spec, old, config.weights)
     if "val" in spec.splits:
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
@@ -189,9 +198,31 @@ def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
     return CompositeTracker([results, TensorBoardTracker(run.folder), *services])
 
 
-def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
-    """The loss of the model's head, on the device. It copies the anchors, so they must be final."""
-    return model.head.build_loss(run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
+def build_loss(
+    ctx: DistributedContext, run: Run, model: Detector, old: Detector | None = None, weights: Tensor | None = None
+) -> nn.Module:
+    """The loss of the model's head, on the device. It copies the anchors, so they must be final.
+
+    Args:
+        old: the model whose classes are kept, which the loss then has as ``old_model``.
+        weights: of the classes, see `loss_weights`.
+    """
+    smoothing = run.config.label_smoothing
+    loss = model.head.build_loss(run.hyp, label_smoothing=smoothing, class_weights=weights, distills=old is not None)
+    if old is not None:
+        layout = torch.channels_last if run.config.channels_last else torch.contiguous_format
+        loss.old_model = old.fuse(one_to_one=None).to(memory_format=layout)
+    return loss.to(ctx.device)
+
+
+def loss_weights(run: Run, model: Detector, index: DatasetIndex) -> Tensor | None:
+    """`class_weights` of the training split, with a line in the log; None without ``--cls-pw``."""
+    if not run.config.cls_pw:
+        return None
+    weights = class_weights(index.boxes_of_classes(model.num_classes), run.config.cls_pw)
+    shown = [f"{model.names[c]} {weights[c]:.3g}" for c in weights.argsort(descending=True, stable=True).tolist()]
+    get_logger().info("--cls-pw %g: weights in the loss: %s", run.config.cls_pw, listed(shown))
+    return weights
 
 
 def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
@@ -253,13 +284,14 @@ def _restore(
     return progress
 
 
-def _remote_setup(run: Run, description: RunDescription, step: TrainStep) -> dict[str, Any]:
+def _remote_setup(run: Run, description: RunDescription, step: TrainStep, weights: Tensor | None) -> dict[str, Any]:
     """What evaluating processes know of the run."""
     return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
         "config": asdict(run.config),
         "data_root": run.data_root,
         "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
         "amp": str(step.amp_dtype or "").removeprefix("torch."),
+        "class_weights": weights,
     }
 
 
@@ -271,6 +303,7 @@ def _describe(
     pretrained: dict[str, tuple[int, ...]],
     origin: dict[str, str],
     fingerprint: str,
+    old: Detector | None,
 ) -> RunDescription:
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
@@ -288,4 +321,5 @@ def _describe(
         data=data,
         val_images=sorted(spec.held_out),
         origin=origin,
+        old_model=stored_form(old),
     )

@@ -25,6 +25,7 @@ from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, 
 from engine.parallel.ddp import all_reduce_sum, parallelize, unused_parameters, without_gradient_sync
 from engine.parallel.virtual_ranks import TreeGradients, resolve_virtual_ranks
 from models.layers.conv import BatchNorm2d
+from models.losses.distillation import old_outputs
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, unwrap
 from utils.distributed.context import DistributedContext
@@ -183,8 +184,10 @@ class TrainStep:
         autocast = torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
         with self.compilation.forward(batch_images), autocast:
             raw = self.model(images)
+        with autocast:
+            old = old_outputs(self.criterion, images)
         self._count_batch()
-        out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets, batch.ignore)
+        out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets, batch.ignore, *old)
         # DDP averages gradients over ranks, but the sum is needed. Dividing by the images keeps float16 gradients
         # in range until the real normalizer is known, after the last shard.
         loss = out.total * (self._averaged_over / step_images)

@@ -49,6 +49,7 @@ class AnchorFreeHead(DetectionHead):
 
     branch = ("cv2", "cv3")
     validation_iou = 0.7  # YOLOv8
+    distills = True
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ class DetectionHead(nn.Module):
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_refining`
+    distills: ClassVar[bool] = False  # whether the loss takes the outputs of an old model, for --keep-old
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 
     def __init__(self, strides: tuple[int, ...], num_classes: int) -> None:
@@ -117,9 +118,10 @@ class DetectionHead(nn.Module):
             for first, second in zip(self._layers(""), self._layers(ONE_TO_ONE)):
                 second.load_state_dict(first.state_dict())
 
-    def build_loss(self, hyp: Hyperparameters, *, label_smoothing: float = 0.0) -> Criterion:
-        """The loss, on the head's device. Anchors are copied: build it when they are final."""
-        settings = LossSettings(tuple(self.strides), self.num_classes, hyp, label_smoothing)
+    def build_loss(self, hyp: Hyperparameters, **settings: Any) -> Criterion:
+        """The loss, on the head's device. Anchors are copied: build it when they are final. ``settings``: more of
+        `LossSettings`."""
+        settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **settings)
         loss = self.branch_loss(settings)
         if not self.is_dual:
             return loss

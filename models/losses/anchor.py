@@ -94,6 +94,7 @@ class AnchorLoss(Criterion):
         self.settings, hyp = settings, settings.hyp
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
         self.level_weights = level_weights(settings.strides)
+        self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
 
     def forward(
@@ -151,5 +152,7 @@ class AnchorLoss(Criterion):
         predicted = cxcywh_to_xyxy(anchor_to_cxcywh(outputs[:, :4], anchors[matches.anchor]))
         overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
         class_targets = smooth_labels(torch.ones_like(overlap), matches.label, self.settings)
-        cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, reduction="none").sum(-1)
+        cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, self.class_weights, reduction="none").sum(
+            -1
+        )
         return overlap, cls

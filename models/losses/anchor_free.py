@@ -24,6 +24,7 @@ from models.losses.base import (
     sparse_cross_entropy,
     without_loss,
 )
+from models.losses.distillation import distill
 from utils.boxes import iou
 from utils.structures import LossOutput
 
@@ -59,6 +60,9 @@ class AnchorFreeLoss(Criterion):
         self.settings, self.strides, self.reg_max, hyp = settings, settings.strides, reg_max, settings.hyp
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
+        if settings.distills:
+            self.names, self.gains = (*self.names, "distill"), (*self.gains, hyp.distill)
+        self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(
             topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=settings.one_to_one
         )
@@ -74,16 +78,17 @@ class AnchorFreeLoss(Criterion):
         max_targets: int,
         host_targets: np.ndarray | None = None,
         ignore: np.ndarray | None = None,
+        old: Sequence[Tensor] | None = None,
     ) -> LossOutput:
-        """Args: raw maps (B, 4R + C, h, w) a level; the rest as in `Batch`. Without ``host_targets`` the targets are
-        read from their device, which the host waits for."""
+        """Args: raw maps (B, 4R + C, h, w) a level; ``old`` those of the old model, if the loss distills; the others as
+        in `Batch`. Without ``host_targets`` the targets are read from their device, which the host waits for."""
         shapes = grid_shapes(raw)
         on_host = targets.cpu().numpy() if host_targets is None else host_targets
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
         groups = group_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
         ignored = ignored_cells(ignore, raw, self.strides, self.settings.num_classes)
         is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
-        return (self._compiled_terms if is_compiled else self._terms)(raw, targets, max_targets, groups, ignored)
+        return (self._compiled_terms if is_compiled else self._terms)(raw, targets, max_targets, groups, ignored, old)
 
     def _terms(
         self,
@@ -92,6 +97,7 @@ class AnchorFreeLoss(Criterion):
         max_targets: int,
         groups: Sequence[PairGroup],
         ignored: Tensor | None,
+        old: Sequence[Tensor] | None,
     ) -> LossOutput:
         """The part of `forward` that runs on the device."""
         shapes = grid_shapes(raw)
@@ -109,11 +115,20 @@ class AnchorFreeLoss(Criterion):
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
         box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centers[cells], strides[cells], weight)
+        labeled = class_logits
         if ignored is not None:
             assigned = torch.zeros_like(class_logits[..., 0]).scatter_reduce_(1, cells, weight, "amax")
-            class_logits = without_loss(class_logits, ignored, (assigned > 0)[..., None])
-        cls = sparse_cross_entropy(class_logits, cells, class_targets)
-        return self.weighted((box, cls, sides), scores.sum())
+            labeled = without_loss(class_logits, ignored, (assigned > 0)[..., None])
+        cls, normalizer = sparse_cross_entropy(labeled, cells, class_targets, self.class_weights), scores.sum()
+        if not self.settings.distills:
+            return self.weighted((box, cls, sides), normalizer)
+        kept = torch.zeros_like(box)
+        if ignored is not None:
+            outputs, old_outputs = (box_logits, class_logits), split_rows(old, 4 * self.reg_max)
+            found = distill(outputs, old_outputs, ignored & (assigned == 0)[..., None], centers, strides)
+            kept = sum(gain * term for gain, term in zip(self.gains, found[:3]))
+            normalizer = normalizer + found.weight
+        return self.weighted((box, cls, sides, kept), normalizer)
 
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centers: Tensor, strides: Tensor, weight: Tensor

@@ -43,6 +43,8 @@ class LossSettings:
     hyp: Hyperparameters
     label_smoothing: float = 0.0
     one_to_one: bool = False  # whether a target is assigned to one cell
+    class_weights: Tensor | None = None  # float32 (C,), of the classes' cross-entropies; None: 1, see `class_weights`
+    distills: bool = False  # whether an old model's outputs are targets too, see `models.losses.distillation`
 
 
 class Criterion(nn.Module):
@@ -64,6 +66,22 @@ class Criterion(nn.Module):
         """Called with True in the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
+def class_weights(counts: np.ndarray, power: float) -> Tensor:
+    """Weights float32 (C,) of the classes' cross-entropies, proportional to 1 / frequency ** power (1: Cui et al. 2019;
+    1/2: Mahajan et al. 2018).
+
+    A weight multiplies the whole term of its class, in the background too, so that scores stay unbiased. Each cell has
+    one such term of every class, however frequent: therefore the mean over classes is 1 (over boxes, a class with one
+    box could outweigh all others). A class without boxes has the weight 1 and does not count.
+
+    Args: counts: int (C,), boxes.
+    """
+    weights, seen = np.ones(len(counts)), counts > 0
+    inverse = (counts[seen] / counts.sum()) ** -float(power)
+    weights[seen] = inverse * len(inverse) / inverse.sum()
+    return torch.from_numpy(weights.astype(np.float32))
+
+
 def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:
     """Targets in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and mask bool (B, K), False
     for padding.
@@ -83,7 +101,7 @@ def ignored_cells(
     """bool (B, N, C): the cells whose centers are in a region of their image in which the class is ignored.
 
     Args:
-        ignore: (R, 6) as in `Batch`; None: no region.
+        ignore: (R, 6) as in `Batch`, by image; None: no region.
         raw: maps (B, D, h, w), one of each level.
 
     Returns None without a region.
@@ -92,16 +110,22 @@ def ignored_cells(
         return None
     images, shapes, device = raw[0].shape[0], grid_shapes(raw), raw[0].device
     centers, sizes = cell_centers(shapes, tuple(strides), device)
-    regions = torch.from_numpy(np.ascontiguousarray(ignore)).to(device, torch.float32, non_blocking=True)
+    # A region of many classes, such as an image that does not label them, has consecutive rows and is computed once.
+    begins = np.r_[True, (ignore[1:, [0, 2, 3, 4, 5]] != ignore[:-1, [0, 2, 3, 4, 5]]).any(1)]
+    image = ignore[begins, 0].astype(np.int64)
+    slot = np.arange(len(image)) - np.searchsorted(image, image)
+    boxes = np.full((images, slot.max() + 1, 4), -1.0, np.float32)  # padding: no cell is inside
+    boxes[image, slot] = ignore[begins, 2:]
+    of_class = np.zeros((images, slot.max() + 1, num_classes + 1), np.float32)  # class -1, of all, is the last
+    region = np.cumsum(begins) - 1
+    of_class[image[region], slot[region], ignore[:, 1].astype(np.int64)] = 1
+    of_class[..., :-1] += of_class[..., -1:]
+    regions, members = (torch.from_numpy(a).to(device, non_blocking=True) for a in (boxes, of_class[..., :-1]))
     canvas_wh = shapes[0][1] * strides[0], shapes[0][0] * strides[0]
-    low, high = scale_boxes(cxcywh_to_xyxy(regions[:, 2:]), *canvas_wh)[:, None].split(2, -1)
-    points = centers * sizes
-    inside = ((points >= low) & (points <= high)).all(-1)  # (R, N)
-    # Class -1, of all classes, is the last row of the image.
-    row = regions[:, 0].long() * (num_classes + 1) + regions[:, 1].long() % (num_classes + 1)
-    counts = torch.zeros(images * (num_classes + 1), len(points), dtype=torch.int32, device=device)
-    counts = counts.index_add_(0, row, inside.int()).view(images, num_classes + 1, -1)
-    return (counts[:, :-1] + counts[:, -1:] > 0).transpose(1, 2).contiguous()
+    low, high = scale_boxes(cxcywh_to_xyxy(regions), *canvas_wh)[:, None].split(2, -1)
+    points = (centers * sizes)[:, None]
+    inside = ((points >= low) & (points <= high)).all(-1)  # (B, N, regions of an image)
+    return inside.float() @ members > 0
 
 
 def of_best_class(ignored: Tensor, class_logits: Tensor) -> Tensor:
@@ -158,38 +182,43 @@ class _SparseCrossEntropy(torch.autograd.Function):
     """See `sparse_cross_entropy`. The gradient, sigmoid minus target, is computed in one tensor."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
-        ctx.save_for_backward(logits, cells, targets)
-        return softplus(logits, threshold=THRESHOLD).sum() - (gather_cells(logits, cells) * targets).sum()
+    def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        ctx.save_for_backward(logits, cells, targets, weights)
+        background, positive = softplus(logits, threshold=THRESHOLD), gather_cells(logits, cells) * targets
+        if weights is not None:
+            background, positive = background * weights, positive * weights
+        return background.sum() - positive.sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        logits, cells, targets = ctx.saved_tensors
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, cells, targets, weights = ctx.saved_tensors
+        gradient = gradient if weights is None else gradient * weights
         rows = _row_numbers(cells, logits.shape[1])
         if logits.device.type == "cpu":
             result = logits.sigmoid()
             result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
-            return result.mul_(gradient), None, None
-        return scaled_difference(logits, rows, targets, gradient), None, None
+            return result.mul_(gradient), None, None, None
+        return scaled_difference(logits, rows, targets, gradient), None, None, None
 
 
 def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
-    """``gradient`` () times (sigmoid minus target). The derivative of softplus is the sigmoid, and its kernel
+    """``gradient``, () or (C,), times (sigmoid minus target). The derivative of softplus is the sigmoid, and its kernel
     multiplies by the gradient too, which saves one pass over memory."""
     result = torch.ops.aten.softplus_backward(gradient.expand_as(logits), logits, 1, THRESHOLD)
     result.view(-1, logits.shape[-1]).index_add_(0, rows, (targets * gradient).flatten(0, 1), alpha=-1)
     return result
 
 
-def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
+def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 except in a few cells.
 
     Args:
         cells: int64 (B, P).
         targets: (B, P, C); targets of repeated cells add up.
+        weights: (C,), of the classes' terms; None: 1.
     """
-    return _SparseCrossEntropy.apply(logits, cells, targets)
+    return _SparseCrossEntropy.apply(logits, cells, targets, weights)
 
 
 class DualAssignmentLoss(Criterion):
@@ -221,11 +250,12 @@ class DualAssignmentLoss(Criterion):
         max_targets: int,
         host_targets: np.ndarray | None = None,
         ignore: np.ndarray | None = None,
+        *old: Sequence[Tensor],
     ) -> LossOutput:
-        """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the others as in the
-        branches' losses."""
+        """Args: ``raw``, and ``old`` if given, the maps of the one-to-many branch, then those of the one-to-one branch;
+        the others as in the branches' losses."""
         levels = len(raw) // 2
-        many = self.many(raw[:levels], targets, max_targets, host_targets, ignore)
-        one = self.one(raw[levels:], targets, max_targets, host_targets, ignore)
+        many = self.many(raw[:levels], targets, max_targets, host_targets, ignore, *(maps[:levels] for maps in old))
+        one = self.one(raw[levels:], targets, max_targets, host_targets, ignore, *(maps[levels:] for maps in old))
         parts = torch.cat((many.parts, self.gain * one.parts))
         return LossOutput(many.total + self.gain * one.total, many.normalizer, parts)

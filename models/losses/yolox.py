@@ -47,6 +47,7 @@ class YOLOXLoss(Criterion):
         super().__init__()
         self.settings, self.strides, hyp = settings, settings.strides, settings.hyp
         self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
+        self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = SimOtaAssigner(one_to_one=settings.one_to_one)
         self.refining = False
 
@@ -84,7 +85,8 @@ class YOLOXLoss(Criterion):
         if (ignored := ignored_cells(ignore, raw, self.strides, self.settings.num_classes)) is not None:
             objectness = without_loss(objectness, of_best_class(ignored, outputs[..., 5:]), is_positive > 0)
         obj = binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")
-        cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, reduction="none").sum(-1)
+        cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, self.class_weights, reduction="none")
+        cls = cls.sum(-1)
         l1 = torch.zeros_like(box)
         if self.refining:
             target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centers[cells], strides[cells])

@@ -14,7 +14,7 @@ from models.heads.base import ONE_TO_ONE
 from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
-from utils.strings import counted
+from utils.strings import counted, listed
 
 NOT_IN_FILE = "not in the file"
 
@@ -36,7 +36,7 @@ class TransferReport:
         total = len(self.taken) + len(self.partly) + len(self.skipped)
         first = f"{self.source}: {len(self.taken)} of {total} tensors taken"
         if self.partly:
-            common = f"for {counted(len(self.classes), 'common class')} ({_listed(self.classes)})"
+            common = f"for {counted(len(self.classes), 'common class')} ({listed(self.classes)})"
             first += f", {len(self.partly)} more {common if self.classes else 'in part: no class is common'}"
         skipped: dict[str, tuple[str, list[str]]] = {}
         for name, reason in self.skipped.items():  # one line, with the first as the example, for all shapes that differ
@@ -48,18 +48,19 @@ class TransferReport:
         return [first, *lines]
 
 
-def _listed(items: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
-
-
 def _layers(names: Sequence[str]) -> str:
     """Layers with their numbers of tensors: ``model.22.cv3 (6 tensors)``."""
     counts: dict[str, int] = {}
     for name in names:
         layer = ".".join(name.split(".")[:3])
         counts[layer] = counts.get(layer, 0) + 1
-    return _listed([f"{layer} ({counted(count, 'tensor')})" for layer, count in counts.items()])
+    return listed([f"{layer} ({counted(count, 'tensor')})" for layer, count in counts.items()])
+
+
+def _contains(target: Tensor, source: Tensor) -> bool:
+    """Whether ``target`` is larger than ``source``, and nowhere smaller."""
+    sizes = list(zip(target.shape, source.shape))
+    return target.dim() == source.dim() and all(a >= b for a, b in sizes) and any(a > b for a, b in sizes)
 
 
 def _shapes(target: Tensor, source: Tensor) -> str:
@@ -105,13 +106,16 @@ class _ClassRows:
 
 
 @torch.no_grad()
-def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> TransferReport:
+def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, grow: bool = False) -> TransferReport:
     """Copies what fits from a checkpoint into a detector: tensors of equal name and shape, and of the output layers the
     rows of the classes that both have, by name (ignoring case and outer spaces). The kernel that reads RGB images is
     adapted to a model of other channels.
 
     If the file has no class names, output layers are copied if they have as many classes. A head with two branches gets
     the tensors of a single branch twice. Raises UserError for an unreadable file, and if nothing fits.
+
+    ``grow``: a larger tensor of the model gets the file's as its first part, and what belongs to it does not see the
+    rest, so that a model with more classes, the file's first, scores those as the file's model does.
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     own = model.state_dict()
@@ -130,7 +134,12 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
             reason = NOT_IN_FILE
         else:
             reason = "" if found.shape == target.shape else _shapes(target, found)
-        if reason:
+        if grow and found is not None and _contains(target, found):
+            target[: len(found)] = 0
+            target[tuple(map(slice, found.shape))] = found
+            partly.append(name)
+            new_rows[name] = tuple(range(len(found), len(target)))
+        elif reason:
             skipped[name] = reason
         elif layer in rows and not rows[layer].is_identity:
             rows[layer].copy(target, found)

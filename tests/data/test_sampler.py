@@ -148,7 +148,9 @@ def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
     counts = rng.integers(0, 4, 2000)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     classes = rng.choice(3, offsets[-1], p=[0.9, 0.08, 0.02])
-    weights = image_weights(inverse_frequency_weights(classes, 3), offsets, classes, np.ones(len(classes), bool))
+    weights = image_weights(
+        inverse_frequency_weights(np.bincount(classes)), offsets, classes, np.ones(len(classes), bool)
+    )
     per_image = np.stack([np.bincount(classes[a:b], minlength=3) for a, b in pairwise(offsets)])
     expected = weights @ per_image / (weights @ per_image).sum()
 

@@ -43,9 +43,10 @@ import train
 import val
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
+from data.convert.__main__ import convert
 from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
-from data.index.dataset_yaml import load_dataset_spec
+from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.index.files import list_split
 from data.index.index import DatasetIndex, load_index
 from data.index.partial_scan import PartialScan
@@ -65,9 +66,11 @@ from engine.inference.runtimes.own_exports import is_own_export, record_export
 from engine.report.trackers import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
-from models.weights.__main__ import convert
+from models.weights.__main__ import convert as convert_weights
 from models.weights.load import load_detector
 from models.weights.read import read_weights
+from tests.data.convert.test_convert import SIZES as EXPORTED
+from tests.data.convert.test_convert import WRITERS
 from tests.helpers import yolo_lines
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
 from tests.helpers.same_content import same_content
@@ -911,7 +914,7 @@ class Safetensors(Target):
 
     def prepare(self, seeds: Path) -> None:
         best = Runs.folder(seeds) / "runs" / "exp" / "best.pt"
-        convert(best, seeds / "own.safetensors")
+        convert_weights(best, seeds / "own.safetensors")
         tensors, _ = read_safetensors(seeds / "own.safetensors")
         from utils.files.checkpoint import write_safetensors
 
@@ -1423,6 +1426,156 @@ class OddKinds(Target):
         return done.names(path)
 
 
+# Folders and exports without a YAML
+
+
+class Exports(Target):
+    """A changed export of an annotation tool: refused in a line that names a file of it, with nothing written, or
+    converted to a data set whose objects are those of the table."""
+
+    name, weight = "exports", 3.0
+
+    def prepare(self, seeds: Path) -> None:
+        self.root = seeds / self.name
+        for kind, write in WRITERS.items():
+            if kind == "huggingface" and find_spec("pyarrow") is None:
+                continue
+            (self.root / kind).mkdir(parents=True)
+            for name, (width, height) in EXPORTED.items():
+                cv2.imwrite(str(self.root / kind / name), np.full((height, width, 3), 90, np.uint8))
+            write(self.root / kind)
+
+    def run(self, case: Case) -> str:
+        chance, root, out = case.chance, case.folder / "set", case.folder / "out" / "coco.json"
+        kind = chance.choice(sorted(os.listdir(self.root)))
+        shutil.copytree(self.root / kind, root)
+        path = chance.choice(sorted(p for p in root.rglob("*") if p.is_file() and p.suffix != ".png"))
+        if chance.random() < 0.1:
+            what = chance.choice(fuzz_inputs.ODD_KINDS)
+            fuzz_inputs.make_odd_kind(path, what)
+        else:
+            data, what = self.change(path, chance)
+            path.write_bytes(data)
+        case.said.append(f"{kind}: {path.name}: {what}")
+        lines = attempt(lambda: convert(root, out))
+        if isinstance(lines, Refused):
+            assert not [*out.parent.rglob("*")], "half an output"
+            return lines.names(path, root, *root.iterdir())
+        spec, boxes, told = load_dataset_spec(out.with_suffix(".yaml")), 0, False
+        for split in spec.splits:
+            index = load_index(spec, split, cache_dir=str(case.folder / "cache"), workers=0, progress=False)
+            boxes, told = boxes + len(index.classes), told or len(index.report.lines) > 0
+        first = next(number for number, line in enumerate(lines) if line.split()[:2] == ["class", "export"])
+        counts = [line.split()[-1] for line in lines[first + 1 : first + 1 + len(spec.names)]]
+        assert told or boxes == sum(map(int, counts)), f"{boxes} boxes train of those in {lines}"
+        return "converted"
+
+    @staticmethod
+    def change(path: Path, chance: random.Random) -> fuzz_inputs.Change:
+        data = path.read_bytes()
+        if chance.random() < 0.3:
+            return fuzz_inputs.change_bytes(data, chance)
+        if path.suffix == ".xml":
+            return fuzz_inputs.change_xml(data, chance)
+        if path.suffix == ".json":
+            return fuzz_inputs.change_json(data, chance)
+        if path.suffix == ".parquet":
+            return change_parquet(path, chance)
+        separator = b"," if path.suffix == ".csv" else b" "
+        lines = data.split(b"\n")
+        at = chance.randrange(len(lines))
+        fields = lines[at].split(separator)
+        text = chance.choice((*fuzz_inputs.NUMBER_TEXTS, '"', '"a', "x" * 200_000, "a,b,c", "", "/m/01yrx", "../x.png"))
+        fields[chance.randrange(len(fields))] = text.encode("utf-8", "surrogatepass")
+        lines[at] = separator.join(fields)
+        return b"\n".join(lines), f"line {at} has {text[:40]!r}"
+
+
+def change_parquet(path: Path, chance: random.Random) -> fuzz_inputs.Change:
+    """Other types of a column, or other metadata."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    if chance.random() < 0.5:
+        metadata, what = fuzz_inputs.change_json(table.schema.metadata[b"huggingface"], chance)
+        table = table.replace_schema_metadata(
+            {"huggingface": metadata * chance.choice((1, 1, 1, 1 + 10**6 // len(metadata)))}
+        )
+    else:
+        odd = chance.choice((None, 7, "x", b"x", [], [1.5], [[1, 2, 3]], [[1, 2, 3, float("nan")]], [["1"] * 4],
+                             {"bytes": None}, {"bytes": b""}, {"bytes": b"x" * 1000}, {"bbox": None}, {"bbox": [None]},
+                             {"bbox": [[1, 2, 3, 4]], "category": []}, {"bbox": [[1, 2, 3, 4]], "category": [2**62]},
+                             {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}, {"bbox": 5, "category": 6}, [{}], [None],
+                             {"bbox": [[1e308, 0, 1e308, 1]], "category": [-1]}))  # fmt: skip
+        column = chance.choice(("image", "objects"))
+        rows = [row | {column: odd} for row in table.to_pylist()]
+        table, what = pyarrow.Table.from_pylist(rows).replace_schema_metadata(table.schema.metadata), f"{column}: {odd}"
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer)
+    return buffer.getvalue(), what[:100]
+
+
+class Folders(Target):
+    """``--data FOLDER``: a changed, odd or circular file in a folder without a YAML is refused by name, or reported, or
+    all images train."""
+
+    name, weight = "folders", 2.0
+
+    def prepare(self, seeds: Path) -> None:
+        self.root = seeds / self.name
+        write_labeled(self.root / "all")
+        for kind in ("yolo", "coco", "voc"):
+            root, images = self.root / kind, self.root / kind / "train"
+            shutil.copytree(self.root / "all" / "images" / "train", images)
+            if kind == "yolo":
+                shutil.copytree(self.root / "all" / "labels" / "train", images, dirs_exist_ok=True)
+                (root / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES))
+            elif kind == "voc":
+                shutil.copytree(self.root / "all" / "voc", images, dirs_exist_ok=True)
+            else:
+                shutil.copy(self.root / "all" / "instances.json", images / "_annotations.coco.json")
+
+    def run(self, case: Case) -> str:
+        chance, root = case.chance, case.folder / "set"
+        kind = chance.choice(("yolo", "coco", "voc"))
+        shutil.copytree(self.root / kind, root)
+        files = sorted(p for p in root.rglob("*") if p.is_file())
+        path, way = chance.choice(files), chance.random()
+        if way < 0.25:
+            what = chance.choice([k for k in fuzz_inputs.ODD_KINDS if k != "unreadable" or os.getuid()])
+            fuzz_inputs.make_odd_kind(path, what)
+        elif way < 0.4:  # links in circles, and one folder under several names
+            path = root / chance.choice(("train/again", "val", "test", "images", "train/labels", "annotations"))
+            path.symlink_to(chance.choice((root, root / "train", path, Path(".."))), target_is_directory=True)
+            what = "a link"
+        elif way < 0.5:
+            path = root / chance.choice(("valid", "labels", "annotations", "data.yaml", "train/b.json", "obj.names"))
+            path.mkdir() if chance.random() < 0.4 else path.write_bytes(chance.randbytes(chance.choice((0, 40, 5000))))
+            what = "a file or folder more"
+        else:
+            data = path.read_bytes()
+            change = {".xml": fuzz_inputs.change_xml, ".json": fuzz_inputs.change_json}.get(path.suffix)
+            data, what = change(data, chance) if change and way < 0.8 else fuzz_inputs.change_bytes(data, chance)
+            path.write_bytes(data)
+        case.said.append(f"{kind}: {path.name}: {what}")
+        spec = attempt(lambda: load_dataset_spec(root))
+        if isinstance(spec, Refused):
+            return spec.names(path, root)
+        verdicts = {self.scanned(case, root, spec, split, path) for split in spec.splits}
+        return sorted(verdicts)[-1]
+
+    @staticmethod
+    def scanned(case: Case, root: Path, spec: DatasetSpec, split: str, path: Path) -> str:
+        cache = str(case.folder / "cache")
+        index = attempt(lambda: load_index(spec, split, cache_dir=cache, workers=0, progress=False, max_bad=1.0))
+        if isinstance(index, Refused):
+            return index.names(path, root, *root.iterdir(), *(root / "train").iterdir())
+        told = any(path.name in line for line in (*index.report.lines, *case.said[1:]))
+        assert told or len(index) >= len(SIZES), f"{path.name} is left out in silence"
+        return "scanned"
+
+
 # Whole programs
 
 
@@ -1570,7 +1723,8 @@ class Programs(Target):
 TARGETS: dict[str, type[Target]] = {
     t.name: t
     for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, CommandLines, ModelYaml, Checkpoints,
-              Safetensors, ExportedFiles, IndexCache, ImageCache, ShardSets, Results, OddKinds, Programs)
+              Safetensors, ExportedFiles, IndexCache, ImageCache, ShardSets, Results, OddKinds, Exports, Folders,
+              Programs)
 }  # fmt: skip
 
 

@@ -36,11 +36,11 @@ _WORKERS_HELP = (
 TOPICS = {  # the sections of --help: the settings of all commands
     "data": "data fraction val_fraction task source classes single_cls verify max_bad cache cache_dir stage groups "
     "folds near_duplicates vid_stride max_frames",
-    "model and weights": "runs model weights trust offline freeze noautoanchor format layout imgsz batch dynamic half "
-    "int8 opset",
+    "model and weights": "runs model weights keep_old trust offline freeze noautoanchor format layout imgsz batch "
+    "dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
-    "skip_zero_grads max_bad_steps seed deterministic",
+    "cls_pw skip_zero_grads max_bad_steps seed deterministic",
     "validation": "watch fitness patience min_gain val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
@@ -123,6 +123,7 @@ class Hyperparameters:
     cls: float = setting(0.5, low=0, help="class loss gain")
     dfl: float = setting(1.5, low=0, help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
     obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads, YOLOX)")
+    distill: float = setting(1.0, low=0, help="gain of the loss that keeps old classes (--keep-old)")
     one2one: float = setting(4.0, low=0, help="gain of the whole one-to-one loss (models with end2end)")
     anchor_t: float = setting(4.0, low=1, help="maximum width or height ratio between an anchor and its target")
     tal_topk: int = setting(10, low=1, help="candidates per target in task-aligned assignment")
@@ -214,6 +215,9 @@ class TrainConfig(_DataConfig):
     )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
+    keep_old: bool = setting(
+        False, help="learn new classes and keep those of --weights, which the data set does not label"
+    )
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
     epochs: int = setting(100, low=1, help="number of epochs")
@@ -239,6 +243,9 @@ class TrainConfig(_DataConfig):
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     repeat_factor: float = setting(
         0.0, low=0, high=1, help="repeat images of classes that less than this fraction of the images has; 0: none"
+    )
+    cls_pw: float = setting(
+        0.0, low=0, high=4, help="weight classes in the loss by 1 / frequency to this power; 1: in full, 0: all alike"
     )
     multi_scale: bool = setting(False, help="vary the image size from step to step")
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")

@@ -152,7 +152,7 @@ def recipe(values: dict[Any, Any], where: str, programs: Callable[[str], Program
         elif not off and key in program.hyperparameters:
             kept[key] = values[key]
         elif off or _has_effect(str(key), text, program):
-            mistakes.append(unknown_hyperparameter(str(key), program))
+            mistakes.append(f"'{key}': {why}; remove it" if off else unknown_hyperparameter(str(key), program))
         else:
             unused.setdefault("", []).append(f"{key} {text[:40]}")
     if mistakes:

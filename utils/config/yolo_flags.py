@@ -61,7 +61,6 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--save": "checkpoints are always written. Leave it out",
         "--split": "'train' and 'val' of the data set's YAML are used; val.py --task chooses a split",
         "--val": "every epoch is validated; use --val-every N to validate less often, 0 to validate at the end only",
-        "--cls-pw": "the losses have no weights of classes; --image-weights shows images of weak classes more often",
         "--dropout": "detectors have no dropout. Leave it out",
         "--profile": "benchmarks/ has scripts that measure speed. Leave it out",
     },

@@ -82,6 +82,8 @@ def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str,
 
     Returns the folder, the data, what is compared, and the names of the classes. Raises UserError.
     """
+    if config.keep_old:
+        raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
     where = {"stage": "", "cache_dir": config.cache_dir, "ctx": DistributedContext.single()}
     spec = open_dataset(config.data, (), classes=config.classes, **where)
     names = class_names(spec, config.single_cls)

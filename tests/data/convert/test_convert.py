@@ -218,6 +218,9 @@ WRONG = {
     "coordinates": (write_createml, "_annotations.createml.json", '"x": ', '"u": ', "x: expected a number, got 'None'"),
     "class": (write_createml, "_annotations.createml.json", '"cat"', '"c\\nat"', "is not the name of a class"),
     "shape": (write_labelme, "two.json", '"shapes"', '"forms"', "shapes: expected a list"),
+    "blank class": (write_createml, "_annotations.createml.json", '"cat"', '"  "', "is not the name of a class"),
+    "long field": (write_csv, "_annotations.csv", "64,48,cat,4", f"64,48,{'x' * 200_000},4", ".csv:2: not CSV (field"),
+    "descriptions": (write_open_images, "class-descriptions-boxable.csv", "cat", "x" * 200_000, "able.csv:1: not CSV"),
     "fields": (write_kitti, "label_2/one.txt", " 8.4 0.0", "", "one.txt:1: 13 fields, expected at least 15"),
 }
 
@@ -257,3 +260,42 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
     convert(images, tmp_path / "out.json")
     entries = json.loads((tmp_path / "out.json").read_text())["images"]
     assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objects": 7}, "row 0: expected an object, got '7'"),
+        ({"objects": [1.5]}, "row 0: expected an object, got '1.5'"),
+        ({"objects": {"bbox": 5, "category": 6}}, "row 0: bbox: expected a list, got '5'"),
+        ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 bbox and 0 category"),
+        ({"objects": {"bbox": [[1, 2, 3]], "category": [0]}}, "row 0: expected a bbox of four numbers"),
+        ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded"),
+        ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),
+        (b"{}{}", "its 'huggingface' metadata is not JSON"),
+        (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),
+    ],
+)
+def test_odd_parquet_files_are_named(images, change, message):
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    if isinstance(change, bytes):
+        table = table.replace_schema_metadata({"huggingface": change})
+    else:
+        table = Table.from_pylist([row | change for row in table.to_pylist()])
+    parquet.write_table(table, path)
+    line = refused(images)
+    assert line.startswith(f"{path}: {message}")
+
+
+def test_old_line_ends_and_blanks_around_names(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_csv(images)
+    text = (images / "_annotations.csv").read_text().replace("cat", " cat ")
+    (images / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
+    convert(images, tmp_path / "coco.json")
+    expected = Counter((kind, *map(float, corners)) for boxes in TRUTH.values() for kind, *corners in boxes)
+    assert boxes_of(tmp_path / "coco.yaml") == expected

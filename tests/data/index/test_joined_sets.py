@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 import yaml
 
+from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from data.index.index import load_index
+from data.loading.build import warn_of_shared_images
+from data.loading.loader import InfiniteDataLoader
+from data.sampler import EpochOrder, KeyedDistributedSampler, inverse_frequency_weights
 from tests.helpers.tiny import write_dataset
+from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 
 
@@ -100,3 +105,61 @@ def test_what_does_not_join_says_so(root):
 def test_mistakes_are_one_line(root, content, message):
     with pytest.raises(UserError, match=message):
         spec_of(root, **content)
+
+
+def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
+    """Those of the model come first and are ignored; a class of both has labels, and the model's way of writing."""
+    data = root / "a" / "data.yaml"
+    spec = load_dataset_spec(data)
+    for names, expected in (
+        (("glow", "Dark "), ("glow", "Dark ", "light")),
+        (("dark", "light"), ("dark", "light")),
+        (("cat",), ("cat", "light", "dark")),
+    ):
+        extended = spec.extended(names, "old.pt")
+        assert extended.names == expected
+        index, plain = (load_index(s, "train", progress=False) for s in (extended, spec))
+        truth = index.ground_truth()
+        ours = {"light": "light", "dark": next(n for n in expected if n.strip().lower() == "dark")}
+        objects = [expected.index(ours[plain.names[c]]) for c in plain.classes]
+        np.testing.assert_array_equal(truth.classes[~truth.crowd], objects)
+        missing = [i for i, name in enumerate(expected) if name not in ours.values()]
+        assert set(truth.classes[truth.crowd]) == set(missing)
+        assert truth.crowd.sum() == len(index) * len(missing)
+        assert [index.path(i) for i in range(4)] == [plain.path(i) for i in range(4)]
+    some = spec.use_classes(["dark"]).extended(("light",), "old.pt")
+    index = load_index(some, "val", progress=False)
+    assert index.names == ("light", "dark")
+    assert not (index.classes[~index.crowd] == 0).any()  # it has labels of light objects, which are not used
+    data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
+    twice = load_dataset_spec(data)
+    with pytest.raises(UserError, match=r"data.yaml: two of its classes are 'x' of old.pt"):
+        twice.extended(("x",), "old.pt")
+
+
+def test_training_and_validation_images_of_joined_sets_are_different(root, capsys):
+    spec = spec_of(root)
+    train, val = (load_index(spec, split, progress=False) for split in ("train", "val"))
+    warn_of_shared_images(spec, train, val)
+    assert "training images too" not in "".join(capsys.readouterr())
+    warn_of_shared_images(spec, train, train)
+    assert "all of the 8 validation images are training images too" in "".join(capsys.readouterr())
+
+
+def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
+    """With --image-weights; a region of all classes is of none."""
+    (root / "a" / "data.yaml").write_text(
+        "train: images/train\nval: images/val\nnames: [light, dark]\nignore: [dark]\n"
+    )
+    index = load_index(spec_of(root), "train", progress=False)
+    assert (index.classes == -1).any()
+    counts = index.boxes_of_classes(3)
+    assert counts.tolist() == [((index.classes == c) & ~index.crowd).sum() for c in range(3)]
+    loader = InfiniteDataLoader(
+        LoadImagesAndLabels(index, imgsz=64, hyp=Hyperparameters(), augment=True),
+        KeyedDistributedSampler(
+            EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
+        ),
+        weighted=True,
+    )
+    np.testing.assert_allclose(loader.class_weights, inverse_frequency_weights(counts))

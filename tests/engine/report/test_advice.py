@@ -76,3 +76,10 @@ def test_suspicious_labels_and_backgrounds_are_counted():
     advised = text(what_to_do(replace(NOTHING, suspects=3, backgrounds=2)))
     assert "Check 3 labels" in advised
     assert "Check 2 images with detections but without labels" in advised
+
+
+def test_imbalance_is_named_unless_something_is_done_about_it():
+    found = replace(NOTHING, names=("a", "b", "c"), train=census([2000, 0, 60], 30.0))
+    assert "a has 33 times as many training boxes as c: --repeat-factor" in text(what_to_do(found))
+    assert "times as many" not in text(what_to_do(replace(found, balances=True)))
+    assert "times as many" not in text(what_to_do(replace(found, train=census([500, 0, 60], 30.0))))

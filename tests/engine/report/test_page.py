@@ -15,6 +15,7 @@ import val
 from data.check.census import size_that_shows, take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding, ScanReport
+from data.sampler import repeat_factors
 from engine.evaluation.analysis import analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.tide import KINDS
@@ -305,3 +306,30 @@ def test_training_and_validation_write_the_page(tmp_path):
     assert "Worst images" in page.sections
     val.main([*own, *more[:-1], "plain", "--noplots"])
     assert not (tmp_path / "runs" / "plain" / FILE_NAME).exists()
+
+
+def test_rare_classes_and_what_is_done_about_them(index, tmp_path):
+    """A table of images, boxes, repetitions, weight and AP, if classes are rare or something is done about them."""
+    boxes = index.boxes_of_classes(3)
+    result = score_detections(index.ground_truth(), detections := make_detections(index, false_per_image=3), 3)
+
+    def table(**config) -> list[list[str]]:
+        ReportPage(tmp_path, subject_of(index, **config)).write(HISTORY, Validation(result, detections, epoch=2))
+        page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+        return next((rows for name, rows in page.tables.items() if name.startswith("The rarest classes")), [])
+
+    assert table() == []
+    order = np.argsort(boxes, kind="stable")
+    images = index.images_of_classes(3)
+    for config in ({"cls_pw": 1.0, "repeat_factor": 1.0}, {"image_weights": True}):
+        rows = table(**config)[1:]
+        assert [row[:3] for row in rows] == [[index.names[c], str(images[c]), str(boxes[c])] for c in order]
+        assert [row[5] for row in rows] == [f"{result.class_ap[c]:.3f}" for c in order]
+        weights = 1 / boxes * 3 / (1 / boxes).sum() if "cls_pw" in config else np.ones(3)
+        assert [row[4] for row in rows] == [f"{weights[c]:.3f}" for c in order]
+        if "repeat_factor" in config:
+            factors = repeat_factors(1.0, index, 3)
+            of_class = [[factors[i] for i in range(30) if (index.labels(i)[:, 0] == c).any()] for c in order]
+            assert [row[3] for row in rows] == [f"{np.mean(values):.3f}" for values in of_class]
+        else:
+            assert {row[3] for row in rows} == {"–" if "image_weights" in config else "1.000"}

@@ -24,7 +24,7 @@ from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
 from models.losses.anchor import level_weights
 from models.losses.anchor_free import distribution_focal_loss
-from models.losses.base import LossSettings, scaled_difference, smooth_labels, sparse_cross_entropy
+from models.losses.base import LossSettings, class_weights, scaled_difference, smooth_labels, sparse_cross_entropy
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 
@@ -472,3 +472,47 @@ def test_the_criterion_has_no_state():
         criterion = tiny_head(kind).build_loss(HYP)
         assert not criterion.state_dict()
         assert not list(criterion.parameters())
+
+
+# --- weights of classes
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_class_weights_are_inverse_frequencies_with_mean_one(power):
+    counts = np.array([400, 0, 25, 100])
+    weights = class_weights(counts, power).numpy()
+    assert weights[1] == 1  # no boxes: nothing is known
+    seen = weights[counts > 0]
+    np.testing.assert_allclose(seen.mean(), 1, rtol=1e-6)
+    np.testing.assert_allclose(seen * [400**power, 25**power, 100**power] / (seen[0] * 400**power), 1, rtol=1e-5)
+    assert class_weights(np.array([9]), power).tolist() == [1]
+    assert class_weights(np.array([0, 0]), power).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_weight_multiplies_the_gradient_of_its_scores_and_nothing_else(kind):
+    raw, weights = raw_maps(kind, 4), torch.tensor([0.25, 1.0, 1.75])
+    targets = some_targets()
+    plain = gradients(tiny_head(kind).build_loss(HYP)(raw, targets, 16), raw)
+    weighted = gradients(tiny_head(kind).build_loss(HYP, class_weights=weights)(raw, targets, 16), raw)
+    groups = 2 if kind == "anchor" else 1
+    for before, after in zip(plain, weighted):
+        expected = before.clone().unflatten(1, (groups, -1))
+        expected[:, :, -3:] *= weights[:, None, None]
+        torch.testing.assert_close(after, expected.flatten(1, 2), rtol=1e-4, atol=1e-6)
+    assert any((p[:, -3] != 0).any() for p in plain)
+
+
+def test_the_weighted_cross_entropy_is_that_of_torch_on_any_device():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 6, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    cells, weights = torch.tensor([[1, 4], [0, 5]]), torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+    targets = torch.rand(2, 2, 3, generator=generator, dtype=torch.float64)
+    dense = torch.zeros(2, 6, 3, dtype=torch.float64).scatter_(1, cells[..., None].expand(-1, -1, 3), targets)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, weights, reduction="sum")
+    found = sparse_cross_entropy(logits, cells, targets, weights)
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(found * 2, logits)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected * 2, logits)[0])
+    rows = (torch.arange(2)[:, None] * 6 + cells).flatten()
+    torch.testing.assert_close(scaled_difference(logits.detach(), rows, targets, 2 * weights), gradient)  # accelerators

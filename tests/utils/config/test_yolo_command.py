@@ -310,7 +310,7 @@ def test_a_recipe_names_all_lines_without_an_equivalent_at_once(tmp_path: Path):
 def test_gains_count_unless_the_recipe_is_yolov5s(tmp_path: Path):
     hyp = read_recipe(write(tmp_path / "own.yaml", {"box": 0.05, "cls": 0.3, "obj": 0.7}), pretrained=False)
     assert (hyp.box, hyp.cls, hyp.obj) == (0.05, 0.3, 0.7)
-    with pytest.raises(UserError, match="'cls_pw': the losses have no positive weights"):  # of Ultralytics: not off
+    with pytest.raises(UserError, match="'cls_pw': is a flag, not a hyper-parameter; give it as --cls-pw"):
         read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 1.0}), pretrained=False)
     assert read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 0.0}), pretrained=False).box == 7.1
 
@@ -340,7 +340,8 @@ def test_args_yaml_becomes_a_command_line(tmp_path: Path, changes: dict, line: s
     ("item", "message"),
     [
         ("lr=0.1", r"--set: unknown key 'lr' \(did you mean 'lr0'\?\)"),
-        ("cls_pw=1", r"--set: 'cls_pw': the losses have no positive weights; remove it"),
+        ("cls_pw=1", r"--set: 'cls_pw': is a flag, not a hyper-parameter; give it as --cls-pw"),
+        ("obj_pw=1", r"--set: 'obj_pw': the losses have no positive weights; remove it"),
         ("epochs=3", r"--set: 'epochs': is a flag, not a hyper-parameter; give it as --epochs"),
         ("lr0=\udc80", r"--set lr0=.*: malformed YAML"),
     ],

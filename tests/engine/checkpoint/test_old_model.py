@@ -1,0 +1,173 @@
+"""--keep-old: new classes are learned, and those of the old model stay."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import train
+import val
+from engine.checkpoint.old_model import check_keep_old
+from engine.kfold import main as kfold_main
+from models.detector import build_detector
+from models.weights.load import load_detector
+from models.weights.read import StoredWeights
+from models.weights.transfer import transfer_weights
+from tests.helpers.preloaded import python
+from tests.helpers.same_content import same_content
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, scatter_norms, write_dataset, write_model
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.entrypoint import run_main
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Data sets that label light and dark squares, and a model of light ones."""
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=8)
+    write_model(root / "tiny.yaml")
+    learn = ["--model", root / "tiny.yaml", "--data", root / "set" / "data.yaml", "--classes", "light", *SMALL]
+    run_main(train.main, [*map(str, learn), "--epochs", "2", "--project", str(root / "old")])
+    (root / "old.pt").write_bytes((root / "old" / "exp" / "last.pt").read_bytes())
+    for split in ("train", "val"):  # the labels of dark squares alone, as class 0
+        shutil.copytree(root / "set" / "images" / split, root / "dark" / "images" / split)
+        (root / "dark" / "labels" / split).mkdir(parents=True)
+        for path in (root / "set" / "labels" / split).iterdir():
+            rows = [f"0{line[1:]}\n" for line in path.read_text().splitlines() if line[0] == "1"]
+            (root / "dark" / "labels" / split / path.name).write_text("".join(rows))
+    (root / "dark.yaml").write_text("path: dark\ntrain: images/train\nval: images/val\nnames: [dark]\n")
+    return root
+
+
+def flags(world: Path, *more: str) -> list[str]:
+    given = ["--weights", world / "old.pt", "--data", world / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
+    return [*map(str, given), *more]
+
+
+def test_a_run_resumes_without_the_old_file_and_ends_with_the_same_bits(world, tmp_path, capsys):
+    """In its folder or another; its validation and that of its best.pt take the old class for unlabeled."""
+    weights = tmp_path / "old.pt"
+    shutil.copy(world / "old.pt", weights)
+    given = flags(world, "--weights", str(weights), "--project", str(tmp_path), "--save-period", "1")
+    run_main(train.main, [*given, "--name", "whole"])
+    log = (tmp_path / "whole" / "train.log").read_text()
+    assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
+    assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
+    assert "training images too" not in log
+    whole = read_checkpoint(tmp_path / "whole" / "last.pt")
+    assert whole["names"] == ["light", "dark"]
+    assert "old_model" not in read_checkpoint(tmp_path / "whole" / "best.pt")
+    header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
+    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
+    weights.unlink()
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
+    run_main(train.main, ["--resume", str(tmp_path / "again")])
+    again = read_checkpoint(tmp_path / "again" / "last.pt")
+    same_content(
+        {k: whole[k] for k in ("model", "ema", "optimizer")}, {k: again[k] for k in ("model", "ema", "optimizer")}
+    )
+    capsys.readouterr()
+    run_main(
+        val.main, ["--weights", str(tmp_path / "whole" / "best.pt"), *SMALL[4:], "--project", str(tmp_path / "val")]
+    )
+    assert "does not label light" in capsys.readouterr().out
+
+
+def test_one_and_two_processes_end_with_the_same_bits(world, tmp_path):
+    given = flags(world, "--virtual-ranks", "2", "--project", str(tmp_path))
+    run_main(train.main, [*given, "--name", "one"])
+    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    command = [*launch, *given, "--name", "two"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
+    for part in ("model", "ema", "optimizer", "old_model"):
+        same_content(one[part], two[part])
+
+
+def test_the_new_model_begins_as_the_old_one(world, tmp_path):
+    """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
+    and as many channels there."""
+    names = [f"c{i}" for i in range(16)]
+    old, new = (
+        build_detector(TINY_MODEL, 16, names=names, seed=1),
+        build_detector(TINY_MODEL, 19, names=[*names, *"xyz"]),
+    )
+    scatter_norms(old)
+    stored = StoredWeights(tmp_path / "old.pt", old.state_dict(), tuple(names), {})
+    report = transfer_weights(new, stored, grow=True)
+    assert not report.skipped
+    images = make_batch(2).images / 255
+    with torch.no_grad():
+        for ours, theirs in zip(new.eval()(images), old.eval()(images)):
+            torch.testing.assert_close(ours[:, : theirs.shape[1]], theirs, rtol=1e-4, atol=1e-5)
+            assert ours[:, theirs.shape[1] :].std() > 0
+    grown = "model.5.cv3.0.2.weight"
+    assert report.new_rows[grown] == (16, 17, 18)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
+        (["--model", "yolov8n"], "--keep-old: the model is that of --weights; leave out --model yolov8n"),
+        (["--single-cls"], "--keep-old: with --single-cls there are no new classes"),
+        (["--data", "{}/set/data.yaml", "--classes", "light"], "has all classes of {}/old.pt, so none is to be kept"),
+        (["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
+        (["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),
+        (["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
+        (["--weights", "{}/anchors.pt"], "anchors.pt has anchors or objectness; only models with anchor-free heads"),
+    ],
+)
+def test_what_cannot_be_is_one_line(world, tmp_path, capsys, changes, line):
+    values = yaml.safe_load((world / "dark.yaml").read_text())
+    (world / "four.yaml").write_text(yaml.safe_dump(values | {"channels": 4}))
+    (world / "twice.yaml").write_text(yaml.safe_dump(values | {"names": ["Light", "light"]}))
+    if "{}/anchors.pt" in changes:
+        write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
+        learn = ["--model", world / "anchors.yaml", "--data", world / "dark.yaml", "--epochs", "1", *SMALL]
+        run_main(train.main, [*map(str, learn), "--project", str(tmp_path / "anchors")])
+        shutil.copy(tmp_path / "anchors" / "exp" / "last.pt", world / "anchors.pt")
+    given = [change.format(world) for change in changes]
+    error = error_of(capsys, train.main, *flags(world, "--project", str(tmp_path / "runs")), *given)
+    assert line.format(world) in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_processes_that_validate_beside_training_do_not_have_the_old_model():
+    ctx = replace(DistributedContext.single(), eval_ranks=1)
+    with pytest.raises(UserError, match=r"--keep-old: .*; leave out --eval-ranks"):
+        check_keep_old(ctx, TrainConfig(weights="old.pt", keep_old=True))
+    check_keep_old(ctx, TrainConfig(weights="old.pt"))
+
+
+def test_folds_are_refused(world, tmp_path, capsys):
+    given = [*flags(world)[: -len(SMALL)], "--project", str(tmp_path)]
+    assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *given)
+
+
+def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
+    """Its name may be written in another case; the model keeps the old one's."""
+    values = yaml.safe_load((world / "dark.yaml").read_text())
+    (world / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
+    run_main(train.main, flags(world, "--project", str(tmp_path), "--epochs", "1"))
+    two = str(tmp_path / "exp" / "last.pt")
+    run_main(train.main, flags(world, "--weights", two, "--data", str(world / "both.yaml"), "--project", str(tmp_path)))
+    model, _ = load_detector(tmp_path / "exp2" / "last.pt")
+    assert model.names == ("light", "dark", "glow")
+    assert "does not label dark: ignored" in (tmp_path / "exp2" / "train.log").read_text()

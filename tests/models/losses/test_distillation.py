@@ -1,0 +1,140 @@
+"""Distillation from an old model (--keep-old): a loop, what it leaves alone, and sums over shards."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes, split_rows
+from models.losses.base import ignored_cells
+from models.losses.distillation import CONFIDENT, distill
+from tests.models.losses.test_losses import HYP, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
+from utils.boxes import iou
+
+OLD = 2  # classes of the old model, the first of three
+EVERYWHERE = np.float32([[i, c, 0.5, 0.5, 1, 1] for i in range(2) for c in range(OLD)])
+TARGETS = torch.tensor([[0, 2, 0.3, 0.25, 0.3, 0.3], [1, 2, 0.7, 0.5, 0.4, 0.4]])
+
+
+def old_maps(seed: int = 1) -> list[torch.Tensor]:
+    return [level.detach() for level in raw_maps("anchor_free", 2, classes=OLD, seed=seed)]
+
+
+def same_as(raw: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [level[:, : 4 * REG_MAX + OLD].detach() for level in raw]
+
+
+def criterion():
+    return tiny_head("anchor_free").build_loss(HYP, distills=True)
+
+
+@pytest.mark.parametrize("bins", [REG_MAX, 1])
+def test_the_terms_are_those_of_a_loop(bins):
+    rng = torch.Generator().manual_seed(0)
+    shapes = ((2, 3), (1, 2))
+    centers, strides = cell_centers(shapes, (8, 16), torch.device("cpu"))
+    sizes = ((2, 8, 4 * bins), (2, 8, 3), (2, 8, 4 * bins), (2, 8, OLD))
+    new_boxes, new, old_boxes, old = (torch.randn(size, generator=rng).double() * 2 for size in sizes)
+    if bins == 1:
+        new_boxes, old_boxes = new_boxes.abs() + 0.5, old_boxes.abs() + 0.5
+    unlabeled = torch.rand((2, 8, 3), generator=rng) < 0.6
+    found = distill((new_boxes, new), (old_boxes, old), unlabeled, centers.double(), strides.double())
+    expected = np.zeros(4)
+    for image in range(2):
+        for cell in range(8):
+            best = 0.0
+            for c in range(OLD):
+                if unlabeled[image, cell, c]:
+                    p, q = old[image, cell, c].sigmoid().item(), new[image, cell, c].sigmoid().item()
+                    expected[1] += p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+                    best = max(best, p)
+            if best <= CONFIDENT:
+                continue
+            sides = [b[image, cell].view(4, bins) for b in (new_boxes, old_boxes)]
+            boxes = [distances_to_xyxy(expected_distances(s), centers[cell].double(), strides[cell]) for s in sides]
+            expected[0] += best * (1 - iou(*boxes, kind="ciou").item())
+            if bins == 1:
+                error = (sides[0] - sides[1]).abs().mean().item()
+            else:
+                q, p = (s.softmax(-1).numpy() for s in sides)
+                error = (p * np.log(p / q)).sum(-1).mean()
+            expected[2] += best * error
+            expected[3] += best
+    np.testing.assert_allclose([term.item() for term in found], expected, rtol=1e-5)
+    assert expected.min() > 0
+
+
+def test_an_equal_model_has_nothing_to_learn_from():
+    raw = raw_maps("anchor_free", 2)
+    output = criterion()(raw, TARGETS, 16, None, EVERYWHERE, same_as(raw))
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, TARGETS, 16, None, EVERYWHERE)
+    torch.testing.assert_close(output.parts, torch.cat((plain.parts, torch.zeros(1))))
+    for ours, theirs in zip(gradients(output, raw), gradients(plain, raw)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert output.normalizer > plain.normalizer  # confident boxes count like labeled objects
+
+
+def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
+    """Only ignored classes are taught, and none in a cell that is assigned to an object."""
+    raw = raw_maps("anchor_free", 2)
+    output = criterion()(raw, TARGETS, 16, None, EVERYWHERE, old_maps())
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, TARGETS, 16, None, EVERYWHERE)
+    grads = [split_rows(maps, 4 * REG_MAX) for maps in (gradients(output, raw), gradients(plain, raw))]
+    differs = [(ours - theirs).abs().amax(-1) > 1e-7 for ours, theirs in zip(*grads)]
+    assert torch.equal(grads[0][1][..., OLD], grads[1][1][..., OLD])  # the new class
+    ignored = ignored_cells(EVERYWHERE, raw, STRIDES, 3)
+    assert ignored[..., :OLD].all()
+    positive = grads[1][1][..., :OLD].abs().amax(-1) > 0  # the plain loss has a gradient there at positive cells alone
+    assert 0 < positive.sum() <= 2 * HYP.tal_topk
+    assert not (differs[0] | differs[1])[positive].any()
+    assert differs[1][~positive].all()
+
+
+def test_without_ignored_classes_nothing_is_taught():
+    raw = raw_maps("anchor_free", 2)
+    output = criterion()(raw, TARGETS, 16, None, None, old_maps())
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, TARGETS, 16)
+    assert torch.equal(output.total, plain.total)
+    assert torch.equal(output.normalizer, plain.normalizer)
+
+
+def test_images_add_up():
+    raw, old = raw_maps("anchor_free", 2), old_maps()
+    whole = criterion()(raw, TARGETS, 16, None, EVERYWHERE, old)
+    parts = []
+    for image in range(2):
+        of_image, ignore = TARGETS[TARGETS[:, 0] == image].clone(), EVERYWHERE[EVERYWHERE[:, 0] == image].copy()
+        of_image[:, 0], ignore[:, 0] = 0, 0
+        maps = [[level[image : image + 1] for level in levels] for levels in (raw, old)]
+        parts.append(criterion()(maps[0], of_image, 16, None, ignore, maps[1]))
+    for name in ("total", "normalizer", "parts"):
+        torch.testing.assert_close(getattr(whole, name), sum(getattr(part, name) for part in parts))
+
+
+def test_many_ignored_classes_are_one_region():
+    """As of an image that does not label them: the cells are those of each class's own region."""
+    raw, rng = raw_maps("anchor_free", 2, classes=40), np.random.default_rng(0)
+    rows = [[i, c, *box] for i in range(2) for box in rng.uniform(0.2, 0.8, (3, 4)) for c in rng.choice(40, 9, False)]
+    ignore = np.float32([[1, -1, 0.1, 0.1, 0.2, 0.2], *rows])
+    ignore = ignore[np.argsort(ignore[:, 0], kind="stable")]
+    found = ignored_cells(ignore, raw, STRIDES, 40)
+    alone = [ignored_cells(row[None], raw, STRIDES, 40) for row in ignore]
+    assert torch.equal(found, torch.stack(alone).any(0))
+    assert found.shape == (2, sum(h * w for h, w in grid_shapes(raw)), 40)
+
+
+def test_each_of_two_branches_learns_from_the_same_of_the_old_model():
+    head = tiny_head("anchor_free")
+    head.add_one_to_one()
+    both = head.build_loss(HYP, distills=True)
+    raw = [*raw_maps("anchor_free", 2), *raw_maps("anchor_free", 2, seed=5)]
+    old = [*old_maps(), *old_maps(seed=6)]
+    found = both(raw, TARGETS, 16, None, EVERYWHERE, old)
+    many = both.many(raw[:3], TARGETS, 16, None, EVERYWHERE, old[:3])
+    one = both.one(raw[3:], TARGETS, 16, None, EVERYWHERE, old[3:])
+    torch.testing.assert_close(found.total, many.total + HYP.one2one * one.total)
+    assert dict(zip(both.names, found.parts.tolist())).keys() >= {"distill", "distill_one"}
+    assert one.parts[-1] > 0
