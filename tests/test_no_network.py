@@ -41,10 +41,10 @@ SCRIPTS = """
 import socket, sys
 import train, val, detect
 data, model, folder = sys.argv[1:4]
-own = ["--data", data, "--model", model, "--project", folder, *sys.argv[4:], "--no-noplots", "--workers", "1"]
+own = ["--data", data, "--model", model, "--project", folder, *sys.argv[4:], "--no-noplots"]
 train.main([*own, "--epochs", "1", "--set", "albumentations=[{name: Blur, p: 0.5}]"])
 weights = folder + "/exp/best.pt"
-val.main(["--weights", weights, "--device", "cpu", "--project", folder + "/val"])
+val.main(["--weights", weights, "--device", "cpu", "--workers", "0", "--noplots", "--project", folder + "/val"])
 picture = folder + "/exp/train_batch0.jpg"
 detect.main(["--weights", weights, "--device", "cpu", "--project", folder + "/found", "--source", picture])
 try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.documents import ROOT, Block, blocks
+from tests.helpers.preloaded import python
 
 PAGE = "docs/extending.md"
 NEW_FILES = [block for block in blocks(PAGE) if block.language == "python"]
@@ -73,7 +74,7 @@ def test_the_additions_work(extended: Path, marker: str):
     environment = {**os.environ, "PYTHONPATH": str(extended), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [
-            sys.executable,
+            python(),
             "-m",
             "pytest",
             "-q",

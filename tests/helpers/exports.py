@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from engine.export.formats.onnx_file import build_onnx
+from engine.export.layouts import make_layout
 from engine.export.options import ExportOptions
 from models.detector import Detector, build_detector
 from models.spec import load_spec
+from tests.helpers.tiny import TINY_MODEL
 from utils.files.checkpoint import write_checkpoint
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 FAMILIES = ("yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano")
 
@@ -55,6 +62,19 @@ def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
 def options(**changes) -> ExportOptions:
     defaults = {"layout": "raw", "imgsz_hw": (64, 96), "batch": 1, "dynamic": False, "half": False, "int8": False}
     return ExportOptions(**defaults | {"opset": 18, "nms_iou": None, "box_voting": False} | changes)
+
+
+@cache
+def _tiny_graph(names: tuple[str, ...]) -> bytes:
+    detector = lively(TINY_MODEL, names).fuse()
+    return build_onnx(make_layout(detector, "raw"), options(), detector.stride).SerializeToString()
+
+
+def tiny_graph(names: tuple[str, ...]) -> ModelProto:
+    """The ONNX graph of the `lively` tiny model for one image. torch's exporter, which takes seconds, makes it once."""
+    import onnx
+
+    return onnx.load_from_string(_tiny_graph(names))
 
 
 def write_weights(path: Path, detector: Detector, **content) -> Path:

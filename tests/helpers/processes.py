@@ -59,10 +59,9 @@ class Processes:
             folder = folders[rank] if folders else ROOT
             self.start([self.python, str(ROOT / script), *given], folder, **place)
 
-    def torchrun(self, options: list[str], *flags: str) -> subprocess.Popen:
-        return self.start(
-            [sys.executable, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags]
-        )
+    def torchrun(self, options: list[str], *flags: str, agent: str = sys.executable) -> subprocess.Popen:
+        """``agent``: the interpreter of torchrun itself."""
+        return self.start([agent, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags])
 
     def alive(self) -> list[int]:
         """Process ids of the remaining processes of this launch."""
@@ -78,14 +77,10 @@ class Processes:
                     found.append(int(folder.name))
         return found
 
-    def children(self, process: subprocess.Popen) -> list[int]:
-        """Process ids of the ranks that a launcher has started."""
-        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        return [
-            pid
-            for pid in map(int, path.read_text().split())
-            if b"train.py" in (text := Path(f"/proc/{pid}/cmdline").read_bytes()) or b"spawn_main" in text
-        ]
+    def launched(self) -> list[int]:
+        """Process ids of the ranks that `torchrun` has started."""
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.alive()}
+        return sorted(pid for pid, c in commands.items() if b"odd_train.py" in c and b"torch.distributed.run" not in c)
 
     def wait_gone(self, timeout: float) -> float:
         """Waits until no process is left and returns the seconds. Fails with the remaining ones after ``timeout``."""

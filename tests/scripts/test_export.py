@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +29,7 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.entrypoint import run_main
 from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
 from utils.files.folders import describe_location
 
 ROOT = Path(__file__).parents[2]
@@ -46,16 +50,43 @@ def weights(tmp_path: Path, data: Path) -> Path:
     return write_weights(tmp_path / "best.pt", lively(TINY_MODEL, NAMES), **known, progress=progress)
 
 
-def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.CaptureFixture, data: Path):
+FILES = {"onnx": "best.onnx", "openvino": "best_openvino_model", "torchscript": "best.torchscript", "pt2": "best.pt2"}
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a data set, a checkpoint in run/ that names it, all its exports, and the record of these in cache/;
+    and what was printed. The folder has been moved since, so the absolute paths in it lead nowhere."""
     for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
-    formats = ["onnx", "openvino", "torchscript", "pt2"]
-    export.main(["--weights", str(weights), "--format", *formats])
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    files = ["best.onnx", "best_openvino_model", "best.torchscript", "best.pt2"]
+    folder = tmp_path_factory.mktemp("exported") / "before"
+    stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
+    known = {"data": stored | {"fingerprint": "abc"}, "config": {"weights": "", "epochs": 3}}
+    known["progress"] = {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}
+    (folder / "run").mkdir()
+    weights = write_weights(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        export.main(["--weights", str(weights), "--format", *FILES])
+    assert err.getvalue() == ""
+    return folder.rename(folder.with_name("after")), out.getvalue()
+
+
+@pytest.fixture
+def exported(made_once: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the checkpoint, with its exports beside it, on the machine where they were made."""
+    shutil.copytree(made_once[0], tmp_path / "both")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "both" / "cache"))
+    return tmp_path / "both" / "run" / "best.pt"
+
+
+def test_all_formats_are_checked_and_scored(
+    exported: Path, made_once: tuple[Path, str], capsys: pytest.CaptureFixture, data: Path
+):
+    weights, files = exported, [*FILES.values()]
     for name in files:
-        (line,) = [line for line in printed.out.splitlines() if f"/{name}: " in line]
+        (line,) = [line for line in made_once[1].splitlines() if f"/{name}: " in line]
         assert "0 of one only" in line
         model = open_model(weights.with_name(name), device=CPU)
         assert (model.names, model.input_hw, model.confidence, model.nms_iou) == (NAMES, (64, 64), 0.4, 0.7)
@@ -83,13 +114,9 @@ def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", ["openvino", "torchscript", "pt2"])
 def test_own_exports_need_no_trust_until_they_are_changed(
-    weights: Path, data: Path, tmp_path: Path, name: str, capsys, monkeypatch
+    exported: Path, data: Path, tmp_path: Path, name: str, capsys, monkeypatch
 ):
-    if name == "openvino":
-        for package in ("onnx", "onnxscript", "openvino"):
-            pytest.importorskip(package)
-    export.main(["--weights", str(weights), "--format", name, "--no-check"])
-    (made,) = (path for path in tmp_path.glob("best?*") if path.suffix not in (".pt", ".md", ".txt"))
+    made = exported.with_name(FILES[name])
     moved = tmp_path / "elsewhere" / f"renamed{made.suffix}"
     moved.parent.mkdir()
     os.rename(made, moved)
@@ -132,8 +159,8 @@ def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pyt
     model = open_model(weights.with_name("best.torchscript"), device=CPU)
     assert (model.input_hw, model.imgsz) == ((64, 96), 96)
     val.main(["--weights", str(weights.with_name("best.torchscript")), "--data", str(data), *VAL])
-    export.main(["--weights", str(weights), "--format", "pt2", "--dynamic"])
-    model = open_model(weights.with_name("best.pt2"), device=CPU)
+    export.main(["--weights", str(weights), "--format", "torchscript", "--dynamic"])
+    model = open_model(weights.with_name("best.torchscript"), device=CPU)
     assert (model.input_hw, model.batch) == (None, None)
     assert "0 of one only" in capsys.readouterr().out
 
@@ -193,46 +220,28 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert not list(weights.parent.glob(".*.tmp"))
 
 
-def test_files_name_their_data_set(weights: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """As checkpoints: by an absolute path, and relative to their folder, so that both may move together."""
-    both = tmp_path / "both"
-    data = write_dataset(both / "set", val=4)
-    stored = describe_location(data, str(data.parent), both / "run")
-    (both / "run").mkdir()
-    named = write_weights(both / "run" / "best.pt", lively(TINY_MODEL, NAMES), data=stored | {"fingerprint": "abc"})
+    named = ("torchscript", "pt2", "openvino")
+    stored = {name: open_model(exported.with_name(FILES[name]), device=CPU).info["data"] for name in named}
+    expected = read_checkpoint(exported)["data"]
+    del expected["fingerprint"]
+    assert stored == dict.fromkeys(named, expected)
+    export.main(["--weights", str(exported), "--format", "torchscript", "--no-check"])
+    assert open_model(exported.with_suffix(".torchscript"), device=CPU).info["data"] == expected
     unnamed = write_weights(tmp_path / "other.pt", lively(TINY_MODEL, NAMES))
-    formats = ["--format", "torchscript", "pt2"]
-    export.main(["--weights", str(named), *formats])
-    for suffix in (".torchscript", ".pt2"):
-        assert open_model(named.with_suffix(suffix), device=CPU).info["data"] == stored
-    export.main(["--weights", str(named), "--format", "torchscript", "--no-check"])
-    assert open_model(named.with_suffix(".torchscript"), device=CPU).info["data"] == stored
     export.main(["--weights", str(unnamed), "--format", "torchscript", "--data", str(data)])  # the data of the check
     assert open_model(tmp_path / "other.torchscript", device=CPU).info["data"]["source"] == str(data)
+    (tmp_path / "deeper" / "folder").mkdir(parents=True)
+    moved = shutil.copy(tmp_path / "other.torchscript", tmp_path / "deeper" / "folder")
+    val.main(["--weights", str(moved), *VAL])  # found by the absolute path
     export.main(["--weights", str(unnamed), "--format", "torchscript", "--no-check"])
     message = error_of(capsys, val.main, "--weights", tmp_path / "other.torchscript", *VAL)
     assert "other.torchscript: does not name its data set; name a YAML with --data" in message
 
     monkeypatch.chdir("/")
-    project = ["--project", str(tmp_path / "val")]
-    for moved in (False, True):
-        if moved:
-            both = both.rename(tmp_path / "elsewhere")
-        for suffix in (".pt", ".torchscript"):
-            val.main(["--weights", str(both / "run" / f"best{suffix}"), *VAL, *project])
-            assert "AP by size" in capsys.readouterr().out
-
-
-def test_an_xml_inside_its_folder_names_the_data_set(weights: Path, tmp_path: Path, capsys):
-    for package in ("onnx", "onnxscript", "openvino"):
-        pytest.importorskip(package)
-    both = tmp_path / "both"
-    stored = describe_location(write_dataset(both / "set", val=4), "", both)
-    write_weights(both / "best.pt", lively(TINY_MODEL, NAMES), data=stored)
-    export.main(["--weights", str(both / "best.pt"), "--format", "openvino", "--no-check"])
-    folder = both.rename(tmp_path / "moved") / "best_openvino_model"
-    for path in (folder, folder / "best.xml"):
-        val.main(["--weights", str(path), *VAL, "--project", str(tmp_path / "val")])
+    for name in ("best.pt", "best.torchscript", "best.pt2", "best_openvino_model", "best_openvino_model/best.xml"):
+        val.main(["--weights", str(exported.parent / name), *VAL, "--project", str(tmp_path / "val")])
         assert "AP by size" in capsys.readouterr().out
 
 
@@ -240,9 +249,10 @@ def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
     detector = lively(TINY_MODEL, ("item",))
     known = {"data": {"source": str(data), "fingerprint": "abc"}, "config": {"single_cls": True}}
     weights = write_weights(tmp_path / "best.pt", detector, **known)
-    export.main(["--weights", str(weights), "--format", "pt2"])
-    assert open_model(tmp_path / "best.pt2", device=CPU).info["details"]["check"]["images"] == 4
-    val.main(["--weights", str(tmp_path / "best.pt2"), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
+    export.main(["--weights", str(weights), "--format", "torchscript"])
+    exported = tmp_path / "best.torchscript"
+    assert open_model(exported, device=CPU).info["details"]["check"]["images"] == 4
+    val.main(["--weights", str(exported), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
 
 
 @pytest.mark.parametrize("formats", [["torchscript", "pt2"], ["torchscript"]])

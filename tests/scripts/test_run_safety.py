@@ -18,7 +18,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.spawn import free_port
 from utils.files.checkpoint import read_checkpoint
 
-COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
+COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "1", "--amp", "off", "--noplots",
           "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0",
           "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path)
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.2", real=True) as run:
+    with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
         run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         first = run.started[0]
@@ -133,10 +133,10 @@ def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
                 second.ranks(1, *given)
                 assert second.codes() == [2], second.output()
                 (line,) = [line for line in second.output().splitlines() if line.startswith("error: ")]
-            assert f"exp: another process is training this run (process {first.pid} on " in line
+            (pid,) = re.findall(r"exp: another process is training this run \(process (\d+) on ", line)
             (tmp_path / "second.txt").unlink()
-        first.kill()
-        first.wait()
+        os.kill(int(pid), signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL
         with Processes(tmp_path / "third.txt") as third:
             third.ranks(1, "--resume", str(tmp_path / "exp"))
             third.until(lambda: "SGD," in third.output())
@@ -192,12 +192,10 @@ def test_spawn_forwards_signals(world, tmp_path):
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
-        agent = run.torchrun(
-            ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"],
-            *flags(world, tmp_path, "--save-steps", "3"),
-        )
+        options = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"]
+        run.torchrun(options, *flags(world, tmp_path, "--save-steps", "3"), agent=python())
         run.until((tmp_path / "exp" / "last.pt").exists)
-        os.kill(run.children(agent)[-1], signal.SIGKILL)
+        os.kill(run.launched()[-1], signal.SIGKILL)
         assert run.codes() == [0], run.output()
         assert "resuming" in run.output()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
@@ -207,7 +205,8 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
 def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
     """Rank 1 refuses in the first epoch: rank 0, which created the folder, removes it with torchrun's file."""
     with Processes(tmp_path / "log.txt", odd="refuse:1:3") as run:
-        run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path / "deep" / "runs"))
+        given = flags(world, tmp_path / "deep" / "runs")
+        run.torchrun(["--standalone", "--nproc_per_node", "2"], *given, agent=python())
         assert run.codes() == [1], run.output()
         assert run.output().count("error: built to refuse") == 1
         assert "run folder" in run.output()
@@ -224,7 +223,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
         )
         last = tmp_path / "exp" / "last.pt"
         run.until(last.exists)
-        os.kill(run.children(agent)[0], signal.SIGKILL)
+        os.kill(run.launched()[0], signal.SIGKILL)
         run.until(lambda: "resuming" in run.output())
         written = last.stat().st_mtime_ns
         run.until(lambda: last.stat().st_mtime_ns != written)
@@ -254,7 +253,7 @@ def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, 
             ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
         )
         run.until((tmp_path / "exp" / "last.pt").exists)
-        os.kill(agent.pid if to_torchrun else run.children(agent)[0], number)
+        os.kill(agent.pid if to_torchrun else run.launched()[0], number)
         assert agent.wait(60) == code, run.output()
         run.wait_gone(20)
         assert "stopped by a signal" in run.output()
@@ -320,7 +319,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
-    with Processes(tmp_path / "log.txt", odd="hang:1:5:8") as run:
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:5") as run:
         run.ranks(2, *flags(world, tmp_path, "--stall-minutes", "0.05", "--epochs", "1"))
         assert run.codes() == [0, 0], run.output()
         text = run.output()

@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
 )
 def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launcher, monkeypatch):
     """Only one process writes files, and the results equal those of one process up to rounding, with synchronized batch
-    statistics. The processes of torchrun are interpreters of their own, each with its own seed of string hashes."""
-    monkeypatch.delenv("PYTHON_EXEC")
+    statistics. The second process of torchrun is an interpreter of its own, with its own seed of string hashes."""
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {sys.executable} "$@"\nexec {python()} "$@"\n'
+    )
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "python"))
     more = ["--epochs", "2", "--optimizer", "SGD", "--sync-bn"]
     if launcher == "spawn":
         train(world, tmp_path, *more, "--spawn", "2")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from engine.export.formats.onnx_file import build_onnx, write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
@@ -23,9 +24,9 @@ from engine.inference.predictor import Predictor
 from engine.inference.runtimes import open as runtime
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import is_exported
-from tests.helpers.exports import FAMILIES, lively, noise, options, small, write_weights
+from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_graph, write_weights
 from tests.helpers.preloaded import python
-from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +36,8 @@ FORMATS = ("a.onnx", "a_openvino_model", "a.torchscript", "a.pt2")
 open_model = partial(runtime.open_model, trust=True)
 
 
-def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, **changes) -> ExportMetadata:
+def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, graph=None, **changes) -> ExportMetadata:
+    """``graph``: the detector's ONNX graph in float32, if it has been made."""
     opts = options(**changes, half=half)
     metadata = ExportMetadata(
         names=detector.names,
@@ -51,13 +53,13 @@ def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, **ch
     )
     layout = partial(make_layout, layout=opts.layout, nms_iou=detector.nms_iou)
     module = layout(copy.deepcopy(detector), half=half)
-    proto = None
+    proto = None if half else graph
     if "a.onnx" in files:
-        proto = build_onnx(module, opts, detector.stride)
+        proto = build_onnx(module, opts, detector.stride) if proto is None else proto
         write_onnx(proto, folder / "a.onnx", metadata)
     if "a_openvino_model" in files:
         if half or proto is None:  # its weights are rounded when the file is written
-            proto = build_onnx(layout(detector), opts, detector.stride)
+            proto = build_onnx(layout(detector), opts, detector.stride) if graph is None else graph
         write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata, name="a", half=half)
     if "a.torchscript" in files:
         write_torchscript(build_torchscript(module, opts, detector.stride), folder / "a.torchscript", metadata)
@@ -143,12 +145,12 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ("family", "files"),
     [
         *((family, ("a.torchscript",)) for family in FAMILIES),
-        ("yolov5n", ("a.onnx", "a_openvino_model")),
+        (TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model")),
         *(pytest.param(family, FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
-def test_every_family(tmp_path: Path, packages: None, family: str, files: tuple[str, ...]):
-    fused = lively(small(family), NAMES).fuse()
+def test_every_family(tmp_path: Path, packages: None, family: str | dict, files: tuple[str, ...]):
+    fused = lively(small(family) if isinstance(family, str) else family, NAMES).fuse()
     write_all(tmp_path, fused, files)
     pixels = noise()[:1]
     boxes, scores = fused.decode(fused(pixels))
@@ -164,7 +166,7 @@ def half(tmp_path_factory: pytest.TempPathFactory, packages: None):
     """All formats of a detector in float16, in a folder, and the detector."""
     folder = tmp_path_factory.mktemp("half")
     detector = lively(TINY_MODEL, NAMES)
-    write_all(folder, detector.fuse(), half=True)
+    write_all(folder, detector.fuse(), half=True, graph=tiny_graph(NAMES))
     return folder, detector.fuse()
 
 
@@ -368,7 +370,7 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
 
 def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
     with pytest.raises(UserError, match="--opset 99: torch wrote opset"):
-        build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99), 32)
+        build_onnx(nn.Conv2d(3, 4, 1), options(opset=99), 32)
 
 
 @STATIC

@@ -14,7 +14,7 @@ import torch
 from engine.export.layouts import make_layout
 from models.postprocess.detections import select_detections
 from tests.engine.export.test_formats import NAMES, write_all
-from tests.helpers.exports import lively, noise
+from tests.helpers.exports import lively, noise, tiny_graph
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
@@ -101,7 +101,7 @@ def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.
         pytest.importorskip(package)
     code = documented_code()
     assert len(code.splitlines()) <= 30
-    write_all(tmp_path, detector, ("a.onnx",))
+    write_all(tmp_path, detector, ("a.onnx",), graph=tiny_graph(NAMES))
     (tmp_path / "a.onnx").rename(tmp_path / "best.onnx")
     picture = (noise()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))

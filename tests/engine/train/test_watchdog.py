@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 
 PRELUDE = """
@@ -24,7 +24,7 @@ watchdog.CHECK_EVERY_S, watchdog.PEER_DEAD_S, watchdog.STOP_TIMEOUT_S = 0.02, 0.
 
 def exit_code_of(program: str) -> int:
     code = PRELUDE + textwrap.dedent(program)
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode
+    return subprocess.run([python(), "-c", code], cwd=ROOT, timeout=60).returncode
 
 
 @pytest.mark.parametrize(("agreed", "code"), [(True, 0), (False, 75)])

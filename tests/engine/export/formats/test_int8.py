@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from engine.export.formats.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
-from engine.export.formats.onnx_file import INPUT, build_onnx
-from engine.export.layouts import make_layout
-from tests.helpers.exports import lively, noise, options
+from engine.export.formats.onnx_file import INPUT
+from tests.engine.export.test_formats import NAMES
+from tests.helpers.exports import lively, noise, tiny_graph
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
 
@@ -19,8 +19,7 @@ def graph():
     """A fused detector, and its graph."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    detector = lively(TINY_MODEL, ("a", "b")).fuse()
-    return detector, build_onnx(make_layout(detector, "raw"), options(), detector.stride)
+    return lively(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES)
 
 
 @torch.no_grad()
