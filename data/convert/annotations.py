@@ -77,6 +77,7 @@ class Annotations:
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in boxes:
+            box = box._replace(name=box.name.strip())
             check_box(box, where)
             if (other := picked.files.setdefault(box, near)) != near:
                 raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
@@ -166,6 +167,9 @@ def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
 def check_box(box: Box, where: str) -> None:
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")
+    if box.x2 < box.x1 or box.y2 < box.y1:
+        corners = " ".join(f"{value:g}" for value in box[1:])
+        raise UserError(f"{where}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")
 
 
 def object_of(value: Any, where: str) -> dict:

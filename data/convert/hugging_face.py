@@ -70,7 +70,9 @@ def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
             raise UserError(f"{where}: expected a bbox of four numbers, got {str(box)[:60]}")
         x, y, w, h = (number(value, where) for value in box)
         is_known = isinstance(category, int) and 0 <= category < len(texts)
-        boxes.append(Box(texts[category] if is_known else str(category), x, y, x + w, y + h))
+        boxes.append(
+            Box(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
+        )
     return boxes
 
 

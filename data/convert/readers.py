@@ -101,13 +101,13 @@ def read_labelme(file: Path, into: Annotations) -> None:
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         where = f"{file}: shape {position}"
         shape = object_of(entry, where)
-        name, kind = str(shape.get("label")), shape.get("shape_type", "polygon")
+        name, kind = str(shape.get("label") or ""), shape.get("shape_type", "polygon")
         points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
         if kind == "circle" and len(points) == 2:
             (cx, cy), (x, y) = points
             radius = math.hypot(x - cx, y - cy)
             points = [(cx - radius, cy - radius), (cx + radius, cy + radius)]
-        elif kind not in ("rectangle", "polygon", "mask") or len(points) < 2:
+        elif kind not in ("rectangle", "oriented_rectangle", "polygon", "mask") or len(points) < 2:
             raise UserError(f"{where}: '{kind}' of '{one_line(name)}' has no area; remove it, or draw a rectangle")
         boxes.append(around(name, points))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
@@ -122,7 +122,7 @@ def read_createml(file: Path, into: Annotations) -> None:
         for annotation in _list(entry, "annotations", where):
             at = object_of(object_of(annotation, where).get("coordinates"), where)
             x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
-            boxes.append(Box(str(annotation.get("label")), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
+            boxes.append(Box(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
         into.add(str(image), boxes, where=where, near=file)
 
@@ -160,6 +160,13 @@ def read_csv(file: Path, into: Annotations) -> None:
     corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text)."""
     text = read_text(file, most=1 << 32)
     rows = csv.DictReader(io.StringIO(text), delimiter=_delimiter(text.partition("\n")[0]))
+    try:
+        _read_rows(rows, file, into)
+    except csv.Error as error:
+        raise UserError(f"{file}:{rows.line_num + 1}: malformed CSV ({error})") from None
+
+
+def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
     columns = _columns(rows.fieldnames or ())
     if missing := [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]:
         raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
@@ -167,6 +174,7 @@ def read_csv(file: Path, into: Annotations) -> None:
     texts = _class_descriptions(file) if is_relative else {}
     corners = ("xmin", "ymin", "xmax", "ymax")
     sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
+    largest = 0.0
     for row in rows:
         where = f"{file}:{rows.line_num}"
         if None in row or None in row.values():
@@ -177,6 +185,7 @@ def read_csv(file: Path, into: Annotations) -> None:
             into.add(image, (), where=where, near=file)
             continue
         x1, y1, x2, y2 = (number(row[columns[name]], f"{where}: {name}") for name in corners)
+        largest = max(largest, x2, y2)
         name = texts.get(row[columns["name"]], row[columns["name"]])
         size = None
         if is_relative:
@@ -188,6 +197,8 @@ def read_csv(file: Path, into: Annotations) -> None:
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
         into.add(image, [Box(name, x1, y1, x2, y2)], where=where, near=file, size=size)
+    if not is_relative and 0 < largest <= 1:
+        raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
 
 
 def _columns(header: Iterable[str]) -> dict[str, str]:

@@ -121,8 +121,10 @@ def write_vott_csv(folder: Path) -> None:
 
 
 def write_semicolons(folder: Path) -> None:
+    """As spreadsheets write them in some countries, with a space here and there."""
     write_csv(folder)
-    (folder / "_annotations.csv").write_text((folder / "_annotations.csv").read_text().replace(",", ";"))
+    text = (folder / "_annotations.csv").read_text().replace(",", ";")
+    (folder / "_annotations.csv").write_text(text.replace(";cat;", ";cat ;", 1))
 
 
 def write_rows(path: Path, rows: list[tuple]) -> None:
@@ -308,6 +310,21 @@ WRONG = {
     "text": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ".csv:2: xmin: expected a number"),
     "nan": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", "expected a number, got 'nan'"),
     "short row": (write_csv, "_annotations.csv", ",30,40", ",30", "_annotations.csv:2: 7 fields, expected 8"),
+    "huge field": (
+        write_csv,
+        "_annotations.csv",
+        "cat,4",
+        "c" * 140_000 + ",4",
+        "_annotations.csv:2: malformed CSV (field",
+    ),
+    "swapped": (
+        write_csv,
+        "_annotations.csv",
+        "4,6,30,40",
+        "30,6,4,40",
+        "'cat' ends before it begins (x1 y1 x2 y2: 30 ",
+    ),
+    "no label": (write_labelme, "one.json", '"label": "cat"', '"label": null', "'' is not the name of a class"),
     "point": (write_labelme, "one.json", '"rectangle"', '"point"', "'point' of 'cat' has no area"),
     "shapes": (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', "shape 0: expected an object, got '7'"),
     "tags": (write_vott, "vott-export.json", '["cat"]', '"cat"', "tags: expected a list"),
@@ -348,6 +365,12 @@ def test_a_folder_that_trains_is_not_converted(images):
         (images / f"{name}.txt").write_text(text)
     (images / "classes.txt").write_text("cat\n")
     assert refused(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
+
+
+def test_fractions_are_not_taken_for_pixels(images):
+    rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
+    write_rows(images / "labels.csv", rows)
+    assert "labels.csv: no corner is above 1; fractions" in refused(images)
 
 
 def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
