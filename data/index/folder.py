@@ -62,6 +62,8 @@ def read_folder(folder: Path) -> FolderContent:
         values["annotations"] = {split: str(path) for split, path in annotations.items()}
         if "Pascal VOC" in kinds:
             values["names"] = _voc_names(path for path in annotations.values() if path.is_dir())
+            if not values["names"]:
+                raise UserError(f"--data {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
     elif (names := values.get("names") or _listed_names([folder, *splits.values()])) and any(
         map(_label_files, splits.values())
     ):
@@ -75,7 +77,8 @@ def read_folder(folder: Path) -> FolderContent:
 def _unpacked(folder: Path) -> Path:
     """The folder below ``folder`` that has all of its content, as of an archive that is unpacked to a new folder."""
     for _ in range(4):
-        inside = [path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX"))]
+        beside = (".", "__macosx", "readme", "license")
+        inside = [path for path in folder.iterdir() if not path.name.lower().startswith(beside)]
         if len(inside) != 1 or not inside[0].is_dir() or split_of(inside[0].name) or inside[0].name in _IMAGE_FOLDERS:
             break
         folder = inside[0]
@@ -108,23 +111,26 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
         of_splits.setdefault(next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), ""), []).append(path)
-    fallback = None
+    fallback = cut = None
     for path in (*beside, *of_splits.get(split, ()), *of_splits.get("", ())):
         text = read_text(path, most=1 << 32)
         if _COCO.search(text) and '"images"' in text:
             if '"bbox"' in text:
                 return path
             fallback = fallback or path  # such as image_info_test2017.json
+        elif not text.rstrip().endswith(("}", "]")):
+            cut = cut or path  # its reader says so
     above = images.parent
     places = (images, above / "annotations", above / "Annotations", folder / "annotations" / images.name,
               folder / "annotations", folder / "Annotations")  # fmt: skip
-    return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
+    return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), cut)
 
 
 def _is_voc(path: Path) -> bool:
     """Whether a file is an image's of Pascal VOC; CVAT has an XML of <annotations>."""
     with contextlib.suppress(OSError):
-        return re.search(rb"<annotation[\s>]", read_regular(path, MAX_BYTES)[:4096]) is not None
+        head = read_regular(path, MAX_BYTES)[:4096].replace(b"\0", b"")  # of UTF-16, too
+        return re.search(rb"<annotation[\s>]", head) is not None
     return False
 
 
@@ -138,11 +144,14 @@ def _voc_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _listed_names(folders: Iterable[Path]) -> list[str]:
+    found: dict[Path, list[str]] = {}
     for folder in folders:
-        for pattern in _NAME_LISTS:
-            for path in sorted(folder.glob(pattern)):
-                return [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    return []
+        if path := next((path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))), None):
+            found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    first = next(iter(found), None)
+    if other := next((path for path in found if found[path] != found[first]), None):
+        raise UserError(f"{other}: other classes than in {first}; make them agree")
+    return found.get(first, [])
 
 
 def _label_files(images: Path) -> bool:

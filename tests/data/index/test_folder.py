@@ -229,6 +229,32 @@ def test_without_splits_all_images_are_for_training(export, source, tmp_path):
     assert boxes_of(tmp_path / "export") == expected
 
 
+def test_lists_of_names_that_differ_are_an_error(source, tmp_path):
+    darknet(source, tmp_path / "export")
+    (tmp_path / "export" / "valid" / "_darknet.labels").write_text("dark\nlight\n")
+    with pytest.raises(UserError, match=r"valid/_darknet.labels: other classes than in .*/train/_darknet.labels"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_a_coco_json_that_is_cut_is_named(source, tmp_path):
+    roboflow_coco(source, tmp_path / "export")
+    path = tmp_path / "export" / "valid" / "_annotations.coco.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(UserError, match=r"valid/_annotations.coco.json: has no categories"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
+    roboflow_voc(source, tmp_path / "export")
+    for path in (tmp_path / "export").rglob("*.xml"):
+        path.write_text(path.read_text(), encoding="utf-16")
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
+    for path in (tmp_path / "export").rglob("*.xml"):
+        path.write_text("<annotation></annotation>")
+    with pytest.raises(UserError, match=r"export/train, .*/valid: no object in any XML"):
+        load_dataset_spec(tmp_path / "export")
+
+
 def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(source, tmp_path):
     (tmp_path / "export").mkdir()
     copy_images(source, "train", tmp_path / "export")
