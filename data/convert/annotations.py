@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,8 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self._by_name: dict[str, list[Path]] = {}
         for path in files_below(self.root, IMAGE_SUFFIXES):
-            self._by_name.setdefault(path.name, []).append(path)
-            self._by_name.setdefault(path.stem, []).append(path)
+            for name in (path.name, path.stem):
+                self._by_name.setdefault(_composed(name), []).append(path)
 
     def add(
         self,
@@ -94,7 +95,7 @@ class Annotations:
 
     def find(self, image: str, where: str, near: Path, split: str = "") -> Path:
         """The image of this name; of several, that in a folder called ``split``, or the nearest to ``near``."""
-        parts = [part for part in image.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        parts = [_composed(part) for part in image.replace("\\", "/").split("/") if part not in ("", ".", "..")]
         if parts and parts[-1] not in self._by_name:  # VoTT writes a space as %20
             parts = [unquote(part) for part in parts]
         fits = self._by_name.get(parts[-1], []) if parts else []
@@ -102,7 +103,7 @@ class Annotations:
             if len(fits) <= 1:
                 break
             tail = tuple(parts[-kept:-1])
-            fits = [path for path in fits if path.parts[len(path.parts) - kept : -1] == tail]
+            fits = [path for path in fits if tuple(map(_composed, path.parts[len(path.parts) - kept : -1])) == tail]
         if len(fits) > 1:  # CVAT's names are without the folder of the subset
             fits = [path for path in fits if split in path.parts] or fits
             shared = [len(Path(os.path.commonpath([path, near])).parts) for path in fits]
@@ -116,7 +117,7 @@ class Annotations:
 
     def has(self, stem: str) -> bool:
         """Whether there is an image of this name without suffix."""
-        return stem in self._by_name
+        return _composed(stem) in self._by_name
 
     def num_images(self) -> int:
         """Images below the source, and those that its files store."""
@@ -125,6 +126,11 @@ class Annotations:
 
     def class_names(self) -> list[str]:
         return sorted(self.objects)
+
+
+def _composed(name: str) -> str:
+    """File names of macOS have accents as characters of their own."""
+    return unicodedata.normalize("NFC", name)
 
 
 def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:

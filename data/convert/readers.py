@@ -159,7 +159,7 @@ def read_csv(file: Path, into: Annotations) -> None:
     """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
     corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text)."""
     text = read_text(file, most=1 << 32)
-    rows = csv.DictReader(io.StringIO(text), delimiter=_delimiter(text.partition("\n")[0]))
+    rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
     try:
         _read_rows(rows, file, into)
     except csv.Error as error:
@@ -206,8 +206,12 @@ def _columns(header: Iterable[str]) -> dict[str, str]:
     return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
 
 
-def _delimiter(header: str) -> str:
-    return max(",;\t", key=header.count)
+def _delimiter(text: str) -> str:
+    return max(",;\t", key=_header(text).count)
+
+
+def _header(text: str) -> str:
+    return (text[:_HEAD].splitlines() or [""])[0].strip()
 
 
 def _class_descriptions(file: Path) -> dict[str, str]:
@@ -270,8 +274,8 @@ def _pairs(value: Any, where: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_csv(head: str) -> bool:
-    header = head.partition("\n")[0].strip()
-    return {"image", "name", "xmin"} <= _columns(next(csv.reader([header], delimiter=_delimiter(header)), ())).keys()
+    header = csv.reader([_header(head).replace("\0", "")], delimiter=_delimiter(head))
+    return {"image", "name", "xmin"} <= _columns(next(header, ())).keys()
 
 
 def _is_vott(head: str) -> bool:

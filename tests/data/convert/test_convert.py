@@ -121,10 +121,12 @@ def write_vott_csv(folder: Path) -> None:
 
 
 def write_semicolons(folder: Path) -> None:
-    """As spreadsheets write them in some countries, with a space here and there."""
+    """As spreadsheets write them in some countries, with a space here and there, and names as macOS writes them."""
     write_csv(folder)
     text = (folder / "_annotations.csv").read_text().replace(",", ";")
-    (folder / "_annotations.csv").write_text(text.replace(";cat;", ";cat ;", 1))
+    text = text.replace(";cat;", ";cat ;", 1).replace("one.png", "\u00fcne.png")
+    (folder / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
+    (folder / "one.png").rename(folder / "u\u0308ne.png")
 
 
 def write_rows(path: Path, rows: list[tuple]) -> None:
