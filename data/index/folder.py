@@ -18,8 +18,8 @@ from utils.program import COMMANDS
 from utils.strings import counted
 
 SPLIT_NAMES = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-    "testing": "test",
+    "train": "train", "training": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val",
+    "test": "test", "testing": "test",
 }  # fmt: skip
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
@@ -114,11 +114,12 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     fallback = cut = None
     for path in (*beside, *of_splits.get(split, ()), *of_splits.get("", ())):
         text = read_text(path, most=1 << 32)
-        if _COCO.search(text) and '"images"' in text:
-            if '"bbox"' in text:
-                return path
+        keys = (_COCO.search(text) is not None) + ('"images"' in text)
+        if keys == 2 and '"bbox"' in text:
+            return path
+        if keys == 2:
             fallback = fallback or path  # such as image_info_test2017.json
-        elif not text.rstrip().endswith(("}", "]")):
+        elif keys and not text.rstrip().endswith("}"):
             cut = cut or path  # its reader says so
     above = images.parent
     places = (images, above / "annotations", above / "Annotations", folder / "annotations" / images.name,

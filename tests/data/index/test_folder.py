@@ -299,7 +299,14 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("Train", "train"), ("val2017", "val"), ("validation", "val"), ("test_2", "test"), ("trainer", "")],
+    [
+        ("Train", "train"),
+        ("trainval", "train"),
+        ("val2017", "val"),
+        ("validation", "val"),
+        ("test_2", "test"),
+        ("trainer", ""),
+    ],
 )
 def test_names_of_splits(name, split):
     assert split_of(name) == split
