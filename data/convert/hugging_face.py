@@ -35,7 +35,7 @@ def read_parquet(file: Path, into: Annotations) -> None:
                     raise UserError(f"{where}: has no bytes of an image")
                 boxes = _boxes(entry["objects"], names, where)
                 into.add(into.keep(image["bytes"], file, row), boxes, where=where, near=file)
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
         ) from None

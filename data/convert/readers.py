@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -278,12 +279,10 @@ def _is_csv(head: str) -> bool:
     return {"image", "name", "xmin"} <= _columns(next(header, ())).keys()
 
 
-def _is_vott(head: str) -> bool:
-    return '"assets"' in head or ('"asset"' in head and '"regions"' in head)
-
-
-def _is_createml(head: str) -> bool:
-    return head.startswith("[") and '"coordinates"' in head
+def _has_key(names: str) -> Callable[[str], bool]:
+    """Whether JSON has one of the keys ``names``, separated by |."""
+    key = re.compile(rf'"({names})"\s*:')
+    return lambda head: key.search(head) is not None
 
 
 def _is_kitti(head: str) -> bool:
@@ -292,13 +291,13 @@ def _is_kitti(head: str) -> bool:
 
 FORMATS = {
     "cvat": Format("CVAT", ".xml", lambda head: "<annotations>" in head, read_cvat),
-    "labelme": Format("LabelMe", ".json", lambda head: '"shapes"' in head, read_labelme, is_per_image=True),
-    "vott": Format("VoTT", ".json", _is_vott, read_vott),
-    "createml": Format("CreateML", ".json", _is_createml, read_createml),
+    "labelme": Format("LabelMe", ".json", _has_key("shapes"), read_labelme, is_per_image=True),
+    "vott": Format("VoTT", ".json", _has_key("assets?"), read_vott),
+    "createml": Format("CreateML", ".json", _has_key("coordinates"), read_createml),
     "csv": Format("CSV", ".csv", _is_csv, read_csv),
     "kitti": Format("KITTI", ".txt", _is_kitti, read_kitti, is_per_image=True),
     "huggingface": Format("Hugging Face parquet", ".parquet", lambda head: head.startswith("PAR1"), read_parquet),
-    "imagefolder": Format("Hugging Face image folder", ".jsonl", lambda head: '"file_name"' in head, read_image_folder),
+    "imagefolder": Format("Hugging Face image folder", ".jsonl", _has_key("file_name"), read_image_folder),
 }
 
 

@@ -375,6 +375,12 @@ def test_fractions_are_not_taken_for_pixels(images):
     assert "labels.csv: no corner is above 1; fractions" in refused(images)
 
 
+def test_coco_with_a_class_called_shapes_is_not_labelme(images):
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}
+    (images / "_annotations.coco.json").write_text(json.dumps(content))
+    assert "COCO JSON; train .: it trains as it is" in refused(images)
+
+
 def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
     write_cvat(images)
     (images / "annotations (1).xml").write_bytes((images / "annotations.xml").read_bytes())
