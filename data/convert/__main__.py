@@ -144,8 +144,8 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
     if len(found) != 1:
         what = "has files of several formats" if found else "no format is recognized"
         known = ", ".join(FORMATS)
-        as_it_is = "YOLO txt, COCO JSON and Pascal VOC are for --data as they are"
-        raise UserError(f"{source}: {what}{_instead(found)}; formats are {known}; {as_it_is}")
+        other = "most tools also export YOLO txt, COCO JSON or Pascal VOC, which --data reads as they are"
+        raise UserError(f"{source}: {what}{_instead(found)}; formats are {known}; {other}")
     return next(iter(found.items()))
 
 
