@@ -163,7 +163,7 @@ def _label_files(images: Path) -> bool:
     parts = list(images.parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    for path in Path(*parts).rglob("*.txt"):
+    for path in (*Path(*parts).glob("*.txt"), *Path(*parts).glob("*/*.txt")):
         with contextlib.suppress(OSError):
             if _YOLO_ROW.match(read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace")):
                 return True
