@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import yaml
 from data.convert.annotations import Annotations, Picked, files_below
 from data.convert.readers import FORMATS, detect, image_size
 from data.index.dataset_yaml import SPLITS
+from data.index.folder import read_folder
 from data.labels.coco import read_coco
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
@@ -76,9 +77,10 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         into = Annotations(source.absolute(), extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():  # one that does not fit is damaged, or empty
-            fitting, every = set(files), files_below(source, {FORMATS[name].suffix})
-            files = [file for file in every if file in fitting or into.has(file.stem)]
+        if FORMATS[name].is_per_image and source.is_dir():  # one beside them that does not fit is damaged, or empty
+            fitting, folders = set(files), {file.parent for file in files}
+            every = files_below(source, {FORMATS[name].suffix})
+            files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
         for file in files:
             FORMATS[name].read(file.absolute(), into)
         if not into.objects:
@@ -121,6 +123,8 @@ def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
     if (extracted := folder / out.stem).is_dir():
         values |= {split: str(Path(out.stem, Path(values[split]).relative_to(extracted))) for split in annotations}
     values |= {"names": names, "annotations": annotations}
+    if into.ignored:
+        values["ignore"] = sorted(into.ignored)
     write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
     return written
 
@@ -131,11 +135,17 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
         if name not in found:
             raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(found)}")
         return name, found[name]
+    if not found and source.is_dir():
+        summary = ""
+        with suppress(UserError):
+            summary = read_folder(source).summary
+        if summary:
+            raise UserError(f"{summary}: it trains as it is: {COMMANDS['train']} --data {source}")
     if len(found) != 1:
         what = "has files of several formats" if found else "no format is recognized"
         known = ", ".join(FORMATS)
-        as_it_is = f"YOLO txt, COCO JSON and Pascal VOC train as they are: {COMMANDS['train']} --data {source}"
-        raise UserError(f"{source}: {what}{_instead(found)}; formats are {known}; {as_it_is}")
+        other = "most tools also export YOLO txt, COCO JSON or Pascal VOC, which --data reads as they are"
+        raise UserError(f"{source}: {what}{_instead(found)}; formats are {known}; {other}")
     return next(iter(found.items()))
 
 
@@ -179,6 +189,7 @@ def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> l
     rows = [(name, str(into.objects[name]), str(written[name])) for name in into.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
+    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
     if left_out := into.num_images() - sum(map(len, into.images.values())):
         lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
     return [f"{title}: {sizes}", *lines, f"train: {COMMANDS['train']} --data {out.with_suffix('.yaml')}"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
 from data.index.folder import split_of
@@ -31,6 +34,7 @@ class Picked:
     """What has been read of an image."""
 
     boxes: list[Box] = field(default_factory=list)
+    files: dict[Box, Path] = field(default_factory=dict)  # that a box is from
     size: tuple[int, int] | None = None  # width and height that the annotations state
 
 
@@ -42,10 +46,11 @@ class Annotations:
         self.root = source if source.is_dir() else source.parent
         self.images: dict[str, dict[Path, Picked]] = {}  # by split
         self.objects: Counter[str] = Counter()  # in the source, of any shape
+        self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self._by_name: dict[str, list[Path]] = {}
         for path in files_below(self.root, IMAGE_SUFFIXES):
-            self._by_name.setdefault(path.name, []).append(path)
-            self._by_name.setdefault(path.stem, []).append(path)
+            for name in (path.name, path.stem):
+                self._by_name.setdefault(_composed(name), []).append(path)
 
     def add(
         self,
@@ -68,12 +73,15 @@ class Annotations:
 
         Raises UserError if the image cannot be found, or a box is none.
         """
-        path = image if isinstance(image, Path) else self.find(image, where, near)
+        path = image if isinstance(image, Path) else self.find(image, where, near, split)
         named = split_of(split) or _split_of_paths(path, near, self.root)
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in boxes:
-            check_box(box := box._replace(name=box.name.strip()), where)
+            box = box._replace(name=box.name.strip())
+            check_box(box, where)
+            if (other := picked.files.setdefault(box, near)) != near:
+                raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
             self.objects[box.name] += 1
             picked.boxes.append(box)
 
@@ -85,24 +93,31 @@ class Annotations:
         write_whole(path, content)
         return path
 
-    def find(self, image: str, where: str, near: Path) -> Path:
-        parts = [part for part in image.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    def find(self, image: str, where: str, near: Path, split: str = "") -> Path:
+        """The image of this name; of several, that in a folder called ``split``, or the nearest to ``near``."""
+        parts = [_composed(part) for part in image.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        if parts and parts[-1] not in self._by_name:  # VoTT writes a space as %20
+            parts = [unquote(part) for part in parts]
         fits = self._by_name.get(parts[-1], []) if parts else []
         for kept in range(1, len(parts) + 1):  # with more and more of its folders, until one is left
             if len(fits) <= 1:
                 break
             tail = tuple(parts[-kept:-1])
-            fits = [path for path in fits if path.parts[len(path.parts) - kept : -1] == tail]
-        if len(fits) > 1:
-            fits = [path for path in fits if path.parent == near.parent] or fits
+            fits = [path for path in fits if tuple(map(_composed, path.parts[len(path.parts) - kept : -1])) == tail]
+        if len(fits) > 1:  # CVAT's names are without the folder of the subset
+            fits = [path for path in fits if split in path.parts] or fits
+            shared = [len(Path(os.path.commonpath([path, near])).parts) for path in fits]
+            fits = [path for path, folders in zip(fits, shared) if folders == max(shared)]
         if len(fits) != 1:
-            several = f"{len(fits)} files below {self.root} fit" if fits else f"not found below {self.root}"
-            raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {several}")
+            text = f"{len(fits)} files below {self.root} fit" if fits else f"not found below {self.root}"
+            if not fits and parts and (other := self._by_name.get(Path(parts[-1]).stem)):
+                text += f", but {other[0].name} is there"
+            raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {text}")
         return fits[0]
 
     def has(self, stem: str) -> bool:
         """Whether there is an image of this name without suffix."""
-        return stem in self._by_name
+        return _composed(stem) in self._by_name
 
     def num_images(self) -> int:
         """Images below the source, and those that its files store."""
@@ -111,6 +126,11 @@ class Annotations:
 
     def class_names(self) -> list[str]:
         return sorted(self.objects)
+
+
+def _composed(name: str) -> str:
+    """File names of macOS have accents as characters of their own."""
+    return unicodedata.normalize("NFC", name)
 
 
 def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
@@ -153,3 +173,18 @@ def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
 def check_box(box: Box, where: str) -> None:
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")
+    if box.x2 < box.x1 or box.y2 < box.y1:
+        corners = " ".join(f"{value:g}" for value in box[1:])
+        raise UserError(f"{where}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")
+
+
+def object_of(value: Any, where: str) -> dict:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected an object, got {one_line(str(value))[:60]!r}")
+    return value
+
+
+def array_of(value: Any, where: str) -> list:
+    if not isinstance(value, list):
+        raise UserError(f"{where}: expected a list, got {one_line(str(value))[:60]!r}")
+    return value

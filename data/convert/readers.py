@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from data.convert.annotations import Annotations, Box, around, files_below, number
+from data.convert.annotations import Annotations, Box, around, array_of, files_below, number, object_of
+from data.convert.hugging_face import read_image_folder, read_parquet
 from data.image_io.verify import check_image
 from data.labels.json_files import load_json
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
-from utils.machine.limits import require_package
-from utils.strings import counted
 
 KITTI_FIELDS = 15
-_HEAD = 4096  # bytes by which formats are told apart
+_HEAD = 1 << 16  # bytes by which formats are told apart
 
 
 class Format(NamedTuple):
@@ -45,12 +44,22 @@ class Format(NamedTuple):
 
 
 def read_cvat(file: Path, into: Annotations) -> None:
-    """CVAT for images 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
-    for image in _xml(file).iter("image"):
+    """CVAT for images 1.1, and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
+    root = _xml(file)
+    for image in root.iter("image"):
         name = image.get("name", "")
         where = f"{file}: image {one_line(name)[:100]!r}"
         boxes = [_cvat_box(shape, where) for shape in image if shape.get("label") is not None and shape.tag != "tag"]
         into.add(name, boxes, where=where, near=file, split=image.get("subset", ""), size=_size(image.attrib, where))
+    frames: dict[int, list[Box]] = {}
+    for track in root.iter("track"):
+        where = f"{file}: track {track.get('id', '')}"
+        for shape in track:
+            if shape.get("outside") != "1":
+                shape.set("label", track.get("label", ""))
+                frames.setdefault(int(number(shape.get("frame"), where)), []).append(_cvat_box(shape, where))
+    for frame, boxes in sorted(frames.items()):
+        into.add(f"frame_{frame:06}", boxes, where=f"{file}: frame {frame}", near=file)
 
 
 def _cvat_box(shape: ElementTree.Element, where: str) -> Box:
@@ -88,18 +97,18 @@ def _turned(
 
 def read_labelme(file: Path, into: Annotations) -> None:
     """LabelMe: a JSON per image; rectangles, and the boxes around polygons, circles and masks."""
-    content = _object(load_json(file, "a LabelMe JSON"), str(file))
+    content = object_of(load_json(file, "a LabelMe JSON"), str(file))
     boxes = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         where = f"{file}: shape {position}"
-        shape = _object(entry, where)
-        name, kind = str(shape.get("label")), shape.get("shape_type", "polygon")
+        shape = object_of(entry, where)
+        name, kind = str(shape.get("label") or ""), shape.get("shape_type", "polygon")
         points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
         if kind == "circle" and len(points) == 2:
             (cx, cy), (x, y) = points
             radius = math.hypot(x - cx, y - cy)
             points = [(cx - radius, cy - radius), (cx + radius, cy + radius)]
-        elif kind not in ("rectangle", "polygon", "mask") or len(points) < 2:
+        elif kind not in ("rectangle", "oriented_rectangle", "polygon", "mask") or len(points) < 2:
             raise UserError(f"{where}: '{kind}' of '{one_line(name)}' has no area; remove it, or draw a rectangle")
         boxes.append(around(name, points))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
@@ -108,28 +117,29 @@ def read_labelme(file: Path, into: Annotations) -> None:
 
 def read_createml(file: Path, into: Annotations) -> None:
     """Apple's CreateML: centers and sizes in pixels."""
-    for position, item in enumerate(_array(load_json(file, "a CreateML JSON"), str(file))):
+    for position, item in enumerate(array_of(load_json(file, "a CreateML JSON"), str(file))):
         where = f"{file}: entry {position}"
-        entry, boxes = _object(item, where), []
+        entry, boxes = object_of(item, where), []
         for annotation in _list(entry, "annotations", where):
-            at = _object(_object(annotation, where).get("coordinates"), where)
+            at = object_of(object_of(annotation, where).get("coordinates"), where)
             x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
-            boxes.append(Box(str(annotation.get("label")), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
+            boxes.append(Box(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
         into.add(str(image), boxes, where=where, near=file)
 
 
 def read_vott(file: Path, into: Annotations) -> None:
-    """VoTT: one JSON per export; a region with several tags is an object of each."""
-    assets = _object(_object(load_json(file, "a VoTT JSON"), str(file)).get("assets"), f"{file}: assets")
+    """VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each."""
+    content = object_of(load_json(file, "a VoTT JSON"), str(file))
+    assets = {file.stem: content} if "asset" in content else object_of(content.get("assets"), f"{file}: assets")
     for key, item in assets.items():
         where = f"{file}: asset {one_line(key)[:60]}"
-        entry, boxes = _object(item, where), []
+        entry, boxes = object_of(item, where), []
         for region in _list(entry, "regions", where):
-            at = _object(_object(region, where).get("boundingBox"), where)
+            at = object_of(object_of(region, where).get("boundingBox"), where)
             x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
             boxes += [Box(str(tag), x, y, x + w, y + h) for tag in _list(region, "tags", where)]
-        asset = _object(entry.get("asset"), where)
+        asset = object_of(entry.get("asset"), where)
         size = _size(asset["size"], where) if isinstance(asset.get("size"), dict) else None
         into.add(str(asset.get("name")), boxes, where=where, near=file, size=size)
 
@@ -149,23 +159,34 @@ _COLUMNS = {
 def read_csv(file: Path, into: Annotations) -> None:
     """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
     corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text)."""
-    header, rows = _rows(file)
-    columns = _columns(header)
+    text = read_text(file, most=1 << 32)
+    rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
+    try:
+        _read_rows(rows, file, into)
+    except csv.Error as error:
+        raise UserError(f"{file}:{rows.line_num + 1}: malformed CSV ({error})") from None
+
+
+def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
+    columns = _columns(rows.fieldnames or ())
     if missing := [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]:
         raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
     is_relative = columns["image"].lower() == "imageid"
     texts = _class_descriptions(file) if is_relative else {}
     corners = ("xmin", "ymin", "xmax", "ymax")
     sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
-    for where, values in rows:
-        if len(values) != len(header):
-            raise UserError(f"{where}: {counted(len(values), 'field')}, expected {len(header)}")
-        row = dict(zip(header, values))
+    largest = 0.0
+    for row in rows:
+        where = f"{file}:{rows.line_num}"
+        if None in row or None in row.values():
+            raise UserError(f"{where}: {len([v for v in row.values() if v is not None])} fields, expected "
+                            f"{len(rows.fieldnames or ())}")  # fmt: skip
         image = row[columns["image"]]
         if not row[columns["name"]] and not row[columns["xmin"]]:  # an image without objects
             into.add(image, (), where=where, near=file)
             continue
         x1, y1, x2, y2 = (number(row[columns[name]], f"{where}: {name}") for name in corners)
+        largest = max(largest, x2, y2)
         name = texts.get(row[columns["name"]], row[columns["name"]])
         size = None
         if is_relative:
@@ -177,21 +198,8 @@ def read_csv(file: Path, into: Annotations) -> None:
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
         into.add(image, [Box(name, x1, y1, x2, y2)], where=where, near=file, size=size)
-
-
-def _rows(file: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
-    """The first row of a CSV file, and the others that are not empty, each with its place for messages."""
-    reader = csv.reader(io.StringIO(read_text(file, most=1 << 32), newline=""))
-
-    def rows() -> Iterator[tuple[str, list[str]]]:
-        try:
-            for row in filter(None, reader):
-                yield f"{file}:{reader.line_num}", row
-        except csv.Error as error:
-            raise UserError(f"{file}:{reader.line_num}: not CSV ({one_line(str(error))})") from None
-
-    found = rows()
-    return next(found, ("", []))[1], found
+    if not is_relative and 0 < largest <= 1:
+        raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
 
 
 def _columns(header: Iterable[str]) -> dict[str, str]:
@@ -199,17 +207,29 @@ def _columns(header: Iterable[str]) -> dict[str, str]:
     return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
 
 
+def _delimiter(text: str) -> str:
+    return max(",;\t", key=_header(text).count)
+
+
+def _header(text: str) -> str:
+    return (text[:_HEAD].splitlines() or [""])[0].strip()
+
+
 def _class_descriptions(file: Path) -> dict[str, str]:
-    """Names of Open Images' classes, by their ids such as /m/01g317."""
+    """Names of Open Images' classes, by their ids such as /m/01g317; FiftyOne has a folder for them."""
     texts: dict[str, str] = {}
-    for path in sorted(file.parent.glob("*class-descriptions*.csv")):
-        header, rows = _rows(path)
-        texts |= {row[0]: row[1] for row in (header, *(row for _, row in rows)) if len(row) == 2}
+    for path in (*file.parent.glob("*class-descriptions*.csv"), *file.parent.parent.glob("metadata/classes.csv")):
+        try:
+            rows = list(csv.reader(io.StringIO(read_text(path))))
+        except csv.Error as error:
+            raise UserError(f"{path}: malformed CSV ({error})") from None
+        texts |= {row[0]: row[1] for row in rows if len(row) == 2}
     return texts
 
 
 def read_kitti(file: Path, into: Annotations) -> None:
-    """KITTI's object benchmark: a text file per image, whose fields 5 to 8 are corners in pixels."""
+    """KITTI's object benchmark: a text file per image, whose fields 5 to 8 are corners in pixels; ``DontCare`` is a
+    region to ignore."""
     boxes = []
     for line, row in enumerate(read_text(file).splitlines(), 1):
         fields, where = row.split(), f"{file}:{line}"
@@ -218,73 +238,8 @@ def read_kitti(file: Path, into: Annotations) -> None:
         if len(fields) < KITTI_FIELDS:
             raise UserError(f"{where}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
         boxes.append(Box(fields[0], *(number(value, where) for value in fields[4:8])))
+    into.ignored |= {"DontCare"} & {box.name for box in boxes}
     into.add(file.stem, boxes, where=str(file), near=file)
-
-
-def read_huggingface(file: Path, into: Annotations) -> None:
-    """A parquet file of Hugging Face's object detection data sets: ``image`` (its bytes) and ``objects`` with ``bbox``
-    (x, y, width, height in pixels) and ``category``. The images are written beside the output."""
-    require_package("pyarrow", "data.convert", "export the data set as COCO JSON")
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        table = parquet.ParquetFile(file)
-        names = _category_names(table.schema_arrow.metadata or {}, file)
-        row = -1
-        for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
-            for entry in batch.to_pylist():
-                row += 1
-                _add_row(entry, row, file, into, names)
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
-        raise UserError(
-            f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
-        ) from None
-
-
-def _add_row(entry: dict, row: int, file: Path, into: Annotations, names: list[str]) -> None:
-    where = f"{file}: row {row}"
-    image, objects = entry["image"], entry["objects"]
-    if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
-        raise UserError(f"{where}: has no bytes of an image")
-    if isinstance(objects, list):
-        items = [_object(item, where) for item in objects]
-        objects = {key: [item.get(key) for item in items] for key in (items[0] if items else ())}
-    objects = {} if objects is None else _object(objects, where)
-    key = next((key for key in ("category", "categories", "label", "labels") if key in objects), "category")
-    given, categories = (_array([] if objects.get(k) is None else objects[k], f"{where}: {k}") for k in ("bbox", key))
-    if len(given) != len(categories):
-        raise UserError(f"{where}: {counted(len(given), 'bbox')} and {counted(len(categories), key)}")
-    boxes = []
-    for box, category in zip(given, categories):
-        if not isinstance(box, list) or len(box) != 4:
-            raise UserError(f"{where}: expected a bbox of four numbers, got {str(box)[:60]}")
-        x, y, w, h = (number(value, where) for value in box)
-        is_known = isinstance(category, int) and 0 <= category < len(names)
-        boxes.append(Box(names[category] if is_known else str(category), x, y, x + w, y + h))
-    path = into.keep(image["bytes"], file, row)
-    try:
-        size = image_size(path)
-    except UserError as error:
-        raise UserError(f"{where}: {str(error).removeprefix(f'{path}: ')}") from None
-    into.add(path, boxes, where=where, near=file, size=size)
-
-
-def _category_names(metadata: dict[bytes, bytes], file: Path) -> list[str]:
-    """The names that the features in the file's metadata give to numbers; empty if there are none."""
-    try:
-        pending: list[Any] = [json.loads(metadata.get(b"huggingface", b"{}"))]
-    except (ValueError, RecursionError):
-        raise UserError(f"{file}: its 'huggingface' metadata is not JSON") from None
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if value.get("_type") == "ClassLabel" and isinstance(value.get("names"), list):
-                return [str(name) for name in value["names"]]
-            pending += value.values()
-        elif isinstance(value, list):
-            pending += value
-    return []
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -312,35 +267,26 @@ def _size(values: Any, where: str) -> tuple[int, int] | None:
     return int(number(width, f"{where}: width")), int(number(height, f"{where}: height"))
 
 
-def _object(value: Any, where: str) -> dict:
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: expected an object, got {one_line(str(value))[:60]!r}")
-    return value
-
-
-def _array(value: Any, where: str) -> list:
-    if not isinstance(value, list):
-        raise UserError(f"{where}: expected a list, got {one_line(str(value))[:60]!r}")
-    return value
-
-
 def _list(content: dict, key: str, where: str) -> list:
-    return _array(content.get(key), f"{where}: {key}")
+    return array_of(content.get(key), f"{where}: {key}")
 
 
 def _pairs(value: Any, where: str) -> Iterator[tuple[Any, Any]]:
-    for pair in _array(value, where):
+    for pair in array_of(value, where):
         if not isinstance(pair, list) or len(pair) != 2:
             raise UserError(f"{where}: expected points of two numbers, got {one_line(str(pair))[:60]!r}")
         yield pair[0], pair[1]
 
 
 def _is_csv(head: str) -> bool:
-    return {"image", "name", "xmin"} <= _columns(head.partition("\n")[0].strip().split(",")).keys()
+    header = csv.reader([_header(head).replace("\0", "")], delimiter=_delimiter(head))
+    return {"image", "name", "xmin"} <= _columns(next(header, ())).keys()
 
 
-def _is_createml(head: str) -> bool:
-    return head.startswith("[") and '"coordinates"' in head
+def _has_key(names: str) -> Callable[[str], bool]:
+    """Whether JSON has one of the keys ``names``, separated by |."""
+    key = re.compile(rf'"({names})"\s*:')
+    return lambda head: key.search(head) is not None
 
 
 def _is_kitti(head: str) -> bool:
@@ -348,13 +294,14 @@ def _is_kitti(head: str) -> bool:
 
 
 FORMATS = {
-    "cvat": Format("CVAT for images", ".xml", lambda head: "<annotations>" in head, read_cvat),
-    "labelme": Format("LabelMe", ".json", lambda head: '"shapes"' in head, read_labelme, is_per_image=True),
-    "vott": Format("VoTT", ".json", lambda head: '"assets"' in head, read_vott),
-    "createml": Format("CreateML", ".json", _is_createml, read_createml),
+    "cvat": Format("CVAT", ".xml", lambda head: "<annotations>" in head, read_cvat),
+    "labelme": Format("LabelMe", ".json", _has_key("shapes"), read_labelme, is_per_image=True),
+    "vott": Format("VoTT", ".json", _has_key("assets?"), read_vott),
+    "createml": Format("CreateML", ".json", _has_key("coordinates"), read_createml),
     "csv": Format("CSV", ".csv", _is_csv, read_csv),
     "kitti": Format("KITTI", ".txt", _is_kitti, read_kitti, is_per_image=True),
-    "huggingface": Format("Hugging Face parquet", ".parquet", lambda head: head.startswith("PAR1"), read_huggingface),
+    "huggingface": Format("Hugging Face parquet", ".parquet", lambda head: head.startswith("PAR1"), read_parquet),
+    "imagefolder": Format("Hugging Face image folder", ".jsonl", _has_key("file_name"), read_image_folder),
 }
 
 

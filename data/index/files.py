@@ -214,9 +214,11 @@ def _read_elsewhere(
     fit.
     """
     names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
+    of_voc = file.parent.parent.parent / "JPEGImages"  # beside ImageSets/Main; masks elsewhere have the same names
+    base = of_voc if of_voc.is_dir() else root
     images = [
         os.path.join(folder, entry.name)
-        for folder, entries in (_walk(root) if root.is_dir() else ())
+        for folder, entries in (_walk(base) if base.is_dir() else ())
         for entry in entries
         if _is_image(entry.name, suffixes) and {entry.name, os.path.splitext(entry.name)[0]} & names
     ]

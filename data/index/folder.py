@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
 from data.labels.voc import object_names
+from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
 from utils.strings import counted
 
 SPLIT_NAMES = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-    "testing": "test",
+    "train": "train", "training": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val",
+    "test": "test", "testing": "test",
 }  # fmt: skip
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
+_IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+_YOLO_ROW = re.compile(r"\s*\d+(\s+[-+.\deE]+){4,}\s*(\n|$)")
+_COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio has no images
 
 
 class FolderContent(NamedTuple):
@@ -41,20 +45,28 @@ def read_folder(folder: Path) -> FolderContent:
 
     Raises UserError that says what is there, if it is nothing that trains as it is.
     """
+    folder = _unpacked(folder)
+    splits = _splits(folder)
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     if len(yamls) > 1:
         yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
-    if yamls:
+    content = load_yaml(yamls[0]) if yamls else None
+    # Supervision writes the names alone.
+    values = content if isinstance(content, dict) and {"names"} <= content.keys() <= {"names", "nc"} else {}
+    if yamls and not values:
         return FolderContent({}, yamls[0], f"{folder}: its YAML is {yamls[0].name}")
-    splits = _splits(folder)
-    values: dict[str, Any] = {split: str(path) for split, path in splits.items()}
+    values |= {split: str(path) for split, path in splits.items()}
     annotations = {split: found for split, path in splits.items() if (found := _annotations(folder, split, path))}
     kinds = {"COCO JSON" if path.suffix == ".json" else "Pascal VOC" for path in annotations.values()}
     if annotations:
         values["annotations"] = {split: str(path) for split, path in annotations.items()}
         if "Pascal VOC" in kinds:
             values["names"] = _voc_names(path for path in annotations.values() if path.is_dir())
-    elif (names := _listed_names([folder, *splits.values()])) and any(_label_files(path) for path in splits.values()):
+            if not values["names"]:
+                raise UserError(f"--data {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
+    elif (names := values.get("names") or _listed_names([folder, *splits.values()])) and any(
+        map(_label_files, splits.values())
+    ):
         kinds, values["names"] = {"YOLO txt"}, names
     else:
         raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
@@ -62,26 +74,65 @@ def read_folder(folder: Path) -> FolderContent:
     return FolderContent(values, None, f"{folder}: {' and '.join(sorted(kinds))}; {where}")
 
 
+def _unpacked(folder: Path) -> Path:
+    """The folder below ``folder`` that has all of its content, as of an archive that is unpacked to a new folder."""
+    for _ in range(4):
+        beside = (".", "__macosx", "readme", "license")
+        inside = [path for path in folder.iterdir() if not path.name.lower().startswith(beside)]
+        if len(inside) != 1 or not inside[0].is_dir() or split_of(inside[0].name) or inside[0].name in _IMAGE_FOLDERS:
+            break
+        folder = inside[0]
+    return folder
+
+
 def _splits(folder: Path) -> dict[str, Path]:
-    """The folders of the images by split; the folder itself is the training split if there is no other."""
+    """The folders of the images by split, or else the lists of images; if there are none, all images are the training
+    split."""
     found: dict[str, Path] = {}
     for base in (folder, folder / "images"):
         for path in sorted(base.iterdir()) if base.is_dir() else ():
             if path.is_dir() and (split := split_of(path.name)):
-                found.setdefault(split, path / "images" if (path / "images").is_dir() else path)
-    return {split: found[split] for split in ("train", "val", "test") if split in found} or {"train": folder}
+                found.setdefault(split, _images_in(path))
+    for path in () if found else sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
+        is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
+        if (split := split_of(path.stem)) and not is_label and path.stat().st_size:  # Darknet and Pascal VOC
+            found.setdefault(split, path)
+    found = found or {"train": _images_in(folder)}
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+
+def _images_in(folder: Path) -> Path:
+    return next((folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()), folder)
 
 
 def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     """A COCO JSON of the split, or the folder of its VOC files; None if there is none."""
-    beside = sorted(images.glob("*.json")) or sorted(images.parent.glob("*.json")) * (images.name == "images")
-    named = [path for path in sorted((folder / "annotations").glob("*.json"))
-             if split in {split_of(part) for part in re.split(r"[_.]", path.stem)}]  # fmt: skip
-    for path in (*beside, *named):
-        if '"categories"' in read_text(path, most=1 << 32):
+    beside = sorted(images.glob("*.json")) or sorted(images.parent.glob("*.json")) * (images.name in _IMAGE_FOLDERS)
+    of_splits: dict[str, list[Path]] = {}
+    for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
+        of_splits.setdefault(next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), ""), []).append(path)
+    fallback = cut = None
+    for path in (*beside, *of_splits.get(split, ()), *of_splits.get("", ())):
+        text = read_text(path, most=1 << 32)
+        keys = (_COCO.search(text) is not None) + ('"images"' in text)
+        if keys == 2 and '"bbox"' in text:
             return path
-    places = (images, images.parent / "annotations", folder / "annotations" / images.name, folder / "Annotations")
-    return next((place for place in places if place.is_dir() and any(place.glob("*.xml"))), None)
+        if keys == 2:
+            fallback = fallback or path  # such as image_info_test2017.json
+        elif keys and not text.rstrip().endswith("}"):
+            cut = cut or path  # its reader says so
+    above = images.parent
+    places = (images, above / "annotations", above / "Annotations", folder / "annotations" / images.name,
+              folder / "annotations", folder / "Annotations")  # fmt: skip
+    return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), cut)
+
+
+def _is_voc(path: Path) -> bool:
+    """Whether a file is an image's of Pascal VOC; CVAT has an XML of <annotations>."""
+    with contextlib.suppress(OSError):
+        head = read_regular(path, MAX_BYTES)[:4096].replace(b"\0", b"")  # of UTF-16, too
+        return re.search(rb"<annotation[\s>]", head) is not None
+    return False
 
 
 def _voc_names(folders: Iterable[Path]) -> list[str]:
@@ -94,26 +145,38 @@ def _voc_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _listed_names(folders: Iterable[Path]) -> list[str]:
+    found: dict[Path, list[str]] = {}
     for folder in folders:
-        for pattern in _NAME_LISTS:
-            for path in sorted(folder.glob(pattern)):
-                return [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    return []
+        if path := next((path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))), None):
+            found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    first = next(iter(found), None)
+    if other := next((path for path in found if found[path] != found[first]), None):
+        raise UserError(f"{other}: other classes than in {first}; make them agree")
+    return found.get(first, [])
 
 
 def _label_files(images: Path) -> bool:
-    """Whether there are YOLO txt files beside the images, or in the folder ``labels`` that mirrors theirs."""
+    """Whether there are YOLO txt files beside the images, or in the folder ``labels`` that mirrors theirs; those of a
+    list the scan looks for."""
+    if images.is_file():
+        return True
     parts = list(images.parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return any(path.name not in _NAME_LISTS for path in Path(*parts).glob("*.txt"))
+    for path in (*Path(*parts).glob("*.txt"), *Path(*parts).glob("*/*.txt")):
+        with contextlib.suppress(OSError):
+            if _YOLO_ROW.match(read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace")):
+                return True
+    return False
 
 
 def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
-    images = sum(path.suffix.lower() in IMAGE_SUFFIXES for each in splits.values() for path in each.iterdir())
-    files = [path for each in (folder, *splits.values()) for path in each.iterdir() if path.is_file()]
-    others = sorted({path.suffix.lower() for path in files if path.suffix} - IMAGE_SUFFIXES)
+    entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in each.iterdir()]
+    images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
+    others = sorted({path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES)
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
     there = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
+    there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
     if any(_label_files(path) for path in splits.values()):
         return f"{there}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
     convert = f"{COMMANDS['convert']} {folder} {folder.name}.json"

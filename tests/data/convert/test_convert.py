@@ -52,6 +52,20 @@ def write_cvat(folder: Path) -> None:
     ElementTree.ElementTree(root).write(folder / "annotations.xml")
 
 
+def write_cvat_video(folder: Path) -> None:
+    """A track per object, whose last box says that it has left the image."""
+    root = ElementTree.Element("annotations")
+    for frame, name in enumerate(TRUTH):
+        (folder / name).rename(folder / f"frame_{frame:06}.png")
+    (folder / "frame_000002.png").unlink()  # frames without a shape are not in the file
+    for number, (frame, box) in enumerate((frame, box) for frame, name in enumerate(TRUTH) for box in TRUTH[name]):
+        track = ElementTree.SubElement(root, "track", id=str(number), label=box[0])
+        at = {key: str(value) for key, value in zip(("xtl", "ytl", "xbr", "ybr"), box[1:])}
+        for number_of_frame, outside in ((frame, "0"), (frame + 1, "1")):
+            ElementTree.SubElement(track, "box", at, frame=str(number_of_frame), outside=outside, keyframe="1")
+    ElementTree.ElementTree(root).write(folder / "annotations.xml")
+
+
 def write_labelme(folder: Path) -> None:
     for name, boxes in TRUTH.items():
         shapes = [
@@ -88,6 +102,33 @@ def write_vott(folder: Path) -> None:
     (folder / "vott-export.json").write_text(json.dumps({"name": "set", "assets": assets}))
 
 
+def write_vott_project(folder: Path) -> None:
+    """A JSON per image, in which a space is %20."""
+    write_vott(folder)
+    for key, content in json.loads((folder / "vott-export.json").read_text())["assets"].items():
+        name = content["asset"]["name"]
+        (folder / name).rename(folder / f"a {name}")
+        content["asset"]["name"] = f"a%20{name}"
+        (folder / f"{key}-asset.json").write_text(json.dumps(content))
+    (folder / "vott-export.json").unlink()
+
+
+def write_vott_csv(folder: Path) -> None:
+    rows = [f'"{name}",{box[1]},{box[2]},{box[3]},{box[4]},"{box[0]}"' for name in TRUTH for box in TRUTH[name]]
+    lines = ["\ufeff" + '"image","xmin","ymin","xmax","ymax","label"', *rows, ""]
+    (folder / "set-export.csv").write_bytes("\r\n".join(lines).encode())
+    (folder / "three.png").unlink()
+
+
+def write_semicolons(folder: Path) -> None:
+    """As spreadsheets write them in some countries, with a space here and there, and names as macOS writes them."""
+    write_csv(folder)
+    text = (folder / "_annotations.csv").read_text().replace(",", ";")
+    text = text.replace(";cat;", ";cat ;", 1).replace("one.png", "\u00fcne.png")
+    (folder / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
+    (folder / "one.png").rename(folder / "u\u0308ne.png")
+
+
 def write_rows(path: Path, rows: list[tuple]) -> None:
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(rows)
@@ -116,6 +157,37 @@ def write_open_images(folder: Path) -> None:
     (folder / "three.png").unlink()  # Open Images lists only images with objects
 
 
+def write_fiftyone(folder: Path) -> None:
+    """Open Images as FiftyOne lays it out."""
+    write_open_images(folder)
+    for name in ("labels", "metadata", "data"):
+        (folder / "train" / name).mkdir(parents=True)
+    (folder / "train-annotations-bbox.csv").rename(folder / "train" / "labels" / "detections.csv")
+    (folder / "class-descriptions-boxable.csv").rename(folder / "train" / "metadata" / "classes.csv")
+    for path in folder.glob("*.png"):
+        path.rename(folder / "train" / "data" / path.name)
+
+
+def write_kitti_devkit(folder: Path) -> None:
+    """The same numbers in testing, without labels, and files of other kinds that are called like the images."""
+    write_kitti(folder)
+    for name in ("training/image_2", "training/calib", "testing/image_2"):
+        (folder / name).mkdir(parents=True)
+    (folder / "label_2").rename(folder / "training" / "label_2")
+    for path in folder.glob("*.png"):
+        (folder / "testing" / "image_2" / path.name).write_bytes(path.read_bytes())
+        (folder / "training" / "calib" / path.name).with_suffix(".txt").write_text("P0: 7.07e+02 0 0\n")
+        path.rename(folder / "training" / "image_2" / path.name)
+
+
+def write_image_folder(folder: Path) -> None:
+    rows = []
+    for name, boxes in TRUTH.items():
+        bbox = [[x1, y1, x2 - x1, y2 - y1] for _, x1, y1, x2, y2 in boxes]
+        rows.append(json.dumps({"file_name": name, "objects": {"bbox": bbox, "categories": [box[0] for box in boxes]}}))
+    (folder / "metadata.jsonl").write_text("\n".join(rows) + "\n")
+
+
 def write_kitti(folder: Path) -> None:
     (folder / "label_2").mkdir()
     for name, boxes in TRUTH.items():
@@ -137,15 +209,20 @@ def write_parquet(folder: Path) -> None:
         }
         rows.append({"image": {"bytes": (folder / name).read_bytes(), "path": name}, "objects": objects})
         (folder / name).unlink()
-    features = {"objects": {"feature": {"category": {"names": names, "_type": "ClassLabel"}}}}
+    other = {"names": ["indoors", "outdoors"], "_type": "ClassLabel"}  # of the image
+    features = {"scene": other, "objects": {"feature": {"category": {"names": names, "_type": "ClassLabel"}}}}
+    features["weather"] = other
     table = pyarrow.Table.from_pylist(rows)
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     parquet.write_table(table, folder / "train-00000-of-00001.parquet")
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "cvat": write_cvat, "labelme": write_labelme, "createml": write_createml, "vott": write_vott, "csv": write_csv,
-    "open images": write_open_images, "kitti": write_kitti, "huggingface": write_parquet,
+    "cvat": write_cvat, "cvat video": write_cvat_video, "labelme": write_labelme, "createml": write_createml,
+    "vott": write_vott, "vott project": write_vott_project, "vott csv": write_vott_csv, "csv": write_csv,
+    "semicolons": write_semicolons, "open images": write_open_images, "fiftyone": write_fiftyone,
+    "kitti": write_kitti, "kitti devkit": write_kitti_devkit, "huggingface": write_parquet,
+    "imagefolder": write_image_folder,
 }  # fmt: skip
 
 
@@ -197,6 +274,29 @@ def test_splits_of_one_folder_become_lists(images, tmp_path, monkeypatch):
     assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
 
 
+def test_images_of_one_name_are_those_of_the_subset(images, tmp_path, monkeypatch):
+    """A project of CVAT has a folder per subset, which the names do not have."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_cvat(images)
+    for subset in ("Train", "Validation"):
+        (images / "images" / subset).mkdir(parents=True)
+        (images / "images" / subset / "one.png").write_bytes((images / "one.png").read_bytes())
+    (images / "one.png").unlink()
+    text = (images / "annotations.xml").read_text().replace('name="two.png"', 'name="one.png" subset="Validation"')
+    (images / "annotations.xml").write_text(text.replace('name="one.png" w', 'name="one.png" subset="Train" w', 1))
+    convert(images, tmp_path / "coco.json")
+    val = json.loads((tmp_path / "coco-val.json").read_text())["annotations"]
+    assert [box["bbox"] for box in val] == [[0, 0, 80, 60]]
+
+
+def test_regions_that_kitti_leaves_out_are_ignored(images, tmp_path):
+    write_kitti(images)
+    with open(images / "label_2" / "one.txt", "a") as file:
+        file.write("DontCare -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
+    assert "DontCare: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
+    assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat", "wild_dog")
+
+
 def refused(folder: Path, name: str = "auto") -> str:
     with pytest.raises(UserError) as error:
         convert(folder, folder.parent / "out.json", name)
@@ -212,6 +312,21 @@ WRONG = {
     "text": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ".csv:2: xmin: expected a number"),
     "nan": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", "expected a number, got 'nan'"),
     "short row": (write_csv, "_annotations.csv", ",30,40", ",30", "_annotations.csv:2: 7 fields, expected 8"),
+    "huge field": (
+        write_csv,
+        "_annotations.csv",
+        "cat,4",
+        "c" * 140_000 + ",4",
+        "_annotations.csv:2: malformed CSV (field",
+    ),
+    "swapped": (
+        write_csv,
+        "_annotations.csv",
+        "4,6,30,40",
+        "30,6,4,40",
+        "'cat' ends before it begins (x1 y1 x2 y2: 30 ",
+    ),
+    "no label": (write_labelme, "one.json", '"label": "cat"', '"label": null', "'' is not the name of a class"),
     "point": (write_labelme, "one.json", '"rectangle"', '"point"', "'point' of 'cat' has no area"),
     "shapes": (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', "shape 0: expected an object, got '7'"),
     "tags": (write_vott, "vott-export.json", '["cat"]', '"cat"', "tags: expected a list"),
@@ -219,8 +334,13 @@ WRONG = {
     "class": (write_createml, "_annotations.createml.json", '"cat"', '"c\\nat"', "is not the name of a class"),
     "shape": (write_labelme, "two.json", '"shapes"', '"forms"', "shapes: expected a list"),
     "blank class": (write_createml, "_annotations.createml.json", '"cat"', '"  "', "is not the name of a class"),
-    "long field": (write_csv, "_annotations.csv", "64,48,cat,4", f"64,48,{'x' * 200_000},4", ".csv:2: not CSV (field"),
-    "descriptions": (write_open_images, "class-descriptions-boxable.csv", "cat", "x" * 200_000, "able.csv:1: not CSV"),
+    "descriptions": (
+        write_open_images,
+        "class-descriptions-boxable.csv",
+        "cat",
+        "x" * 200_000,
+        "able.csv: malformed CSV",
+    ),
     "fields": (write_kitti, "label_2/one.txt", " 8.4 0.0", "", "one.txt:1: 13 fields, expected at least 15"),
 }
 
@@ -243,10 +363,51 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     write_csv(images)
     write_labelme(images)
     assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refused(images)
-    assert "no file of CVAT for images; found" in refused(images, "cvat")
+    assert "no file of CVAT; found" in refused(images, "cvat")
     convert(images, tmp_path / "out.json", "csv")
     line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
+
+
+def test_a_folder_that_trains_is_not_converted(images):
+    rows = {"one": "0 0.5 0.5 0.2 0.2\n", "two": ""}
+    for name, text in rows.items():
+        (images / f"{name}.txt").write_text(text)
+    (images / "classes.txt").write_text("cat\n")
+    assert refused(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
+
+
+def test_fractions_are_not_taken_for_pixels(images):
+    rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
+    write_rows(images / "labels.csv", rows)
+    assert "labels.csv: no corner is above 1; fractions" in refused(images)
+
+
+def test_coco_with_a_class_called_shapes_is_not_labelme(images):
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}
+    (images / "_annotations.coco.json").write_text(json.dumps(content))
+    assert "COCO JSON; train .: it trains as it is" in refused(images)
+
+
+def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
+    write_cvat(images)
+    (images / "annotations (1).xml").write_bytes((images / "annotations.xml").read_bytes())
+    assert f"one.png has the same box of 'cat' in {images / 'annotations (1).xml'} too" in refused(images)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]]}}', "jsonl:1: 1 of 'bbox', but 0 of 'category'"),
+        ('{"file_name": "one.png", "objects": {"bbox": [1], "label": ["a"]}}', "expected a bbox of four numbers"),
+        ('{"file_name": "one.png", "objects": 3}', "jsonl:1: objects: expected an object, got '3'"),
+        ('{"file_name": "one.png"', "metadata.jsonl:1: malformed JSON"),
+        ('{"file_name": "one.jpg"}', "'one.jpg': not found below {}, but one.png is there"),
+    ],
+)
+def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
+    (images / "metadata.jsonl").write_text(row)
+    assert message.format(images) in refused(images)
 
 
 def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path, monkeypatch):
@@ -265,10 +426,10 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"objects": 7}, "row 0: expected an object, got '7'"),
+        ({"objects": 7}, "row 0: objects: expected an object, got '7'"),
         ({"objects": [1.5]}, "row 0: expected an object, got '1.5'"),
         ({"objects": {"bbox": 5, "category": 6}}, "row 0: bbox: expected a list, got '5'"),
-        ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 bbox and 0 category"),
+        ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 of 'bbox', but 0 of 'category'"),
         ({"objects": {"bbox": [[1, 2, 3]], "category": [0]}}, "row 0: expected a bbox of four numbers"),
         ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded"),
         ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),

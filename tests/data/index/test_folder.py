@@ -27,6 +27,8 @@ NAMES = ["light", "dark"]
 def source(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_dataset(tmp_path / "set", train=4, val=3)
+    for path in [*(tmp_path / "set").glob("*/val/*")]:  # some exports have all images in one folder
+        path.rename(path.with_name(f"v{path.name}"))
     return tmp_path / "set"
 
 
@@ -66,6 +68,16 @@ def roboflow_coco(source: Path, folder: Path) -> None:
 
 def coco_2017(source: Path, folder: Path) -> None:
     write_coco(source, folder, lambda split: folder / f"{split}2017", "../annotations/instances_{split}2017.json")
+
+
+def datumaro_coco(source: Path, folder: Path) -> None:
+    """Datumaro writes JSONs for other tasks, too."""
+    coco_2017(source, folder)
+    for path in sorted((folder / "annotations").iterdir()):
+        content = json.loads(path.read_text())
+        empty = json.dumps({"images": content["images"], "annotations": [], "categories": content["categories"]})
+        for task in ("image_info", "stuff"):
+            path.with_name(path.name.replace("instances", task)).write_text(empty)
 
 
 def write_coco(source: Path, folder: Path, images_of: Callable[[str], Path], name: str) -> None:
@@ -126,6 +138,39 @@ def label_img(source: Path, folder: Path) -> None:
     (folder / "classes.txt").write_text("light\ndark\n")
 
 
+def cvat_yolo(source: Path, folder: Path) -> None:
+    """YOLO 1.1 of CVAT and Datumaro: the splits are lists."""
+    folder.mkdir()
+    for split, called in (("train", "Train"), ("val", "Validation")):
+        (folder / f"obj_{called}_data").mkdir()
+        images = copy_images(source, split, folder / f"obj_{called}_data")
+        for path in images:
+            shutil.copy(source / "labels" / split / f"{path.stem}.txt", path.parent)
+        rows = [f"data/obj_{called}_data/{path.name}\n" for path in images]
+        (folder / f"{called}.txt").write_text("".join(rows))
+    (folder / "obj.names").write_text("light\ndark\n")
+    (folder / "obj.data").write_text("classes = 2\nTrain = data/Train.txt\n")
+
+
+def voc_devkit(source: Path, folder: Path) -> None:
+    """All images in one folder, lists of stems, and folders around them; masks are images, too."""
+    base = folder / "VOCdevkit" / "VOC2012"
+    for name in ("JPEGImages", "Annotations", "ImageSets/Main", "SegmentationClass"):
+        (base / name).mkdir(parents=True)
+    for split in ("train", "val"):
+        images = copy_images(source, split, base / "JPEGImages")
+        for image in images:
+            (base / "Annotations" / f"{image.stem}.xml").write_text(voc(rows_of(source, split, image)))
+        (base / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{image.stem}\n" for image in images))
+    shutil.copy(images[0], base / "SegmentationClass")
+
+
+def supervision(source: Path, folder: Path) -> None:
+    """Its data.yaml has the names alone."""
+    ultralytics(source, folder)
+    (folder / "data.yaml").write_text("names:\n- light\n- dark\nnc: 2\n")
+
+
 def ultralytics(source: Path, folder: Path) -> None:
     """As Roboflow exports for YOLOv8."""
     for split, called in (("train", "train"), ("val", "valid")):
@@ -134,7 +179,10 @@ def ultralytics(source: Path, folder: Path) -> None:
     (folder / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [light, dark]\n")
 
 
-EXPORTS = [roboflow_coco, coco_2017, roboflow_voc, voc_2012, darknet, label_img, ultralytics]
+EXPORTS = [
+    roboflow_coco, coco_2017, datumaro_coco, roboflow_voc, voc_2012, voc_devkit, darknet, cvat_yolo, label_img,
+    ultralytics, supervision,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.__name__)
@@ -144,6 +192,78 @@ def test_it_has_the_boxes_of_its_source(export, source, tmp_path):
     assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
     assert {path: path.read_bytes() for path in (tmp_path / "export").rglob("*") if path.is_file()} == before
     assert set(load_dataset_spec(tmp_path / "export").names) == set(NAMES)
+
+
+def cvat_task(source: Path, folder: Path) -> None:
+    """COCO JSON of a task without subsets."""
+    coco_2017(source, folder)
+    (folder / "images").mkdir()
+    (folder / "train2017").rename(folder / "images" / "default")
+    (folder / "annotations" / "instances_train2017.json").rename(folder / "annotations" / "instances_default.json")
+    (folder / "annotations" / "instances_val2017.json").unlink()
+    shutil.rmtree(folder / "val2017")
+
+
+def label_studio_coco(source: Path, folder: Path) -> None:
+    cvat_task(source, folder)
+    text = (folder / "annotations" / "instances_default.json").read_text()
+    text = text.replace('"file_name": "', r'"file_name": "\/data\/upload\/1\/')
+    (folder / "result.json").write_text(text)
+    shutil.rmtree(folder / "annotations")
+
+
+def label_studio_yolo(source: Path, folder: Path) -> None:
+    (folder / "labels").mkdir(parents=True)
+    (folder / "images").mkdir()
+    for image in copy_images(source, "train", folder / "images"):
+        shutil.copy(source / "labels" / "train" / f"{image.stem}.txt", folder / "labels")
+    (folder / "classes.txt").write_text("light\ndark\n")
+    notes = {"categories": [{"id": 0, "name": "light"}, {"id": 1, "name": "dark"}], "info": {"year": 2026}}
+    (folder / "notes.json").write_text(json.dumps(notes, indent=2))
+
+
+@pytest.mark.parametrize("export", [cvat_task, label_studio_coco, label_studio_yolo], ids=lambda e: e.__name__)
+def test_without_splits_all_images_are_for_training(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    expected = {name: boxes for name, boxes in boxes_of(source / "data.yaml").items() if name.startswith("train")}
+    assert boxes_of(tmp_path / "export") == expected
+
+
+def test_lists_of_names_that_differ_are_an_error(source, tmp_path):
+    darknet(source, tmp_path / "export")
+    (tmp_path / "export" / "valid" / "_darknet.labels").write_text("dark\nlight\n")
+    with pytest.raises(UserError, match=r"valid/_darknet.labels: other classes than in .*/train/_darknet.labels"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_a_coco_json_that_is_cut_is_named(source, tmp_path):
+    roboflow_coco(source, tmp_path / "export")
+    path = tmp_path / "export" / "valid" / "_annotations.coco.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(UserError, match=r"valid/_annotations.coco.json: has no categories"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
+    roboflow_voc(source, tmp_path / "export")
+    for path in (tmp_path / "export").rglob("*.xml"):
+        path.write_text(path.read_text(), encoding="utf-16")
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
+    for path in (tmp_path / "export").rglob("*.xml"):
+        path.write_text("<annotation></annotation>")
+    with pytest.raises(UserError, match=r"export/train, .*/valid: no object in any XML"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(source, tmp_path):
+    (tmp_path / "export").mkdir()
+    copy_images(source, "train", tmp_path / "export")
+    (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
+    with pytest.raises(UserError, match=r"4 images, files of \.xml; neither .* python -m data.convert"):
+        load_dataset_spec(tmp_path / "export")
+    (tmp_path / "export" / "000.txt").write_text("Car 0.00 0 -1.58 7.0 3.0 14.0 20.0 1.65 1.67 3.64 0 1 2 3\n")
+    with pytest.raises(UserError, match="neither a YAML"):
+        load_dataset_spec(tmp_path / "export")
 
 
 def test_it_trains_and_says_what_it_has_found(source, tmp_path, capsys):
@@ -163,7 +283,7 @@ def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsy
     (tmp_path / "export" / "_annotations.csv").touch()
     shutil.rmtree(tmp_path / "export" / "labels")
     line = error_of(capsys, train, "--data", str(tmp_path / "export"))
-    assert "7 images, files of .csv; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
+    assert "7 images, files of .csv, folders images; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
     assert f"python -m data.convert {tmp_path / 'export'} export.json" in line
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="0 images, no other files"):
@@ -179,7 +299,14 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("Train", "train"), ("val2017", "val"), ("validation", "val"), ("test_2", "test"), ("trainer", "")],
+    [
+        ("Train", "train"),
+        ("trainval", "train"),
+        ("val2017", "val"),
+        ("validation", "val"),
+        ("test_2", "test"),
+        ("trainer", ""),
+    ],
 )
 def test_names_of_splits(name, split):
     assert split_of(name) == split
