@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.image_io.decode import read_bytes
 from data.index.dataset_yaml import load_dataset_spec
@@ -16,13 +17,16 @@ from data.index.index import DatasetIndex, load_index
 from data.open_dataset import open_dataset
 from data.shard.__main__ import write_set
 from tests.helpers.object_server import FAULTS, ObjectServer, used_store
-from tests.helpers.tiny import write_dataset
+from tests.helpers.processes import Processes
+from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.caches import LIMIT_VARIABLE
+from utils.files.checkpoint import read_checkpoint
 from utils.store import client, shards
 
 COUNT = 24
+SMALL = ["--device", "cpu", "--threads", "1", "--workers", "1", "--amp", "off", "--noplots"]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +202,61 @@ def test_without_obstore_one_line_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_damaged_copy_of_an_index_is_read_again(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
-    server.faults = ["", "flip"]  # data.yaml, then the first index
+    server.faulty, server.faults = "train.shards", ["flip"]
+    assert contents(opened(tmp_path / "a")) == expected
+    server.faults = ["flip", "flip"]
     with pytest.raises(UserError, match="not an index of shards"):
-        opened(tmp_path)
-    assert contents(opened(tmp_path)) == expected
+        opened(tmp_path / "b")
+    assert contents(opened(tmp_path / "b")) == expected
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_on_two_processes_a_run_on_a_store_ends_with_the_bits_of_the_files(
+    server: ObjectServer, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.0001")  # images are read again and again
+    common = ["--model", str(write_model(tmp_path / "tiny.yaml")), "--imgsz", "64", *SMALL]
+    common += ["--batch-size", "8", "--epochs", "3", "--virtual-ranks", "2"]
+
+    def flags(data: str, name: str) -> list[str]:
+        folders = ["--project", str(tmp_path), "--name", name, "--cache-dir", str(tmp_path / f"{name}.cache")]
+        return ["--data", data, *folders, *common]
+
+    with Processes(tmp_path / "files.log") as run:
+        run.ranks(1, *flags(str(bucket / "files" / "data.yaml"), "files"))
+        assert run.codes() == [0], run.output()
+    server.faults = 3 * list(FAULTS)
+    last = tmp_path / "store" / "last.pt"
+    with Processes(tmp_path / "first.log", "slow:0.2") as run:
+        run.ranks(1, *flags("s3://bucket/set", "store"))
+        run.until(last.exists)
+        run.kill_all()
+        run.wait_gone(20)
+    assert read_checkpoint(last)["progress"]["epoch"] < 3
+    with Processes(tmp_path / "second.log") as run:
+        run.ranks(2, "--resume", str(last))
+        assert run.codes() == [0, 0], run.output()
+        run.wait_gone(20)
+    assert not server.faults
+    files, store = (read_checkpoint(tmp_path / name / "last.pt") for name in ("files", "store"))
+    assert files["ema"].keys() == store["ema"].keys()
+    assert all(torch.equal(files["ema"][name], store["ema"][name]) for name in files["ema"])
+    assert store["data"]["source"] == "s3://bucket/set"
+
+
+def test_an_outage_ends_a_run_with_a_checkpoint_of_its_last_step(server: ObjectServer, tmp_path: Path):
+    flags = ["--data", "s3://bucket/set", "--model", str(write_model(tmp_path / "tiny.yaml")), "--imgsz", "64", *SMALL]
+    flags += ["--batch-size", "4", "--epochs", "9", "--noval", "--project", str(tmp_path)]
+    flags += ["--cache-dir", str(tmp_path / "cache"), "--set", "mosaic_block=0"]  # which would keep them in memory
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    odd = f"slow:0.3;log:{steps};set:utils.store.client:PATIENCE_S:1"
+    with Processes(tmp_path / "log", odd) as run:  # without a cache
+        run.start([run.python, "tests/robustness/odd_train.py", *flags], **{LIMIT_VARIABLE: "0"})
+        run.until(lambda: any("3: " in file.read_text() for file in steps.iterdir()))
+        server.is_down = True
+        assert run.codes() == [2], run.output()
+        assert "no answer from the store" in run.output().splitlines()[-1]
+        run.wait_gone(20)
+    done = max(int(line.partition(":")[0]) for file in steps.iterdir() for line in file.read_text().splitlines())
+    assert read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]["updates"] == done
