@@ -102,6 +102,19 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
     assert samples[0] == samples[1]
 
 
+def test_arrays_of_more_channels_keep_their_format(tmp_path: Path):
+    data = EditableSet(tmp_path / "set")
+    for path in (tmp_path / "set" / "images").rglob("*.png"):
+        np.save(path.with_suffix(".npy"), np.arange(64 * 80 * 5, dtype=np.uint16).reshape(64, 80, 5))
+        path.unlink()
+    data.yaml.write_text(data.yaml.read_text() + "channels: 5\nbits: 16\n")
+    files, shards = (index_of(path) for path in (data.yaml, written(data.yaml, tmp_path / "out")))
+    assert files.pixels == shards.pixels
+    images = [LoadImagesAndLabels(index, imgsz=64).source_image(0) for index in (files, shards)]
+    assert images[0].shape == (52, 64, 5)
+    assert np.array_equal(*images)
+
+
 def test_joined_sets_may_be_in_shards(source: Path, tmp_path: Path):
     out = written(source, tmp_path / "out")
     (tmp_path / "joined.yaml").write_text(yaml.safe_dump({"train": [str(out / "data.yaml"), str(source)]}))
