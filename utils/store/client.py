@@ -48,8 +48,11 @@ def mirrored(url: str, cache_dir: str) -> Path:
     require_package("obstore", url, "copy the data set to a local disk")
     base, _, name = url.rpartition("/")
     folder = cache_folder(cache_dir) / FOLDER / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / _ORIGIN, json.dumps({"url": base}))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _ORIGIN, json.dumps({"url": base}))
+    except OSError as error:
+        raise UserError(f"{folder}: {str(error.strerror).lower()}; name a writable folder with --cache-dir") from None
     return refresh(folder / name)
 
 
