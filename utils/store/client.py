@@ -118,13 +118,13 @@ def _ask(url: str, patience_s: float, request: dict[str, Any]) -> tuple[Any, lis
         if not answer.get("wait"):
             raise UserError(f"{url}: {reason}{'' if answer.get('local') else f'; {_ADVICE}'}")
         if answer.get("is_first") and patience_s:
-            text = "%s: no answer from the store (%s); waiting for up to %g minutes"
+            text = "%s: cannot be read (%s); waiting for up to %g minutes"
             get_logger().warning(text, url, reason, patience_s / 60)
         if time.monotonic() >= deadline:
             waited, advice = f" for {patience_s / 60:g} minutes", "the run continues with --resume"
             if not patience_s:
                 waited, advice = "", _ADVICE
-            raise UserError(f"{url}: no answer from the store{waited} ({reason}); {advice}")
+            raise UserError(f"{url}: cannot be read{waited} ({reason}); {advice}")
         time.sleep(_PAUSE_S)
 
 

@@ -170,11 +170,11 @@ def test_an_outage_is_waited_for_and_a_longer_one_ends_in_one_line(
     index = opened(tmp_path)
     server.is_down = True
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    with pytest.raises(UserError, match=r"train-00000.tar: no answer from the store for .* minutes \(503 Service"):
+    with pytest.raises(UserError, match=r"train-00000.tar: cannot be read for .* minutes \(503 Service"):
         read_bytes(index.path(0))
     assert "waiting for up to" in caplog.text
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"data.yaml: no answer from the store \(503"):
+    with pytest.raises(UserError, match=r"data.yaml: cannot be read \(503"):
         opened(tmp_path / "other")
     assert time.monotonic() - began < 30
     server.is_down = False
@@ -255,7 +255,7 @@ def test_an_outage_ends_a_run_with_a_checkpoint_of_its_last_step(server: ObjectS
         run.until(lambda: any("3: " in file.read_text() for file in steps.iterdir()))
         server.is_down = True
         assert run.codes() == [2], run.output()
-        assert "no answer from the store" in run.output().splitlines()[-1]
+        assert "cannot be read" in run.output().splitlines()[-1]
         run.wait_gone(20)
     done = max(int(line.partition(":")[0]) for file in steps.iterdir() for line in file.read_text().splitlines())
     assert read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]["updates"] == done
