@@ -29,7 +29,7 @@ COMMANDS = (  # in texts, and how they are typed when the package is installed
     (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
     (
         r"(?:python -m )?(?<![\w.])(?:data|engine|models)\."
-        r"(cache|check|compare|convert|demo|kfold|search|weights)(?!\.?\w)",
+        r"(cache|check|compare|convert|demo|kfold|search|shard|weights)(?!\.?\w)",
         r"lockstep \1",
     ),
 )

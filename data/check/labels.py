@@ -61,7 +61,8 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
 
 def _pair(split: CheckedSplit, first: int, second: int, iou: float) -> Issue:
     names = [split.index.names[split.index.classes[row]] for row in (first, second)]
-    earlier = split.box(first).where
+    box = split.box(first)
+    earlier = box.where or f"box {box.number}"
     if names[0] == names[1]:
         return split.issue(DOUBLED, f"{names[1]}, IoU {iou:.2f} with {earlier}", (first, second))
     return split.issue(TWO_CLASSES, f"{names[1]}, IoU {iou:.2f} with {names[0]} in {earlier}", (first, second))

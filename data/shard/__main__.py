@@ -9,6 +9,7 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
@@ -133,9 +134,12 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     flat = FlatStrings.of(paths)
     arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
     meta, labels = index_content(index)
-    meta |= {"version": VERSION, "names": list(index.names), "shards": shards}
-    labels |= {"paths.data": flat.data, "paths.offsets": flat.offsets}
-    write_arrays(folder / f"{split}{SUFFIX}", meta, labels | arrays)
+    arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
+    digest = hashlib.blake2b(digest_size=16)  # the files' own fingerprint depends on their times
+    for array in arrays.values():
+        digest.update(np.ascontiguousarray(array))
+    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": digest.hexdigest()}
+    write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
     total = sum(size for _, size in shards)
     text = "%s: %s in %s, %s"
     get_logger().info(text, split, counted(len(index), "image"), counted(len(shards), "tar file"), format_bytes(total))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -137,13 +138,8 @@ class Trainer:
     def _train_step(self, batches: Prefetcher, bar: EpochBar) -> None:
         """One step of the optimizer, and what is due after it."""
         first, per_epoch = self.progress.batch, len(self.train_loader)
-        try:
+        with self._saved_if_unreadable():
             micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
-        except UserError:  # such as an object store that does not answer
-            if self._first_step_done and self.ctx.world_size == 1:  # other ranks may be one step ahead
-                self._read(leave=0)
-                self._save()
-            raise
         images = self._take_step(micro_batches, first)
         if not self._first_step_done:
             log_start_time()
@@ -188,6 +184,18 @@ class Trainer:
     def _follow(self, action: Action) -> None:
         if action is not Action.CONTINUE:
             self._save()
+
+    @contextmanager
+    def _saved_if_unreadable(self) -> Iterator[None]:
+        """Saves a run of one process if the block cannot read its images, as from a store that does not answer. Other
+        ranks could be one step ahead; their run continues from its last checkpoint."""
+        try:
+            yield
+        except UserError:
+            if self._first_step_done and self.ctx.world_size == 1:
+                self._read(leave=0)
+                self._save()
+            raise
 
     def _save(
         self, *, is_best: bool = False, metrics: dict[str, float] | None = None, unscored: Unscored | None = None
@@ -276,7 +284,8 @@ class Trainer:
     def _validate(self, model: nn.Module) -> EvalResult | None:
         """On every rank; rank 0 has the result. None too when a signal ends it."""
         self._follow(self.control.before_validation())
-        result = self.validate(model, should_stop=self.control.stops_validation)
+        with self._saved_if_unreadable():
+            result = self.validate(model, should_stop=self.control.stops_validation)
         self._follow(self.control.after_validation())
         return result
 

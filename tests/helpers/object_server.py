@@ -19,13 +19,13 @@ FAULTS = ("500", "503", "429", "slow", "cut", "reset", "flip", "empty")
 
 class ObjectServer(ThreadingHTTPServer):
     """The bucket ``bucket`` has the files of ``folder``. ``faults``: what goes wrong with the next answers that have
-    content, by name."""
+    content, by name, of files whose names end in ``faulty``."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder, self.faults, self.is_down = folder, [], False
+        self.folder, self.faults, self.faulty, self.is_down = folder, [], ".tar", False
         self.requests: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
 
@@ -74,7 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._refuse(416, "InvalidRange")
             headers["Content-Range"] = f"bytes {start}-{min(stop, len(data) - 1)}/{len(data)}"
             data, status = data[start : stop + 1], 206
-        fault = server.faults.pop(0) if with_content and server.faults else ""
+        is_faulty = with_content and server.faults and name.endswith(server.faulty)
+        fault = server.faults.pop(0) if is_faulty else ""
         server.injected[fault] += 1
         if fault.isdigit():
             return self._refuse(int(fault), "SlowDown")

@@ -38,9 +38,9 @@ def make_odd(kind: str, *args: str) -> None:
     def step(self, batches, images, updates, *rest) -> None:
         here = kind in ("hang", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
         if kind == "log":
-            images = " ".join(str(int(i)) for batch in batches for i in batch.indices)
+            seen = " ".join(str(int(i)) for batch in batches for i in batch.indices)
             with open(Path(args[0]) / str(os.getpid()), "a") as file:
-                file.write(f"{updates}: {images}\n")
+                file.write(f"{updates}: {seen}\n")
         elif kind == "ready" and updates == 1:
             store = evaluators(self.ctx.store)
             while not store.check([f"ready/{rank}" for rank in range(self.ctx.eval_ranks)]):

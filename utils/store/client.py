@@ -30,7 +30,7 @@ from utils.machine.limits import require_package
 PATIENCE_S = 600.0  # how long a run waits for a store that does not answer
 _PAUSE_S = 1.0
 _URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+")
-_ADVICE = "check the address and the credentials (environment variables, or ~/.aws)"
+_ADVICE = "check the address of what data.shard has written, and the credentials (environment variables, or ~/.aws)"
 FOLDER = "stores"  # of the cache folder
 _ORIGIN = "origin.json"  # in a folder of the cache that mirrors one of a store
 _starting = threading.Lock()
@@ -48,8 +48,11 @@ def mirrored(url: str, cache_dir: str) -> Path:
     require_package("obstore", url, "copy the data set to a local disk")
     base, _, name = url.rpartition("/")
     folder = cache_folder(cache_dir) / FOLDER / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / _ORIGIN, json.dumps({"url": base}))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _ORIGIN, json.dumps({"url": base}))
+    except OSError as error:
+        raise UserError(f"{folder}: {str(error.strerror).lower()}; name a writable folder with --cache-dir") from None
     return refresh(folder / name)
 
 
@@ -115,11 +118,13 @@ def _ask(url: str, patience_s: float, request: dict[str, Any]) -> tuple[Any, lis
         if not answer.get("wait"):
             raise UserError(f"{url}: {reason}{'' if answer.get('local') else f'; {_ADVICE}'}")
         if answer.get("is_first") and patience_s:
-            text = "%s: no answer from the store (%s); waiting for up to %g minutes"
+            text = "%s: cannot be read (%s); waiting for up to %g minutes"
             get_logger().warning(text, url, reason, patience_s / 60)
         if time.monotonic() >= deadline:
-            waited = f", for {patience_s / 60:g} minutes" if patience_s else ""
-            raise UserError(f"{url}: no answer from the store{waited} ({reason}); a run continues with --resume")
+            waited, advice = f" for {patience_s / 60:g} minutes", "the run continues with --resume"
+            if not patience_s:
+                waited, advice = "", _ADVICE
+            raise UserError(f"{url}: cannot be read{waited} ({reason}); {advice}")
         time.sleep(_PAUSE_S)
 
 

@@ -126,8 +126,8 @@ class Server(socketserver.ThreadingUnixStreamServer):
     def tag(self, url: str) -> str:
         """What changes with the object."""
         store, key = self.open(url)
-        head = obstore.head(store, key)
-        return f"{head['e_tag']} {head['size']} {head['last_modified'].timestamp()}"
+        meta = obstore.get(store, key, options={"range": (0, 1)}).meta  # the answer to HEAD would have no reason
+        return f"{meta['e_tag']} {meta['size']} {meta['last_modified'].timestamp()}"
 
 
 class Handler(socketserver.StreamRequestHandler):

@@ -24,7 +24,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.caches import cache_limit
-from utils.store.client import fetch, forget, origin_of
+from utils.store.client import fetch, forget, origin_of, refresh
 from utils.strings import FlatStrings
 
 SUFFIX = ".shards"  # of an index
@@ -65,7 +65,7 @@ class Shards:
         self.paths = self.strings("paths")
         self._origin = origin_of(path.parent)
         key = hashlib.blake2b(f"{self._origin}\0{self.meta['fingerprint']}".encode(), digest_size=12).hexdigest()
-        self._cache, self._limit = path.parents[1] / "blocks" / key, int(limit)
+        self._cache, self._limit = path.parents[1] / "blocks" / key, max(int(limit), 1)
         self._in_blocks = sum(size for _, size in self.meta["shards"]) <= limit / 2
 
     def __len__(self) -> int:
@@ -169,7 +169,13 @@ def open_shards(path: Path) -> Shards:
 
 @functools.lru_cache(maxsize=8)
 def _opened(path: Path, *_: Any) -> Shards:
-    return Shards(path, cache_limit(path.parent) if origin_of(path.parent) else 0)
+    if not origin_of(path.parent):
+        return Shards(path)
+    limit = cache_limit(path.parent)
+    with contextlib.suppress(UserError):
+        return Shards(path, limit)
+    refresh(path)  # the copy may be damaged, and has been forgotten
+    return Shards(path, limit)
 
 
 def read_member(path: str | os.PathLike) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.image_io.decode import read_bytes
 from data.index.dataset_yaml import load_dataset_spec
@@ -16,13 +17,16 @@ from data.index.index import DatasetIndex, load_index
 from data.open_dataset import open_dataset
 from data.shard.__main__ import write_set
 from tests.helpers.object_server import FAULTS, ObjectServer, used_store
-from tests.helpers.tiny import write_dataset
+from tests.helpers.processes import Processes
+from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.caches import LIMIT_VARIABLE
+from utils.files.checkpoint import read_checkpoint
 from utils.store import client, shards
 
 COUNT = 24
+SMALL = ["--device", "cpu", "--threads", "1", "--workers", "1", "--amp", "off", "--noplots"]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +68,7 @@ def test_a_store_has_the_bytes_of_the_files_and_each_is_read_once(
     assert contents(index) == expected
     assert contents(opened(tmp_path)) == expected
     asked = {name: n - reads.get(name, 0) for name, n in server.requests.items() if n > reads.get(name, 0)}
-    assert asked
-    assert all(name.startswith("HEAD") for name in asked)  # the next run asks only whether something has changed
+    assert asked == {f"GET set/{name}": 1 for name in ("data.yaml", "train.shards", "val.shards")}  # have they changed?
 
 
 def test_injected_faults_lose_nothing(server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch):
@@ -147,16 +150,16 @@ def test_changed_shards_replace_those_of_an_earlier_run(server: ObjectServer, tm
 
 
 @pytest.mark.parametrize(
-    ("url", "line"),
+    ("url", "reason"),
     [
-        ("s3://bucket/nothing", r"s3://bucket/nothing/data.yaml: 404 Not Found; check the address"),
-        ("s3://bucket/forbidden/set", r"s3://bucket/forbidden/set/data.yaml: 403 Forbidden; check the address"),
-        ("s3://bucket/expired/set", r"s3://bucket/expired/set/data.yaml: 400 Bad Request; check the address"),
-        ("s3://other/set", r"s3://other/set/data.yaml: 404 Not Found"),
+        ("s3://bucket/nothing", "404 Not Found, NoSuchKey"),
+        ("s3://bucket/forbidden/set", "403 Forbidden, AccessDenied"),
+        ("s3://bucket/expired/set", "400 Bad Request, ExpiredToken"),
+        ("s3://other/set", "404 Not Found, NoSuchBucket"),
     ],
 )
-def test_refusals_end_in_one_line(server: ObjectServer, tmp_path: Path, url: str, line: str):
-    with pytest.raises(UserError, match=line):
+def test_refusals_end_in_one_line(server: ObjectServer, tmp_path: Path, url: str, reason: str):
+    with pytest.raises(UserError, match=rf"{url}/data\.yaml: {reason}; check the address"):
         opened(tmp_path, url)
 
 
@@ -167,11 +170,11 @@ def test_an_outage_is_waited_for_and_a_longer_one_ends_in_one_line(
     index = opened(tmp_path)
     server.is_down = True
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    with pytest.raises(UserError, match=r"train-00000.tar: no answer from the store, for .* minutes \(503 Service"):
+    with pytest.raises(UserError, match=r"train-00000.tar: cannot be read for .* minutes \(503 Service"):
         read_bytes(index.path(0))
     assert "waiting for up to" in caplog.text
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"data.yaml: no answer from the store \(503"):
+    with pytest.raises(UserError, match=r"data.yaml: cannot be read \(503"):
         opened(tmp_path / "other")
     assert time.monotonic() - began < 30
     server.is_down = False
@@ -198,7 +201,61 @@ def test_without_obstore_one_line_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_damaged_copy_of_an_index_is_read_again(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
-    server.faults = ["", "flip"]  # data.yaml, then the first index
+    server.faulty, server.faults = "train.shards", ["", "flip"]  # the first asks for its tag
+    assert contents(opened(tmp_path / "a")) == expected
+    server.faults = ["", "flip", "", "flip"]
     with pytest.raises(UserError, match="not an index of shards"):
-        opened(tmp_path)
-    assert contents(opened(tmp_path)) == expected
+        opened(tmp_path / "b")
+    assert contents(opened(tmp_path / "b")) == expected
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_on_two_processes_a_run_on_a_store_ends_with_the_bits_of_the_files(
+    server: ObjectServer, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.0001")  # images are read again and again
+    common = ["--model", str(write_model(tmp_path / "tiny.yaml")), "--imgsz", "64", *SMALL]
+    common += ["--batch-size", "8", "--epochs", "3", "--virtual-ranks", "2"]
+
+    def flags(data: str, name: str) -> list[str]:
+        folders = ["--project", str(tmp_path), "--name", name, "--cache-dir", str(tmp_path / f"{name}.cache")]
+        return ["--data", data, *folders, *common]
+
+    with Processes(tmp_path / "files.log") as run:
+        run.ranks(1, *flags(str(bucket / "files" / "data.yaml"), "files"))
+        assert run.codes() == [0], run.output()
+    server.faults = 3 * list(FAULTS)
+    last = tmp_path / "store" / "last.pt"
+    with Processes(tmp_path / "first.log", "slow:0.2") as run:
+        run.ranks(1, *flags("s3://bucket/set", "store"))
+        run.until(last.exists)
+        run.kill_all()
+        run.wait_gone(20)
+    assert read_checkpoint(last)["progress"]["epoch"] < 3
+    with Processes(tmp_path / "second.log") as run:
+        run.ranks(2, "--resume", str(last))
+        assert run.codes() == [0, 0], run.output()
+        run.wait_gone(20)
+    assert not server.faults
+    files, store = (read_checkpoint(tmp_path / name / "last.pt") for name in ("files", "store"))
+    assert files["ema"].keys() == store["ema"].keys()
+    assert all(torch.equal(files["ema"][name], store["ema"][name]) for name in files["ema"])
+    assert store["data"]["source"] == "s3://bucket/set"
+
+
+def test_an_outage_ends_a_run_with_a_checkpoint_of_its_last_step(server: ObjectServer, tmp_path: Path):
+    flags = ["--data", "s3://bucket/set", "--model", str(write_model(tmp_path / "tiny.yaml")), "--imgsz", "64", *SMALL]
+    flags += ["--batch-size", "4", "--epochs", "9", "--noval", "--project", str(tmp_path)]
+    flags += ["--cache-dir", str(tmp_path / "cache"), "--set", "mosaic_block=0"]  # which would keep them in memory
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    odd = f"slow:0.3;log:{steps};set:utils.store.client:PATIENCE_S:1"
+    with Processes(tmp_path / "log", odd) as run:  # without a cache
+        run.start([run.python, "tests/robustness/odd_train.py", *flags], **{LIMIT_VARIABLE: "0"})
+        run.until(lambda: any("3: " in file.read_text() for file in steps.iterdir()))
+        server.is_down = True
+        assert run.codes() == [2], run.output()
+        assert "cannot be read" in run.output().splitlines()[-1]
+        run.wait_gone(20)
+    done = max(int(line.partition(":")[0]) for file in steps.iterdir() for line in file.read_text().splitlines())
+    assert read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]["updates"] == done
