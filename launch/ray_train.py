@@ -53,6 +53,7 @@ class Job:
     working_folder: str
     epochs: int
     is_shared: bool  # whether all nodes see the run's folder; otherwise it comes from Ray's checkpoints
+    has_gpus: bool
     is_search: bool = False
 
 
@@ -71,30 +72,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--address", default=None, help="of the cluster; default: RAY_ADDRESS, or one on this machine")
     parser.add_argument("--search", action="store_true", help="the flags are those of engine.search")
     options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
+    job = read_job(options, flags)
     try:
         import ray
     except ImportError:
         raise UserError("Ray is not installed: pip install -r requirements-ray.txt") from None
-    job = read_job(options, flags)
     ray.init(address=options.address, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, log_to_driver=True)
     run(job, options)
 
 
 def read_job(options: argparse.Namespace, flags: list[str]) -> Job:
-    """Raises UserError for flags that train.py would refuse, or that Ray decides."""
+    """Raises UserError for flags that train.py would refuse, or that are decided here."""
     is_shared = "://" not in options.storage
     project = Path(options.storage).absolute() if is_shared else Path.home() / ".cache" / "lockstep" / "ray"
+    if decided := {"--project", "--name", "--resume", "--spawn"} & {flag.partition("=")[0] for flag in flags}:
+        raise UserError(f"{min(decided)} after --: --storage and --name say where the run is, and Ray resumes it")
     if options.search:
         if not is_shared:
             raise UserError(f"--storage {options.storage}: a search needs a folder that all nodes see")
         command = [*start_of("search"), *flags, "--project", str(project), "--name", options.name]
-        return Job(command, project / options.name, os.getcwd(), 0, is_shared, is_search=True)
+        return Job(command, project / options.name, os.getcwd(), 0, is_shared, options.gpus > 0, is_search=True)
     config = parse_config(TrainConfig, flags, "Trains a detector.")
-    if config.resume is not None or config.spawn > 1:
-        raise UserError("--resume and --spawn: Ray resumes the run by itself, and starts its processes")
     config = replace(config, project=str(project), name=options.name, exist_ok=True)
     command = [*start_of("train"), *flags_of(config)]
-    return Job(command, project / options.name, os.getcwd(), config.epochs, is_shared)
+    return Job(command, project / options.name, os.getcwd(), config.epochs, is_shared, options.gpus > 0)
 
 
 def run(job: Job, options: argparse.Namespace) -> None:
@@ -165,9 +166,14 @@ def work(job: Job) -> None:
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
+    command = list(job.command)
+    if job.is_search:
+        command += ["--device", str(context.get_local_rank())] if job.has_gpus else []
+    elif resumes:
+        command += ["--resume", str(job.folder / "last.pt")]
     inherited = {name: value for name, value in os.environ.items() if name not in environment}
     child = subprocess.Popen(
-        [*job.command, *(["--resume", str(job.folder / "last.pt")] if resumes and not job.is_search else [])],
+        command,
         cwd=job.working_folder,
         env=inherited if job.is_search else inherited | {name: str(value) for name, value in environment.items()},
         preexec_fn=partial(end_with_parent, signal.SIGTERM),
