@@ -32,7 +32,7 @@ from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.remote_validation import check_remote_validation, remote_validation
 from engine.report.background import BackgroundTracker
 from engine.report.plots import plot_run
-from engine.report.services import check_services, open_service
+from engine.report.services import announced_services, check_services, open_service
 from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
@@ -193,7 +193,7 @@ def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
     if results.table.rows and results.table.names != run.config.csv_names:
         get_logger().warning("%s keeps the column names that it has, %s", results.path, results.table.names)
     weights = run.config.tracker_weights
-    names = dict.fromkeys(run.config.tracker)
+    names = dict.fromkeys([*run.config.tracker, *announced_services()])
     services = [BackgroundTracker(open_service(name, run), results, weights=weights) for name in names]
     return CompositeTracker([results, TensorBoardTracker(run.folder), *services])
 

@@ -61,8 +61,8 @@ def train_config(argv: list[str]) -> TrainConfig:
     return parse_config(TrainConfig, parsed.training_script_args, "")
 
 
-@pytest.mark.parametrize("path", [SLURM])
-def test_the_slurm_script_is_valid_bash(path):
+@pytest.mark.parametrize("path", [SLURM, LAUNCH / "sagemaker.sh"], ids=lambda path: path.name)
+def test_the_scripts_are_valid_bash(path):
     subprocess.run(["bash", "-n", str(path)], check=True)
 
 
@@ -145,3 +145,38 @@ def test_the_kubernetes_command_is_accepted_by_the_parsers(tmp_path, cluster, re
     assert config.resume == (str(last) if resumed else None)
     assert str(Path(config.project, config.name)) == str(last.parent)
     assert get_args_parser().parse_args(arguments(cluster)).rdzv_endpoint == "lockstep-node-0-0.lockstep:29400"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_skypilot_command_is_accepted_by_the_parsers(tmp_path, cluster, resumed):
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text(encoding="utf-8"))
+    script, last = task["run"].replace("/runs", str(tmp_path / "runs")), tmp_path / "runs" / "lockstep" / "last.pt"
+    if resumed:
+        last.parent.mkdir(parents=True)
+        last.touch()
+    node = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    subprocess.run(["bash", "-c", script], env=cluster | node, check=True)
+    parsed = get_args_parser().parse_args(arguments(cluster))
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint) == ("2", "8", "10.0.0.1:29500")
+    config = train_config(arguments(cluster))
+    assert config.resume == (str(last) if resumed else None)
+    assert str(Path(config.project, config.name)) == str(last.parent)
+    assert set(re.findall(r"(?<= )/\w+", task["run"])) - {"/tmp"} == set(task["file_mounts"])
+
+
+@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_sagemaker_command_is_accepted_by_the_parsers(tmp_path, cluster, host, resumed):
+    last = tmp_path / "run" / "last.pt"
+    if resumed:
+        last.parent.mkdir()
+        last.touch()
+    job = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": host, "SM_NUM_GPUS": "8", "SM_CHANNEL_TRAIN": "/data"}
+    script = [str(LAUNCH / "sagemaker.sh"), "--epochs", "3"]
+    subprocess.run(["bash", *script], env=cluster | job | {"CHECKPOINTS": str(tmp_path)}, check=True)
+    parsed = get_args_parser().parse_args(arguments(cluster))
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint) == ("2", "8", "algo-1:29500")
+    assert parsed.rdzv_conf == f"is_host={'true' if host == 'algo-1' else 'false'}"
+    config = train_config(arguments(cluster))
+    assert (config.data, config.epochs) == ("/data/data.yaml", 3)
+    assert config.resume == (str(last) if resumed else None)
