@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from data.augment.plan import SamplePlan, draw_plans, plan_labels
 from data.cache.open import ImageCache
 from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from data.index.tiles import TiledIndex
 from data.render.opencv import fit_letterbox, letterbox, render_plan
 from data.user_transforms import UserTransforms
 from utils.config.settings import Hyperparameters
@@ -21,7 +23,8 @@ class LoadImagesAndLabels:
     """The samples of a split. The same key gives the same sample in any process and any order.
 
     Training samples (``augment``) are rendered as `data.augment.plan` says; others are letterboxed, their longer side
-    scaled to ``imgsz``, up or down, or, without ``imgsz``, their size unchanged.
+    scaled to ``imgsz``, up or down, or, without ``imgsz``, their size unchanged. With ``tiles``, tiles take the place
+    of images.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class LoadImagesAndLabels:
         epochs: int = 1,
         rect: bool = False,
         image_cache: ImageCache | None = None,
+        tiles: TiledIndex | None = None,
         on_warning: OnWarning | None = None,
     ) -> None:
         """
@@ -46,13 +50,15 @@ class LoadImagesAndLabels:
             seed: of the run.
             epochs: of the whole run, for ``hyp.close_mosaic``.
             rect: canvases fit the images' aspect; disables mosaic and mixup.
-            image_cache: of the same index and imgsz.
+            image_cache: of the same index and imgsz; with tiles, images of full size.
+            tiles: of the images of the index.
             on_warning: called with the path of a damaged image and the decoder's warning; picklable.
 
         Raises:
             UserError: a mistake in ``hyp.albumentations``.
         """
-        self.index = index
+        self.index = index if tiles is None else tiles.index
+        self.tiles = tiles
         self.imgsz = imgsz
         hyp = hyp or Hyperparameters()
         if index.pixels.channels != 3:  # there is no color to change
@@ -64,15 +70,19 @@ class LoadImagesAndLabels:
         self.rect = rect
         self.image_cache = image_cache
         self.on_warning = on_warning
-        self.source_hw = index.image_hw if imgsz is None else reduced_sizes(index.image_hw, imgsz)
+        is_full_size = imgsz is None or tiles is not None
+        self.source_hw = self.index.image_hw if is_full_size else reduced_sizes(index.image_hw, imgsz)
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
         self._transforms = UserTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def source_image(self, i: int) -> np.ndarray:
-        """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
+    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
+        """(h, w, C), longer side at most imgsz, or a tile of full size as it is in ``epoch``; perhaps read-only.
+        UserError if the file is unreadable."""
+        if self.tiles is not None:
+            return self.tiles.pixels(self.image_cache[int(self.tiles.image[i])], i, epoch)
         if self.image_cache is not None:
             return self.image_cache[i]
         image = self._recent.get(i)
@@ -94,7 +104,7 @@ class LoadImagesAndLabels:
         return self.samples([key])[0]
 
     def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        """The samples of ``keys``. Each is independent of the others.
+        """The samples of ``keys``, all of one epoch. Each is independent of the others.
 
         Args:
             outs: an array (H, W, C) per sample to render into, which saves a copy; undefined if the sample has
@@ -105,8 +115,8 @@ class LoadImagesAndLabels:
             return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
         plans = self.plans(keys)
         samples = []
-        for key, plan, labels, out in zip(keys, plans, self._plan_labels(plans), outs):
-            image = render_plan(plan, self.source_image, out, self.index.pixels)
+        for key, plan, labels, out in zip(keys, plans, self._plan_labels(keys, plans), outs):
+            image = render_plan(plan, self.source_images(keys), out, self.index.pixels)
             if self._transforms is not None:
                 image, labels = self._transforms(image, labels, key)
             samples.append(self._sample(key, image, labels))
@@ -120,10 +130,16 @@ class LoadImagesAndLabels:
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
         """The training samples of ``keys`` without their images, which are (0, 0, C)."""
         empty = np.zeros((0, 0, self.index.pixels.channels), self.index.pixels.dtype)
-        return [self._sample(key, empty, rows) for key, rows in zip(keys, self._plan_labels(plans))]
+        return [self._sample(key, empty, rows) for key, rows in zip(keys, self._plan_labels(keys, plans))]
 
-    def _plan_labels(self, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
-        return plan_labels(plans, self.source_hw, self.index.labels_of)
+    def source_images(self, keys: Sequence[SampleKey]) -> Callable[[int], np.ndarray]:
+        """`source_image` in the epoch of ``keys``."""
+        return self.source_image if self.tiles is None else partial(self.source_image, epoch=_epoch_of(keys))
+
+    def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+        tiles = self.tiles
+        labels_of = self.index.labels_of if tiles is None else partial(tiles.labels_of, epoch=_epoch_of(keys))
+        return plan_labels(plans, self.source_hw, labels_of)
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
         i, (canvas_h, canvas_w) = key.index, key.canvas_hw
@@ -143,5 +159,14 @@ class LoadImagesAndLabels:
         gain_xy: tuple[float, float] = (1.0, 1.0),
         pad_xy: tuple[float, float] = (0.0, 0.0),
     ) -> Sample:
-        original = (int(self.index.image_hw[key.index, 0]), int(self.index.image_hw[key.index, 1]))
-        return Sample(image, labels, key.index, self.index.path(key.index), original, gain_xy, pad_xy)
+        index, number = self.index, key.index
+        if self.tiles is not None:  # detections in a tile become those in its image
+            index, number = self.tiles.images, int(self.tiles.image[number])
+            left, top = self.tiles.windows[key.index, :2].tolist()
+            pad_xy = (pad_xy[0] - gain_xy[0] * left, pad_xy[1] - gain_xy[1] * top)
+        original = (int(index.image_hw[number, 0]), int(index.image_hw[number, 1]))
+        return Sample(image, labels, key.index, index.path(number), original, gain_xy, pad_xy)
+
+
+def _epoch_of(keys: Sequence[SampleKey]) -> int:
+    return keys[0].epoch if keys else 0

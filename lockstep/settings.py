@@ -83,6 +83,10 @@ class Hyperparameters(TypedDict, total=False):
     """disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"""
     close_scale: int | None
     """shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"""
+    tile_visibility: float
+    """with tile in the data set's YAML: ignore objects of which a tile shows less than this"""
+    tile_backgrounds: float
+    """tiles without objects in an epoch, at most, as a multiple of the tiles with objects"""
     multi_scale_range: float
     """range of --multi-scale, +- fraction of --imgsz"""
     albumentations: list[dict]
@@ -122,8 +126,8 @@ class DataSettings(RunSettings, total=False):
 
 
 class TileSettings(RunSettings, total=False):
-    tile: int
-    """cut images into overlapping tiles of n x n pixels at full resolution; 0: scale them to --imgsz"""
+    tile: int | None
+    """cut images into overlapping tiles of n x n pixels at full resolution; 0: none; default: as in training"""
     overlap: float | None
     """overlap of neighboring tiles, fraction of a tile; default: 0.2"""
     tile_full_image: bool

@@ -1,4 +1,4 @@
-"""Box conversions, clipping and the IoU family.
+"""Box conversions, clipping, tiles and the IoU family.
 
 Conversions take numpy arrays or torch tensors of shape (..., 4) and return a new one of the same kind. They are linear,
 so they hold in any frame (pixels or normalized).
@@ -12,6 +12,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+
+TILE_OVERLAP = 0.2  # of neighboring tiles, fraction of a tile
 
 ArrayT = TypeVar("ArrayT", np.ndarray, Tensor)
 
@@ -73,6 +75,20 @@ def letterbox_to_original(boxes_xyxy: ArrayT, gain_x: ArrayT, gain_y: ArrayT, pa
 
 def area_xyxy(boxes: ArrayT) -> ArrayT:
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def tile_windows(canvas_hw: tuple[int, int], tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
+    """The corners x1, y1, x2, y2 of square tiles that cover a canvas, row by row. Neighbors overlap by the fraction
+    ``overlap`` of a tile, and the last tile of a row or column, which ends at the border, by as much or more.
+
+    Args:
+        canvas_hw: each at least ``tile``.
+        tile: side, pixels.
+        overlap: at least 0 and less than 1.
+    """
+    step = max(tile - round(tile * overlap), 1)
+    tops, lefts = ([min(step * i, side - tile) for i in range(-(-(side - tile) // step) + 1)] for side in canvas_hw)
+    return [(left, top, left + tile, top + tile) for top in tops for left in lefts]
 
 
 def iou(a: Tensor, b: Tensor, kind: str = "iou", eps: float = 1e-7) -> Tensor:

@@ -13,7 +13,7 @@ from data.image_io.decode import OnWarning
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
-from utils.files.folders import SHARED_MEMORY
+from utils.files.folders import SHARED_MEMORY, cache_folder
 
 
 class ImageCache(Protocol):
@@ -45,8 +45,8 @@ def open_image_cache(
 
     Args:
         index: the images.
-        kind: "none" (returns None), "ram" or "disk".
-        imgsz: longer side of the source images, pixels.
+        kind: "none" (returns None), "ram", "disk", or "full": on the disk, mapped, as for images of full size.
+        imgsz: longer side of the source images, pixels; 0 (ram, full): that of the files.
         cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
         threads: decoding threads.
         shared_memory: folder of a RAM cache, on a file system in memory.
@@ -63,4 +63,6 @@ def open_image_cache(
     common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "ctx": ctx, "on_warning": on_warning}
     if kind == "ram":
         return open_ram_cache(index, shared_memory=shared_memory, **common)
+    if kind == "full":
+        return open_ram_cache(index, folder=cache_folder(cache_dir), **common)
     return open_disk_cache(index, cache_dir=cache_dir, leaders=leaders, **common)

@@ -4,6 +4,9 @@ The file holds raw pixels without a header, whose offsets follow from the image 
 gets its final name when it is complete. Every process that maps it has a shared lock on it, and the last one removes
 it. The file of a killed run is reused by the next run on the same data, or removed by any other run.
 
+Tiles of large images (`data.index.tiles`) are views of such a file with images of full size, by default on the disk:
+then it stays for later runs, and the caches' limit counts it.
+
 Any user may create files in /dev/shm. So a file is only used if it belongs to this user, and a file that this run has
 not written only if its checksums are right; else it is replaced.
 """
@@ -29,10 +32,10 @@ from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import CacheError
-from utils.files.caches import close_quietly, discard
+from utils.files.caches import close_quietly, discard, make_room
 from utils.files.checked_open import open_own
 from utils.files.folders import SHARED_MEMORY
-from utils.files.locks import flock, is_still_named, remove_abandoned
+from utils.files.locks import FileLock, flock, is_still_named, remove_abandoned
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
@@ -48,8 +51,9 @@ _PATIENCE_S = 10.0  # to remove a large file, which its last process does under 
 class RamCache:
     """Source images by number, as read-only views of a mapped file. Picklable: another process maps the file again."""
 
-    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, which contains images of the sizes ``source_hw`` (N, 2) one after the other.
+    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat, stays: bool = False) -> None:
+        """Maps ``path``, which contains images of the sizes ``source_hw`` (N, 2) one after the other. ``stays``: the
+        last process does not remove it.
 
         Raises:
             FileNotFoundError: the file does not exist, or was removed while it was being opened.
@@ -57,7 +61,7 @@ class RamCache:
             CacheError: it has another size, others may write it, or a process keeps it locked.
         """
         self.path = path
-        self.source_hw, self.pixels = source_hw, pixels
+        self.source_hw, self.pixels, self.stays = source_hw, pixels, stays
         self._offsets = _offsets(source_hw, pixels)
         handle = open_own(path)
         try:
@@ -68,11 +72,14 @@ class RamCache:
             if status.st_size != size + len(self) * _CRC.itemsize or status.st_mode & 0o022:
                 raise CacheError("not written by this program")
             memory = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+            if stays:
+                with contextlib.suppress(OSError):
+                    os.utime(handle)  # in use, see `utils.files.caches`
             self._pixels, self._checksums = np.frombuffer(memory, np.uint8, size), np.frombuffer(memory, _CRC, -1, size)
         except BaseException:
             os.close(handle)
             raise
-        weakref.finalize(self, _release, handle, self.path, os.getpid())
+        weakref.finalize(self, _release, handle, self.path, os.getpid(), stays)
 
     def __len__(self) -> int:
         return len(self.source_hw)
@@ -87,7 +94,7 @@ class RamCache:
         return zlib.crc32(self._pixels[self._offsets[index] : self._offsets[index + 1]]) == self._checksums[index]
 
     def __reduce__(self) -> tuple:
-        return RamCache, (self.path, self.source_hw, self.pixels)
+        return RamCache, (self.path, self.source_hw, self.pixels, self.stays)
 
 
 def _offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
@@ -106,14 +113,15 @@ def _share(handle: int, path: Path) -> None:
             raise CacheError("another process keeps it locked") from None
 
 
-def _release(handle: int, path: Path, owner: int) -> None:
-    """Closes the file; the last process to do so removes it."""
+def _release(handle: int, path: Path, owner: int, stays: bool) -> None:
+    """Closes the file; the last process to do so removes it, unless it stays."""
     if os.getpid() != owner:  # a forked worker, whose handle is a copy of its parent's
         return
     with contextlib.suppress(OSError):
-        flock(handle)
-        if is_still_named(handle, path):
-            os.unlink(path)
+        if not stays:
+            flock(handle)
+            if is_still_named(handle, path):
+                os.unlink(path)
     close_quietly(handle)
 
 
@@ -124,34 +132,53 @@ def open_ram_cache(
     threads: int = 4,
     show_progress: bool = True,
     shared_memory: Path = SHARED_MEMORY,
+    folder: Path | None = None,
     ctx: DistributedContext | None = None,
     on_warning: OnWarning | None = None,
 ) -> RamCache:
-    """Fills the node's cache in memory if necessary and opens it. See `data.cache.open.open_image_cache`."""
-    source_hw = reduced_sizes(index.image_hw, imgsz)
-    if not shared_memory.is_dir():
+    """Fills the node's cache in memory, or on the disk in ``folder``, if necessary and opens it. See
+    `data.cache.open.open_image_cache`."""
+    source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
+    if folder is None and not shared_memory.is_dir():
         raise UserError(f"--cache ram: this system has no {shared_memory}; use --cache disk")
     name = f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
-    path = shared_memory / name
+    path, stays = (folder or shared_memory) / name, folder is not None
+    flag = "tile" if stays else "--cache ram"
+    if stays:
+        _make_folder(folder)
     is_unknown = ctx is None or ctx.is_node_leader  # the other processes open what the first one has checked or written
     for _ in range(3):  # another run may remove the file at its end, before it is opened here
         try:
-            cache = RamCache(path, source_hw, index.pixels)
+            cache = RamCache(path, source_hw, index.pixels, stays)
             return _checked(cache, threads, show_progress) if is_unknown else cache
         except FileNotFoundError:
             pass
         except (CacheError, PermissionError) as error:
-            discard("--cache ram", error, path)
+            discard(flag, error, path)
         is_unknown = False
-        remove_abandoned(shared_memory.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"))  # of this user's runs
-        _fill(path, index, source_hw, threads, show_progress, on_warning)
-    return RamCache(path, source_hw, index.pixels)
+        left = f"lockstep-{os.getuid()}-*{_SUFFIX}{'.' if stays else ''}*"  # by this user's runs
+        remove_abandoned(path.parent.glob(left))
+        with FileLock(path.with_suffix(".lock"), own=True) as lock:
+            if stays:
+                lock.wait(f"another run that fills {path}")
+            if not (stays and path.exists()):
+                _fill(path, index, source_hw, threads, show_progress, on_warning, flag)
+    return RamCache(path, source_hw, index.pixels, stays)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"tile: {folder}: cannot be created ({reason}); choose another --cache-dir") from None
 
 
 def _checked(cache: RamCache, threads: int, show_progress: bool) -> RamCache:
-    """A cache that another run has written. Raises CacheError if an image is damaged."""
+    """``cache``, which another run has written. Raises CacheError if an image is damaged."""
     intact = map_ahead(cache.is_intact, range(len(cache)), threads=threads)
-    if not all(progress(intact, desc="checking images (ram)", total=len(cache), enabled=show_progress)):
+    title = f"checking images{'' if cache.stays else ' (ram)'}"
+    if not all(progress(intact, desc=title, total=len(cache), enabled=show_progress)):
         raise CacheError("damaged")
     return cache
 
@@ -163,20 +190,30 @@ def _fill(
     threads: int,
     show_progress: bool,
     on_warning: OnWarning | None,
+    flag: str,
 ) -> None:
     """Decodes all images into a temporary file beside ``path``, then renames it."""
     offsets = _offsets(source_hw, index.pixels)
+    size, on_disk = int(offsets[-1]) + len(index) * _CRC.itemsize, flag == "tile"
+    if on_disk:
+        make_room(path.parent, size, keep=path)
+        # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
+        largest = 3 * int(np.diff(offsets).max())
+        threads = min(threads, max(int(available_memory() / 4 / largest), 1))
     disk = shutil.disk_usage(path.parent)
-    size, free = int(offsets[-1]) + len(index) * _CRC.itemsize, min(disk.free, available_memory())
-    get_logger().info("--cache ram: %s, %.2f GiB in %s", counted(len(index), "image"), size / 2**30, path)
+    free = disk.free if on_disk else min(disk.free, available_memory())
+    what = "; python -m data.cache prune removes it" if on_disk else ""
+    get_logger().info("%s: %s, %.2f GiB in %s%s", flag, counted(len(index), "image"), size / 2**30, path, what)
     if size > 0.95 * free:
+        remedy = "use --cache disk or none"
+        remedy += ", or make it larger (docker run --shm-size)" if size > disk.total else ""
         raise UserError(
-            f"--cache ram: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; "
-            f"use --cache disk or none{', or make it larger (docker run --shm-size)' if size > disk.total else ''}"
+            f"{flag}: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; "
+            f"{'choose another --cache-dir' if on_disk else remedy}"
         )
     handle, temporary = _locked_temporary(path)
     try:
-        _reserve(handle, size, path.parent)
+        _reserve(handle, size, path.parent, flag)
         memory = mmap.mmap(handle, size)
         pixels, checksums = np.frombuffer(memory, np.uint8), np.frombuffer(memory, _CRC, -1, int(offsets[-1]))
 
@@ -186,7 +223,8 @@ def _fill(
             checksums[i] = zlib.crc32(pixels[offsets[i] : offsets[i + 1]])
 
         done = map_ahead(decode, range(len(index)), threads=threads)
-        for _ in progress(done, desc="caching images (ram)", total=len(index), enabled=show_progress):
+        title = "decoding images" if on_disk else "caching images (ram)"
+        for _ in progress(done, desc=title, total=len(index), enabled=show_progress):
             pass
         os.replace(temporary, path)
     except BaseException:
@@ -207,7 +245,7 @@ def _locked_temporary(path: Path) -> tuple[int, str]:
         os.close(handle)
 
 
-def _reserve(handle: int, size: int, folder: Path) -> None:
+def _reserve(handle: int, size: int, folder: Path, flag: str) -> None:
     """Allocates the space now: on a full disk, writing to a mapped file kills the process with SIGBUS."""
     try:
         if hasattr(os, "posix_fallocate"):
@@ -216,5 +254,5 @@ def _reserve(handle: int, size: int, folder: Path) -> None:
             os.truncate(handle, size)
     except OSError as error:
         if error.errno in (*DISK_FULL, errno.EFBIG):
-            raise UserError(f"--cache ram: {folder} is full ({size / 2**30:.2f} GiB needed)") from None
+            raise UserError(f"{flag}: {folder} is full ({size / 2**30:.2f} GiB needed)") from None
         raise

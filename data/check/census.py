@@ -83,8 +83,8 @@ def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int
     if better is None:
         return None
     if better > LARGEST_ADVISED:
-        return "cut the images into tiles and train on those"
-    return f"use --imgsz {better} or more, or cut large images into tiles"
+        return "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
+    return f"use --imgsz {better} or more, or cut large images into tiles ('tile: {imgsz}' in the data set's YAML)"
 
 
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:

@@ -57,9 +57,8 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, ve
         if what := without_labels(listing, spec, split):
             get_logger().warning("%s", what)
         scan = scan_split(spec, split, listing, workers=workers, single_cls=False, show_progress=True, verify=verify)
-        scanned.append(
-            CheckedSplit(split, DatasetIndex(spec.names, spec.root, **scan.split._asdict(), pixels=spec.pixels), scan)
-        )
+        index = DatasetIndex(spec.names, spec.root, **scan.split._asdict(), pixels=spec.pixels, tile=spec.tile)
+        scanned.append(CheckedSplit(split, index, scan))
     return scanned
 
 

@@ -5,7 +5,8 @@ folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt 
 data sets' YAMLs, whose splits of this name are joined), ``names`` (list or
 map), ``nc`` (checked against the names), and extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by
 split; ``classes``, a map that renames and merges classes, or makes their boxes regions to ignore; ``ignore``, a list of
-the latter; ``channels`` and ``bits`` of the images, see `utils.config.pixels.PixelFormat`.
+the latter; ``channels`` and ``bits`` of the images, see `utils.config.pixels.PixelFormat`; ``tile``, the side of the
+tiles that large images are cut into.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
 from utils.config.pixels import RGB8, PixelFormat
-from utils.config.settings import class_numbers, typed_classes
+from utils.config.settings import MOST_IMGSZ, class_numbers, typed_classes
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
@@ -33,7 +34,19 @@ from utils.store.shards import SUFFIX
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
 FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # a split is read by the first that detects its labels
-_USED_KEYS = ("path", *SPLITS, "names", "nc", "classes", "ignore", "annotations", "download", "channels", "bits")
+_USED_KEYS = (
+    "path",
+    *SPLITS,
+    "names",
+    "nc",
+    "classes",
+    "ignore",
+    "annotations",
+    "download",
+    "channels",
+    "bits",
+    "tile",
+)
 # Keys of public YAMLs that do not affect training.
 _DESCRIPTIVE_KEYS = (
     "roboflow",
@@ -49,6 +62,7 @@ _DESCRIPTIVE_KEYS = (
 )
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
 IGNORED = -1  # the number of such a class
+LEAST_TILE = 32  # pixels
 MOST_COMPARED = 1000  # names of files with a missing one
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
@@ -78,6 +92,7 @@ class DatasetSpec:
     summary: str = ""  # of a folder: what has been found there
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
     pixels: PixelFormat = RGB8  # of the images
+    tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
@@ -132,12 +147,13 @@ class DatasetSpec:
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
 
     def content(self) -> dict[str, Any]:
-        """What a YAML says of the classes, with all of them, and of the pixels."""
+        """What a YAML says of the classes, with all of them, of the pixels, and of tiles."""
+        others = self.pixels.content() | ({"tile": self.tile} if self.tile else {})
         if not self.label_names:
-            return {"names": list(self.names)} | self.pixels.content()
+            return {"names": list(self.names)} | others
         to = {IGNORED: IGNORE} | dict(enumerate(self.names))
         classes = {n: to[c] for n, c in zip(self.label_names, self.class_of)}
-        return {"names": list(self.label_names), "classes": classes} | self.pixels.content()
+        return {"names": list(self.label_names), "classes": classes} | others
 
     def missing_error(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
@@ -252,8 +268,10 @@ def load_dataset_spec(path: str | Path, known_root: str = "", cache_dir: str = "
         if part.pixels != pixels:
             raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
     label_names = _read_names(values, splits, path)
-    if_missing = _if_missing(values, path)
-    spec = DatasetSpec(label_names, root, splits, str(path), if_missing, summary=content.summary, pixels=pixels)
+    if_missing, tile = _if_missing(values, path), _read_tile(values.get("tile"), splits, path)
+    spec = DatasetSpec(
+        label_names, root, splits, str(path), if_missing, summary=content.summary, pixels=pixels, tile=tile
+    )
     if not values.get("classes") and not values.get("ignore"):
         return spec
     targets = _read_class_map(values, label_names, path)
@@ -402,6 +420,16 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
             f"{path}: names: classes {first} and {second} are both called '{twice}'; class names must be unique"
         )
     return names
+
+
+def _read_tile(value: Any, splits: dict[str, SplitSource], path: Path) -> int:
+    if value is not None and (type(value) is not int or not LEAST_TILE <= value <= MOST_IMGSZ):
+        raise UserError(f"{path}: tile: expected a side in pixels, {LEAST_TILE} to {MOST_IMGSZ}, got {value!r}")
+    tile = value or 0
+    for part in (part for source in splits.values() for part in source.parts):
+        if part.tile not in (0, tile):
+            raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
+    return tile
 
 
 def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[str | None]:

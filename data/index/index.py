@@ -21,7 +21,7 @@ from data.index.scan import scan_split
 from data.index.sharded import sharded_content, shards_of
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
-from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
+from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
@@ -30,7 +30,7 @@ from utils.files.folders import cache_folder
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
-from utils.structures import GroundTruth, LabelArrays, ignored_class
+from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
@@ -59,6 +59,7 @@ class DatasetIndex(LabelArrays):
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # of the images
+    tile: int = 0  # see `DatasetSpec`
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -69,9 +70,9 @@ class DatasetIndex(LabelArrays):
 
     def sides_at(self, imgsz: int) -> np.ndarray:
         """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, with the longer side of each
-        image scaled to ``imgsz``."""
-        longest = np.repeat(self.image_hw.max(1), np.diff(self.offsets))
-        sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)[:, None]
+        image, or the side of its tiles, scaled to ``imgsz``."""
+        longest = self.tile or np.repeat(self.image_hw.max(1), np.diff(self.offsets))[:, None]
+        sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)
         return sides[~self.crowd]
 
     def take(self, images: np.ndarray) -> DatasetIndex:
@@ -105,7 +106,8 @@ class DatasetIndex(LabelArrays):
 
     def ground_truth(self) -> GroundTruth:
         """The labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file stem, as a
-        number if all stems are numbers, or its path if two stems are equal."""
+        number if all stems are numbers, or its path if two stems are equal. With tiles, COCO's limit of detections
+        holds for each tile."""
         if self.image_ids is None:
             ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
             if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
@@ -124,7 +126,13 @@ class DatasetIndex(LabelArrays):
             image_hw=self.image_hw,
             image_ids=ids,
             category_ids=self.category_ids or tuple(range(len(self.names))),
+            max_det=MAX_DET * self._most_tiles(),
         )
+
+    def _most_tiles(self) -> int:
+        """The largest number of tiles of an image; 1 without tiles."""
+        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
+        return max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1)
 
 
 def load_index(
@@ -273,6 +281,7 @@ def _used(
         index = _part(index, part, spec)
     if single_cls or spec.classes or spec.class_of:
         index = _of_classes(index, spec, single_cls)
+    index = replace(index, tile=spec.tile)
     return _sampled(index, fraction, seed) if fraction < 1 else index
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
+from data.index.tiles import TiledIndex
 from data.loading.damaged_images import DamagedImages
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.worker import plan_batch
@@ -28,6 +30,7 @@ from data.sampler import (
     validation_requests,
 )
 from data.user_transforms import UserTransforms
+from utils.boxes import TILE_OVERLAP
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
@@ -66,6 +69,8 @@ def build_train_loader(
         UserError: an unfit image size, no images, processes that read different data, errors of the scan or the cache.
     """
     check_image_size(config.imgsz, stride)
+    if spec.tile and config.cache == "device":
+        raise UserError(f"--cache device: cannot keep tiles ('tile' in {spec.source}); use --cache ram or none")
     workers = loader_workers(config.workers, ctx, "train")
     dataset, damaged = _open_split(
         ctx,
@@ -75,6 +80,7 @@ def build_train_loader(
         workers=workers,
         cache="none" if config.cache == "device" else config.cache,
         imgsz=config.imgsz,
+        tile=spec.tile,
         fraction=config.fraction,
         hyp=hyp,
         augment=True,
@@ -84,8 +90,6 @@ def build_train_loader(
     )
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
-    if config.quad and len(dataset) < 4:
-        raise UserError(f"--quad: needs at least 4 training images, train has {len(dataset)}")
     if config.image_weights and config.repeat_factor:
         raise UserError("--image-weights and --repeat-factor both choose how often images are seen; remove one")
     order = EpochOrder(
@@ -96,8 +100,10 @@ def build_train_loader(
         stride=stride,
         image_hw=dataset.index.image_hw if config.rect else None,
         block=0 if config.rect else hyp.mosaic_block,
-        repeats=_repeats(config, dataset.index),
+        repeats=_repeats(config, hyp, dataset),
     )
+    if config.quad and len(order) < 4:
+        raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
     sampler = KeyedDistributedSampler(
         order,
         rank=ctx.rank,
@@ -117,10 +123,13 @@ def build_train_loader(
     )
 
 
-def _repeats(config: TrainConfig, index: DatasetIndex) -> np.ndarray | None:
-    """`repeat_factors` of the images, with a line in the log; None without ``--repeat-factor``."""
+def _repeats(config: TrainConfig, hyp: Hyperparameters, dataset: LoadImagesAndLabels) -> np.ndarray | None:
+    """`repeat_factors` of the images, with a line in the log, times `TiledIndex.repeats` of tiles; None without
+    both."""
+    tiled = None if dataset.tiles is None else dataset.tiles.repeats(hyp.tile_backgrounds)
     if not config.repeat_factor:
-        return None
+        return tiled
+    index = dataset.index
     factors = repeat_factors(config.repeat_factor, index, len(index.names))
     images = index.images_of_classes(len(index.names))
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
@@ -128,7 +137,7 @@ def _repeats(config: TrainConfig, index: DatasetIndex) -> np.ndarray | None:
     text = ", ".join(f"{index.names[c]} ({counted(int(images[c]), 'image')}) {times:.1f} times" for c, times in shown)
     repeated = counted(round(factors.sum()), "image")
     get_logger().info("--repeat-factor %g: %s an epoch; %s", config.repeat_factor, repeated, text)
-    return factors
+    return factors if tiled is None else factors * tiled
 
 
 def build_val_loader(
@@ -137,9 +146,12 @@ def build_val_loader(
     spec: DatasetSpec,
     *,
     stride: int,
+    tile: int = 0,
+    hyp: Hyperparameters | None = None,
     canvas_hw: tuple[int, int] | None = None,
 ) -> ValidationLoader:
-    """This process's batches of a split, each image once over all processes, letterboxed.
+    """This process's batches of a split, each image once over all processes, letterboxed; with ``tile``, each tile of
+    this side.
 
     Every process of the run must call this, as for `build_train_loader`.
 
@@ -148,6 +160,8 @@ def build_val_loader(
             is one image at its full size. A training run validates on "val", with rectangular batches of at most
             `MOST_VALIDATED` images.
         stride: the model's largest.
+        tile: side of the tiles, pixels; 0: whole images.
+        hyp: says which labels of tiles are ignored in the loss; None: the defaults.
         canvas_hw: the canvas of every image, of which ``config.imgsz`` is the longer side; None: as ``config`` says.
     """
     check_image_size(config.imgsz, stride)
@@ -155,17 +169,27 @@ def build_val_loader(
         check_image_size(config.tile, stride, flag="--tile")
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
-        split, batch_size, rect, tile = "val", min(config.batch_size, MOST_VALIDATED), True, 0
+        split, batch_size, rect, full_size = "val", min(config.batch_size, MOST_VALIDATED), True, False
         cache = "ram" if config.cache == "device" else config.cache
     else:
-        split, batch_size, rect, tile = config.task, config.batch_size, config.rect, config.tile
+        split, batch_size, rect, full_size = config.task, config.batch_size, config.rect, bool(config.tile)
         cache = "none"
     workers = loader_workers(config.workers, ctx, split)
     dataset, damaged = _open_split(
-        ctx, config, spec, split, workers=workers, cache=cache, imgsz=None if tile else config.imgsz
+        ctx,
+        config,
+        spec,
+        split,
+        workers=workers,
+        cache=cache,
+        imgsz=None if full_size else config.imgsz,
+        tile=tile,
+        hyp=hyp,
     )
     shard = {"rank": ctx.rank, "world_size": ctx.world_size}
-    if tile:
+    if dataset.tiles is not None:
+        requests = dataset.tiles.requests(canvas_hw or (config.imgsz, config.imgsz), batch_size, **shard)
+    elif full_size:
         requests = full_size_requests(dataset.index.image_hw, **shard)
     else:
         requests = validation_requests(
@@ -233,6 +257,7 @@ def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
         f"the number of {split} images": len(index),
         "the class names": list(index.names),
         "the channels and bits of the images": str(index.pixels),
+        "the size of tiles": index.tile,
         f"the list of {split} images": _digest(index.paths.data, index.paths.offsets),
         f"the sizes of the {split} images": _digest(index.image_hw),
         f"the {split} labels": _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd),
@@ -285,6 +310,7 @@ def _open_split(
     *,
     workers: int,
     cache: str,
+    tile: int = 0,
     fraction: float = 1.0,
     **options: Any,
 ) -> tuple[LoadImagesAndLabels, DamagedImages]:
@@ -293,9 +319,11 @@ def _open_split(
     Args:
         workers: of the loader that will be made.
         cache: "none", "ram" or "disk".
+        tile: side of the tiles that the images are cut into; 0: they are not.
         fraction: of the images, chosen by the option ``seed``.
         options: of `LoadImagesAndLabels`.
     """
+    cache = "full" if tile and cache != "ram" else cache  # tiles are read from images that are decoded once
     leaders = _cache_leaders(ctx, cache, bool(config.stage))
     with torch_distributed_zero_first(ctx):
         index = load_index(
@@ -310,13 +338,15 @@ def _open_split(
             seed=options.get("seed", 0),
             progress=ctx.is_node_leader,
         )
+    if tile not in (0, index.tile):  # of the checkpoint, not of the YAML
+        index = replace(index, tile=tile)
     check_same_data(ctx, split, index)  # before nodes send each other images of it
     with torch_distributed_zero_first(ctx):
         damaged = DamagedImages(index, split, cache_dir=config.cache_dir, max_bad=config.max_bad)
         image_cache = open_image_cache(
             index,
             cache,
-            imgsz=config.imgsz,
+            imgsz=0 if tile else config.imgsz,
             cache_dir=config.cache_dir,
             threads=min(max(workers, 2) * ctx.local_world_size, 64),  # those of the waiting ranks too
             show_progress=ctx.is_main,
@@ -325,7 +355,13 @@ def _open_split(
             on_warning=damaged.add,
         )
         damaged.check(log=ctx.is_main)
-    dataset = LoadImagesAndLabels(index, image_cache=image_cache, on_warning=damaged.add, **options)
+    tiles = None
+    if tile:
+        seed = options.get("seed")  # of training, where tiles move
+        hyp = options.get("hyp") or Hyperparameters()
+        overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
+        tiles = TiledIndex(index, tile, hyp=hyp, seed=seed, overlap=overlap)
+    dataset = LoadImagesAndLabels(index, image_cache=image_cache, tiles=tiles, on_warning=damaged.add, **options)
     return dataset, damaged
 
 

@@ -96,7 +96,7 @@ class _RequestLoader(DataLoader):
     @property
     def index(self) -> DatasetIndex:
         """The scanned split that the batches are from."""
-        return self.samples.index
+        return self.samples.index if self.samples.tiles is None else self.samples.tiles.images
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
@@ -211,7 +211,7 @@ class InfiniteDataLoader(_RequestLoader):
         """
         if not self._weighted:
             raise ValueError("this loader does not draw images by weight")
-        index = self.index
+        index = self.samples.index
         self.class_weights = np.asarray(weights, np.float64)
         self._keys.order.weights = image_weights(self.class_weights, index.offsets, index.classes, ~index.crowd)
 

@@ -144,7 +144,7 @@ def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, reque
     groups = []
     for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
         chosen = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
-        sources = PackedPixels(dataset.source_image, kind) if layout is None else layout
+        sources = PackedPixels(dataset.source_images(request.keys), kind) if layout is None else layout
         table = build_table([plans[i] for n in chosen for i in images[n]], canvas_hw, dataset.source_hw, sources)
         pixels = sources.pixels if isinstance(sources, PackedPixels) else None
         groups.append(RenderGroup(table, pixels, torch.tensor(chosen, dtype=torch.int64)))

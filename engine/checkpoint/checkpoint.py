@@ -115,6 +115,7 @@ class RunDescription:
     hyp: dict[str, Any]  # of `Hyperparameters`
     data: dict[str, str]  # where the data set is, and its fingerprint
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
+    tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     # Parameters that came from weights, and which of their rows did not. In older checkpoints a list of names, or None.
     pretrained: dict[str, list[int]] | list[str] | None = None
     origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.download.Origin`; empty in older ones

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from engine.evaluation.metrics import score_detections
 from models.losses.distillation import old_outputs
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
+from models.postprocess.stitching import TiledImages, TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
@@ -27,6 +28,7 @@ from utils.structures import Batch, Detections, DetectionTable, EvalResult, Grou
 IMAGES_IN_CACHE = 4  # on a CPU; yolov8n at 640 px, float32, one thread: 0.78 s for 16 images, 0.93 s at once
 
 T = TypeVar("T")
+Stitch = Callable[[DetectionTable, np.ndarray, torch.device], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
 
 
@@ -94,6 +96,7 @@ class Evaluator:
         postprocess: maps the model and its raw outputs (float32) to detections in canvas pixels.
         ctx: of this process, with the model's device; every rank must call `run`.
         amp_dtype: autocast type of the forward pass; None: no autocast.
+        stitch: joins the detections of tiles, which the loaders then yield instead of images.
         criterion: as in training, with ``names``; adds validation losses to the result.
         for_inference: maps the bare model to a faster one with the same outputs, for each run; None: the model itself.
         progress: wraps the loader to show the progress.
@@ -112,6 +115,7 @@ class Evaluator:
         postprocess: Postprocess,
         ctx: DistributedContext,
         amp_dtype: torch.dtype | None = None,
+        stitch: Stitch | None = None,
         criterion: nn.Module | None = None,
         for_inference: Callable[[nn.Module], nn.Module] | None = None,
         progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
@@ -122,6 +126,7 @@ class Evaluator:
         self._ctx = ctx
         self._device = ctx.device
         self._amp_dtype = amp_dtype
+        self._stitch = stitch
         self._criterion = criterion
         self._for_inference = for_inference or (lambda model: model)
         self._progress = progress
@@ -192,11 +197,13 @@ class Evaluator:
         if pending is not None:
             tables.append(_to_table(pending))
         seconds = timer.seconds() | {"total": time.perf_counter() - started}
-        found = DetectionTable.concatenate(tables)
+        found, visited = DetectionTable.concatenate(tables), np.concatenate([np.zeros(0, np.int64), *seen])
+        if self._stitch is not None and complete:
+            found, visited = self._stitch(found, visited, self._device)
         parts = 2 + len(getattr(self._criterion, "names", ()))
         return {
             **{name: getattr(found, name) for name in DetectionTable.__slots__},
-            "seen": np.concatenate([np.zeros(0, np.int64), *seen]),
+            "seen": visited,
             "complete": np.array([complete]),
             "loss_batch": np.array(first_image, dtype=np.int64),
             "loss_sums": torch.stack(losses).double().cpu().numpy() if losses else np.zeros((0, parts)),
@@ -251,8 +258,10 @@ def training_evaluator(
     criterion: nn.Module,
     amp_dtype: torch.dtype | None,
     ground_truth: GroundTruth,
+    tiles: TiledImages | None = None,
 ) -> Evaluator:
-    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss."""
+    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss. ``tiles``: what the
+    loaders yield instead of images."""
     return Evaluator(
         ground_truth=ground_truth,
         num_classes=model.num_classes,
@@ -260,6 +269,7 @@ def training_evaluator(
         ctx=ctx,
         amp_dtype=amp_dtype,
         for_inference=lambda model: model.fuse(one_to_one=None),
+        stitch=TileStitcher.of(tiles, model.nms_iou, MAX_DETECTIONS),
         criterion=criterion,
     )
 

@@ -109,12 +109,15 @@ class Outcomes(NamedTuple):
         return true_positive, false_positive
 
 
-def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> Matches:
-    """Assigns the best ``max_det`` detections of each class in each image to the objects, as COCO's evaluation does."""
+def match_detections(
+    gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int | None = None
+) -> Matches:
+    """Assigns the best ``max_det`` detections (default: ``gt.max_det``) of each class in each image to the objects, as
+    COCO's evaluation does."""
     _check_classes(gt.classes, num_classes, "labels")
     _check_classes(table.classes, num_classes, "detections")
     rank_of_image = image_ranks(gt.image_ids)
-    ranked = _rank_detections(table, rank_of_image, num_classes, max_det)
+    ranked = _rank_detections(table, rank_of_image, num_classes, gt.max_det if max_det is None else max_det)
     gt_image = rank_of_image[gt.image_of_box]
     gt_group = gt_image * num_classes + gt.classes
     order = np.argsort(gt_group, kind="stable")

@@ -59,12 +59,15 @@ METRICS = (
 )
 
 
-def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> EvalResult:
+def score_detections(
+    gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int | None = None
+) -> EvalResult:
     """Scores detections against labels.
 
     AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
-    ``max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
-    scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
+    ``max_det`` (default: ``gt.max_det``) detections of each class in each image, crowd as ignore regions, size ranges
+    by ``area_px``. Equal scores rank by the order of ``gt.image_ids``, then of the table, as they would from a
+    predictions file.
 
     Precision, recall and F1 are at IoU 0.5, at the confidence with the best mean F1. Above the best score of a class
     its precision stays that of this score. Classes without objects are nan, and the means leave them out.

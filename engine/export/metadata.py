@@ -59,6 +59,7 @@ def export_metadata(
             "int8": options.int8,
             "classes": info.get("config", {}).get("classes", []),
             "keep_old": info.get("config", {}).get("keep_old", False),
+            "tile": info.get("tile", 0),
             "val_images": info.get("val_images", []),
             "data_fingerprint": info.get("data", {}).get("fingerprint"),
             "ap": _training_ap(info),

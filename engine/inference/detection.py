@@ -38,8 +38,11 @@ def detect(config: DetectConfig) -> Path:
     UserError at the end counts them.
     """
     configure_logging(True)
+    model = open_weights(
+        config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
+    )
     predictor = Predictor(
-        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust),
+        model,
         imgsz=config.imgsz,
         conf=config.conf_thres,
         iou=config.iou_thres,
@@ -48,7 +51,7 @@ def detect(config: DetectConfig) -> Path:
         classes=typed_classes(config.classes),
         agnostic=config.agnostic_nms,
         amp=config.amp,
-        tiles=Tiles.of(config),
+        tiles=Tiles.of(config, model.tile) or False,
     )
     if config.conf_thres is None:
         _log_threshold(predictor, config.weights)

@@ -17,6 +17,7 @@ from engine.inference.runtimes.metadata import ExportMetadata
 from models.detector import Detector
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.pixels import PixelFormat
+from utils.config.settings import MOST_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.limits import explanation
@@ -62,6 +63,12 @@ class InferenceModel(nn.Module):
     confidence: float | None
     info: dict[str, Any]
     device: torch.device
+
+    @property
+    def tile(self) -> int:
+        """The side of the tiles on which the model was trained, pixels; 0: whole images."""
+        value = self.info.get("tile") or self.info.get("details", {}).get("tile")
+        return value if type(value) is int and 0 < value <= MOST_IMGSZ else 0
 
     @property
     def num_classes(self) -> int:

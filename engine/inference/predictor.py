@@ -80,7 +80,7 @@ class Predictor:
         *,
         amp: str = "off",
         color: Color | None = None,
-        tiles: Tiles | None = None,
+        tiles: Tiles | bool = True,
         **settings: Unpack[Keywords],
     ) -> None:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
@@ -91,7 +91,9 @@ class Predictor:
         self.imgsz, self.conf = self._checked_size(given.imgsz), default if given.conf is None else given.conf
         self.iou, self.max_det, self.classes = given.iou, given.max_det, given.classes
         self.agnostic, self.box_voting = given.agnostic, given.box_voting
-        self.pipeline = Pipeline(model, self._autocast_type(amp), tiles)
+        if tiles is True:
+            tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
+        self.pipeline = Pipeline(model, self._autocast_type(amp), tiles or None)
         self._settings()
 
     def __call__(
@@ -269,7 +271,7 @@ def load(
     nms: bool = False,
     amp: str = "off",
     color: Color | None = None,
-    tiles: Tiles | None = None,
+    tiles: Tiles | bool = True,
     trust: bool = False,
     **settings: Unpack[Keywords],
 ) -> Predictor:
@@ -281,7 +283,7 @@ def load(
         nms: use the one-to-many head of NMS-free models, with NMS.
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
-        tiles: cut large images, as ``Tiles(640)``; None: scale them to ``imgsz``.
+        tiles: cut large images, as ``Tiles(640)``; True: as the model was trained; False: scale them to ``imgsz``.
         trust: as for `open_model`.
         imgsz: pixels of the longer side on the canvas; 0: the model's.
         conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the

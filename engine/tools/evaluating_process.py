@@ -123,7 +123,7 @@ class _Scorer:
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
         built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
         self._model = built[0]
-        self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride)
+        self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride, tile=spec.tile, hyp=self._hyp)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
                 raise UserError(f"{name} differs from that of the training processes")
@@ -136,7 +136,9 @@ class _Scorer:
         if self._evaluator is None:  # the loss copies anchors, which are the same in all epochs
             loss = self._model.head.build_loss(self._hyp, label_smoothing=self._smoothing)
             self._criterion, truth = loss.to(self._ctx.device), self._loader.index.ground_truth()
-            self._evaluator = training_evaluator(self._ctx, self._model, self._criterion, self._amp_dtype, truth)
+            self._evaluator = training_evaluator(
+                self._ctx, self._model, self._criterion, self._amp_dtype, truth, self._loader.samples.tiles
+            )
         evaluator = self._evaluator
         self._criterion.set_refining(message["refining"])
         result = evaluator.run(self._model, self._loader)

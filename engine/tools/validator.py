@@ -19,6 +19,7 @@ from engine.inference.runtimes.open import is_exported, open_model
 from engine.report.page import ReportPage, Subject, Validation
 from engine.train.process import check_same_model, check_same_start
 from models.postprocess.detections import detections_to_score, suppression_iou
+from models.postprocess.stitching import TileStitcher
 from models.postprocess.tiling import TiledDetector, Tiles
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
@@ -123,7 +124,18 @@ def score(
         before: called when the data is open.
     """
     imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
-    loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride, canvas_hw=canvas_hw)
+    if tiles := Tiles.of(config, model.tile or spec.tile):
+        tiles.check(model.stride, model.input_hw)
+    in_loader = tiles is not None and tiles.scaled  # as in training
+    loader = build_val_loader(
+        ctx,
+        replace(config, imgsz=imgsz),
+        spec,
+        stride=model.stride,
+        tile=tiles.size if in_loader else 0,
+        canvas_hw=canvas_hw,
+    )
+    iou_thres = suppression_iou(model.nms_iou, config.iou_thres)
     find = partial(
         detections_to_score,
         conf_thres=config.conf_thres,
@@ -137,14 +149,14 @@ def score(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
         postprocess=TiledDetector.stitch if config.tile else find,
+        stitch=TileStitcher.of(loader.samples.tiles, iou_thres, config.max_det),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp if model.format == "checkpoint" else "off", ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     before()
     scored = TestTimeAugmentation(model.detector) if config.tta else model
-    if tiles := Tiles.of(config):
-        tiles.check(model.stride, model.input_hw)
+    if tiles and not in_loader:
         scored = TiledDetector(
             scored,
             find,
@@ -153,7 +165,7 @@ def score(
             imgsz=imgsz,
             input_hw=model.input_hw,
             batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
-            iou_thres=suppression_iou(model.nms_iou, config.iou_thres),
+            iou_thres=iou_thres,
             max_det=config.max_det,
         )
     return evaluator.run(scored, loader), evaluator, loader.index

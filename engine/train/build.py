@@ -75,10 +75,10 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         check_settings(ctx, run)
     config = run.config
     if ctx.is_main:
-        for line in unused_settings(ctx, run, model.head, channels=model.channels):
+        for line in unused_settings(ctx, run, model.head, channels=model.channels, tile=spec.tile):
             get_logger().warning("%s", line)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
-    val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
+    val_loader = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=run.hyp)
     fitness.check_objects(val_loader.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
@@ -97,12 +97,13 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, images=images)
         _log_plan(run, step, plan)
         # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
-        fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
+        fingerprint = broadcast_object(ctx, train_loader.samples.index.fingerprint)
         unscored = run.checkpoint.unscored_epoch() if run.checkpoint else None  # of its tensors, which are freed now
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint, old)
-        evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val_loader.index.ground_truth())
+        truth, tiles = val_loader.index.ground_truth(), val_loader.samples.tiles
+        evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, truth, tiles)
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
         with (
@@ -320,6 +321,7 @@ def _describe(
         config=config,
         data=data,
         val_images=sorted(spec.held_out),
+        tile=spec.tile,
         origin=origin,
         old_model=stored_form(old),
     )

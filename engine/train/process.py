@@ -89,8 +89,10 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log.info("settings: %s; hyper-parameters: %s", *lists)
 
 
-def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead, *, channels: int = 3) -> list[str]:
-    """A line for each setting that is given and has no effect in this run, for the log."""
+def unused_settings(
+    ctx: DistributedContext, run: Run, head: DetectionHead, *, channels: int = 3, tile: int = 0
+) -> list[str]:
+    """A line for each setting that is given and has no effect in this run, for the log. ``tile``: see `DatasetSpec`."""
     config, hyp, ranks = run.config, run.hyp, ctx.world_size
     given = {item.partition("=")[0].strip() for item in config.override}
     length, batch = counted(config.epochs, "epoch"), counted(config.batch_size, "image")
@@ -111,6 +113,9 @@ def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead, *, c
         ("mosaic_block", not mixes, "no image is made of several"),
         ("close_mosaic", not mixes and not head.refines, "there is no mosaic or mixup"),
         ("close_scale", hyp.scale == 0, "scale is 0"),
+        ("tile_visibility", not tile, "the data set's YAML has no 'tile'"),
+        ("tile_backgrounds", not tile, "the data set's YAML has no 'tile'"),
+        ("tile_backgrounds", config.image_weights, "--image-weights chooses how often tiles are seen"),
         ("multi_scale_range", not config.multi_scale, "without --multi-scale"),
         ("spawn", config.spawn == 1, "one process trains anyway"),
         ("eval_ranks", epochs == 1 or config.val_every == 0, "the training processes validate after the last epoch"),

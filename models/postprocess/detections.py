@@ -18,6 +18,7 @@ from utils.errors import UserError
 from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
+MAX_DETECTIONS = 300  # an image, unless the user sets another number
 MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
 _VOTED_ON = 300  # kept boxes of an image, the best before voting; later ones stay as they are, whatever max_det is
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
@@ -74,7 +75,7 @@ def detections_to_score(
     *,
     conf_thres: float = 0.001,
     iou_thres: float | None = None,
-    max_det: int = 300,
+    max_det: int = MAX_DETECTIONS,
     single_cls: bool = False,
     classes: Sequence[int] | None = None,
     box_voting: bool = True,

@@ -13,13 +13,16 @@ Legend: T views, K slots a view, N = T * K boxes, P pairs of views that overlap,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from models.postprocess.nms import nms_keep
-from utils.structures import Detections
+from utils.config.settings import MOST_DETECTIONS
+from utils.structures import Detections, DetectionTable
 
 # Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # of two boxes in the common area of their views
@@ -70,6 +73,73 @@ def stitch_views(
     columns = (boxes[index], scores[index], classes[index])
     padded = [torch.cat((t, t.new_zeros((max_det - len(index), *t.shape[1:]))))[None] for t in columns]
     return Detections(*padded, torch.tensor([len(index)], device=index.device))
+
+
+class TiledImages(Protocol):
+    """Where the tiles of images are, as a `TileStitcher` takes it."""
+
+    image: np.ndarray
+    windows: np.ndarray
+
+
+@dataclass(frozen=True)
+class TileStitcher:
+    """Joins the detections in the tiles of many images.
+
+    Attributes:
+        image: int64 (N,), the image of each tile, ascending.
+        windows: float32 (N, 4), xyxy pixels of the tile's image.
+        iou_thres: see `stitch_views`.
+        max_det: the most detections of an image, for each of its tiles.
+    """
+
+    image: np.ndarray
+    windows: np.ndarray
+    iou_thres: float | None
+    max_det: int
+
+    @classmethod
+    def of(cls, tiles: TiledImages | None, iou_thres: float | None, max_det: int) -> TileStitcher | None:
+        """None without tiles."""
+        return None if tiles is None else cls(tiles.image, tiles.windows, iou_thres, max_det)
+
+    def __call__(
+        self, found: DetectionTable, seen: np.ndarray, device: torch.device
+    ) -> tuple[DetectionTable, np.ndarray]:
+        """The detections in images, and the images.
+
+        Args:
+            found: detections by tile, in pixels of the images.
+            seen: int64 (n,), tiles; all of an image, or none.
+            device: to compute on.
+        """
+        tables, images = [], np.unique(self.image[seen])
+        if not np.array_equal(np.sort(seen), np.flatnonzero(np.isin(self.image, images))):
+            raise RuntimeError("each tile of an image was to be seen once")
+        found = found.take(np.argsort(found.image_index, kind="stable"))
+        starts = np.searchsorted(found.image_index, np.arange(len(self.image) + 1))
+        for image in images.tolist():
+            first, last = np.searchsorted(self.image, [image, image + 1]).tolist()
+            part = found.take(np.arange(starts[first], starts[last]))
+            tables.append(self._stitched(part, np.diff(starts[first : last + 1]), image, first, device))
+        return DetectionTable.concatenate(tables), images
+
+    def _stitched(
+        self, found: DetectionTable, counts: np.ndarray, image: int, first: int, device: torch.device
+    ) -> DetectionTable:
+        """``found``: of the image's tiles, which are numbered from ``first``; ``counts``: of each."""
+        slots = int(counts.max(initial=1))
+        tile = np.repeat(np.arange(len(counts)), counts)
+        at = tile, np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
+        boxes, scores = np.zeros((len(counts), slots, 4), np.float32), np.zeros((len(counts), slots), np.float32)
+        classes = np.zeros((len(counts), slots), np.int64)
+        boxes[at], scores[at], classes[at] = found.boxes_xyxy_px, found.scores, found.classes
+        views = Detections(*(torch.from_numpy(a).to(device) for a in (boxes, scores, classes, counts)))
+        windows = torch.from_numpy(self.windows[first : first + len(counts)]).to(device)
+        max_det = min(self.max_det * len(counts), MOST_DETECTIONS)
+        joined = stitch_views(views, windows, iou_thres=self.iou_thres, max_det=max_det)
+        boxes, scores, classes = (t[0, : int(joined.counts[0])].cpu().numpy() for t in joined[:3])
+        return DetectionTable(np.full(len(boxes), image), boxes.astype(float), scores.astype(float), classes)
 
 
 def _clipped(views: Detections, windows: Tensor) -> _Boxes:

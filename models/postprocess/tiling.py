@@ -15,12 +15,12 @@ from torch.nn.functional import interpolate, pad
 
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tta import TestTimeAugmentation
+from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import DetectConfig, ValConfig, check_image_size
 from utils.errors import UserError
 from utils.structures import GRAY, Detections
 
 Find = Callable[[nn.Module, list[Tensor]], Detections]
-OVERLAP = 0.2
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,19 @@ class Tiles:
     """How large images are cut into tiles."""
 
     size: int  # side, pixels
-    overlap: float = OVERLAP  # of neighbors, fraction of a tile
+    overlap: float = TILE_OVERLAP  # of neighbors, fraction of a tile
     full_image: bool = True  # the detector also sees the whole image, scaled down
+    scaled: bool = False  # the detector sees tiles scaled to its image size, as it was trained; else at their own
 
     @classmethod
-    def of(cls, config: DetectConfig | ValConfig) -> Tiles | None:
-        """As the flags ask. Raises UserError for flags that have no effect without ``--tile``."""
+    def of(cls, config: DetectConfig | ValConfig, trained: int) -> Tiles | None:
+        """As the flags ask, or without ``--tile`` as the model was trained: on tiles of the size ``trained``; 0: on
+        whole images. Raises UserError for flags that have no effect."""
+        overlap = TILE_OVERLAP if config.overlap is None else config.overlap
         if config.tile:
-            return cls(config.tile, OVERLAP if config.overlap is None else config.overlap, config.tile_full_image)
+            return cls(config.tile, overlap, config.tile_full_image)
+        if config.tile is None and trained and config.tile_full_image:
+            return cls(trained, overlap, full_image=False, scaled=True)
         if config.overlap is not None or not config.tile_full_image:
             flag = "--no-tile-full-image" if config.overlap is None else "--overlap"
             raise UserError(f"{flag}: has no effect without --tile; give --tile, or leave it out")
@@ -44,24 +49,12 @@ class Tiles:
     def check(self, stride: int, input_hw: tuple[int, int] | None) -> None:
         """Raises UserError unless a model of this ``stride``, which takes canvases of ``input_hw`` only (None: any),
         takes the tiles."""
-        check_image_size(self.size, stride, flag="--tile")
-        if input_hw not in (None, (self.size, self.size)):
-            size = f"{input_hw[0]}x{input_hw[1]}"
-            raise UserError(f"--tile {self.size}: the exported model takes {size} pixels (height x width) only")
-
-
-def tile_windows(canvas_hw: tuple[int, int], tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
-    """The corners x1, y1, x2, y2 of square tiles that cover a canvas, row by row. Neighbors overlap by the fraction
-    ``overlap`` of a tile, and the last tile of a row or column, which ends at the border, by as much or more.
-
-    Args:
-        canvas_hw: each at least ``tile``.
-        tile: side, pixels.
-        overlap: at least 0 and less than 1.
-    """
-    step = max(tile - round(tile * overlap), 1)
-    tops, lefts = ([min(step * i, side - tile) for i in range(-(-(side - tile) // step) + 1)] for side in canvas_hw)
-    return [(left, top, left + tile, top + tile) for top in tops for left in lefts]
+        if not self.scaled:
+            check_image_size(self.size, stride, flag="--tile")
+        size = input_hw[0] if self.scaled and input_hw else self.size
+        if input_hw not in (None, (size, size)):
+            takes = f"{input_hw[0]}x{input_hw[1]}"
+            raise UserError(f"--tile {self.size}: the exported model takes {takes} pixels (height x width) only")
 
 
 class TiledDetector(nn.Module):
@@ -107,7 +100,9 @@ class TiledDetector(nn.Module):
         canvas_hw = images.shape[2:]
         windows = tile_windows(canvas_hw, self._tiles.size, self._tiles.overlap)
         found = [
-            self._detect(torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in windows[start:][: self._batch]]))
+            self._detect_tiles(
+                torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in windows[start:][: self._batch]])
+            )
             for start in range(0, len(windows), self._batch)
         ]
         corners = torch.tensor(windows, dtype=torch.float32, device=images.device)
@@ -124,6 +119,13 @@ class TiledDetector(nn.Module):
         """The image's detections, B = 1, from what `forward` returns, which may have been converted to float."""
         boxes, scores, classes, counts, windows = raw
         return stitch_views(Detections(boxes, scores, classes.long(), counts.long()), windows, **self._options)
+
+    def _detect_tiles(self, tiles: Tensor) -> Detections:
+        size = self._imgsz if self._tiles.scaled else self._tiles.size
+        if size == self._tiles.size:
+            return self._detect(tiles)
+        found = self._detect(interpolate(tiles, (size, size), mode="bilinear"))
+        return found._replace(boxes_xyxy=found.boxes_xyxy * (self._tiles.size / size))
 
     def _detect(self, inputs: Tensor) -> Detections:
         raw = self.detector(inputs)

@@ -150,6 +150,12 @@ class Hyperparameters:
     close_scale: int | None = setting(
         None, low=0, help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"
     )
+    tile_visibility: float = setting(
+        0.3, low=0, high=1, help="with tile in the data set's YAML: ignore objects of which a tile shows less than this"
+    )
+    tile_backgrounds: float = setting(
+        0.5, low=0, help="tiles without objects in an epoch, at most, as a multiple of the tiles with objects"
+    )
     multi_scale_range: float = setting(0.5, low=0, high=0.9, help="range of --multi-scale, +- fraction of --imgsz")
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
@@ -169,8 +175,10 @@ class _RunConfig:
 class _TileConfig(_RunConfig):
     """Flags of val.py and detect.py, for large images."""
 
-    tile: int = setting(
-        0, low=0, help="cut images into overlapping tiles of n x n pixels at full resolution; 0: scale them to --imgsz"
+    tile: int | None = setting(
+        None,
+        low=0,
+        help="cut images into overlapping tiles of n x n pixels at full resolution; 0: none; default: as in training",
     )
     overlap: float | None = setting(
         None, low=0.05, high=0.9, help="overlap of neighboring tiles, fraction of a tile; default: 0.2"

@@ -113,9 +113,10 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
         with contextlib.suppress(OSError):
             status = path.stat()
             if match := _PIXELS.fullmatch(path.name):
-                where = "in memory" if match["kind"] == "pixels" else "on disk"
+                where = "in memory" if path.parent == shared_memory else "on disk"
                 of = described.get(match["version"], "a data set whose index was removed")
-                what = f"images {where}, {match['imgsz']} px, of {of}"
+                size = "full size" if match["imgsz"] == "0" else f"{match['imgsz']} px"
+                what = f"images {where}, {size}, of {of}"
                 found.append(_cache_file(path, status, match["version"], what))
             elif _UNFINISHED.fullmatch(path.name) and path.name.lstrip(".").startswith(_PREFIXES):
                 found.append(_cache_file(path, status, "", "an unfinished file"))

@@ -50,7 +50,7 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH}
     arrays |= {f"found_{name}": getattr(fold.found, name) for name in _FOUND}
     with atomic_write(out) as file:
-        np.savez_compressed(file, category_ids=fold.truth.category_ids, **arrays)
+        np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
     if ctx.device.type == "cuda":
         torch.cuda.empty_cache()
     return fold
@@ -62,11 +62,13 @@ def read_fold(path: Path) -> ScoredFold:
         with np.load(path, allow_pickle=False) as arrays:
             truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
             found = {name: arrays[f"found_{name}"] for name in _FOUND}
+            limits = {"max_det": int(arrays["max_det"])} if "max_det" in arrays else {}
             categories = tuple(arrays["category_ids"].tolist())
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         raise UserError(f"{path}: damaged; remove it, and the same command scores this fold again") from None
     images = tuple(range(len(truth["offsets"]) - 1))
-    return ScoredFold(GroundTruth(**truth, image_ids=images, category_ids=categories), DetectionTable(**found))
+    truth = GroundTruth(**truth, **limits, image_ids=images, category_ids=categories)
+    return ScoredFold(truth, DetectionTable(**found))
 
 
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
@@ -81,6 +83,7 @@ def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
         **joined,
         image_ids=tuple(range(int(images[-1]))),
         category_ids=tuple(range(len(folds[0].truth.category_ids))),
+        max_det=max(fold.truth.max_det for fold in folds),
     )
     found = (replace(fold.found, image_index=fold.found.image_index + first) for fold, first in zip(folds, images))
     return ScoredFold(truth, DetectionTable.concatenate(found))

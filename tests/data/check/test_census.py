@@ -38,7 +38,10 @@ def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index
 def test_sizes_that_nobody_trains_at_are_not_advised():
     assert remedy_for_small_boxes(16.0, 640, 32) is None
     assert "--imgsz 2048 " in remedy_for_small_boxes(5.0, 640, 32)
-    assert remedy_for_small_boxes(4.9, 640, 32) == "cut the images into tiles and train on those"
+    assert (
+        remedy_for_small_boxes(4.9, 640, 32)
+        == "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
+    )
 
 
 def test_counts_are_those_of_the_labels(index):

@@ -136,6 +136,18 @@ def test_close_mosaic_is_unused_without_mosaics_unless_the_loss_refines(override
     assert lines(ONE, *override.split(), rect=rect) == []
 
 
+def test_settings_of_tiles_need_tiles():
+    config = TrainConfig(override=["tile_visibility=0.5", "tile_backgrounds=1"], image_weights=True)
+    run = Run(Path(), config, with_overrides(Hyperparameters(), config.override), None, [])
+    head = YOLOXHead(*LEVELS, 8)
+    assert unused_settings(ONE, run, head) == [
+        f"--set {name} does nothing: the data set's YAML has no 'tile'"
+        for name in ("tile_backgrounds", "tile_visibility")
+    ]
+    want = ["--set tile_backgrounds does nothing: --image-weights chooses how often tiles are seen"]
+    assert unused_settings(ONE, run, head, tile=64) == want
+
+
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):
     data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]

@@ -8,9 +8,10 @@ from torch import nn
 from torchvision.ops import box_iou
 
 from models.postprocess import stitching
-from models.postprocess.stitching import stitch_views
-from models.postprocess.tiling import TiledDetector, Tiles, tile_windows
-from utils.structures import GRAY, Detections
+from models.postprocess.stitching import TileStitcher, stitch_views
+from models.postprocess.tiling import TiledDetector, Tiles
+from utils.boxes import tile_windows
+from utils.structures import GRAY, Detections, DetectionTable
 
 CLASSES = 4
 
@@ -254,3 +255,53 @@ def test_many_views_are_compared_in_parts(monkeypatch):
     in_parts = stitch_views(views, windows, iou_thres=0.5, max_det=100)
     assert at_once.counts.item() > 1
     assert all(torch.equal(a, b) for a, b in zip(at_once, in_parts))
+
+
+def test_tables_of_many_images_are_stitched_image_by_image():
+    """In any order, with images and tiles without detections, as the views of each image are."""
+    rng, tables, expected = np.random.default_rng(0), [], []
+    images, windows, first = [], [], 0
+    for image, canvas_hw in enumerate([(640, 1152), (640, 640), (1500, 900), (700, 700)]):
+        corners = np.array(tile_windows(canvas_hw, 640, 0.2), np.float64)
+        low = rng.random((12, 2)) * (np.array(canvas_hw[::-1]) - 150)
+        boxes = np.concatenate([low, low + 20 + rng.random((12, 2)) * 130], 1)[: 0 if image == 2 else None]
+        found = oracle(boxes, rng.integers(CLASSES, size=len(boxes)), corners)
+        rows, slots = np.nonzero(np.arange(found.scores.shape[1]) < found.counts.numpy()[:, None])
+        at = (t.numpy()[rows, slots] for t in found[:3])
+        tables.append(DetectionTable(rows + first, *at))
+        joined = stitch_views(found, torch.from_numpy(corners).float(), iou_thres=0.7, max_det=50)
+        expected.append([t[0, : int(joined.counts)].numpy() for t in joined[:3]])
+        images += [image] * len(corners)
+        windows.append(corners)
+        first += len(corners)
+    table = DetectionTable.concatenate(tables)
+    by_tile = table.take(np.concatenate([np.flatnonzero(table.image_index == t) for t in rng.permutation(first)]))
+    stitch = TileStitcher(np.array(images), np.concatenate(windows).astype(np.float32), 0.7, 50)
+    result, seen = stitch(by_tile, rng.permutation(first), torch.device("cpu"))
+    assert seen.tolist() == [0, 1, 2, 3]
+    for image, (boxes, scores, classes) in enumerate(expected):
+        part = result.take(result.image_index == image)
+        np.testing.assert_allclose(part.boxes_xyxy_px, boxes)
+        np.testing.assert_allclose(part.scores, scores)
+        np.testing.assert_array_equal(part.classes, classes)
+    with pytest.raises(RuntimeError, match="each tile of an image was to be seen once"):
+        stitch(by_tile, np.arange(first - 1), torch.device("cpu"))
+
+
+def test_a_detector_sees_tiles_as_it_was_trained():
+    """Scaled to its image size; boxes are those of the tiles."""
+    image, sizes = torch.full((1, 3, 300, 500), GRAY / 255), set()
+    image[:, :, 80:160, 120:240] = 1
+
+    class Seen(PixelReader):
+        def forward(self, images):
+            sizes.add(tuple(images.shape[2:]))
+            return super().forward(images)
+
+    tiles = Tiles(128, full_image=False, scaled=True)
+    tiles.check(32, (64, 64))
+    tiled = TiledDetector(Seen(), PixelReader.find, tiles=tiles, stride=32, imgsz=64, batch=4, iou_thres=0.7, max_det=5)
+    result = tiled.stitch(tiled(image))
+    assert sizes == {(64, 64)}
+    assert result.counts.tolist() == [1]
+    np.testing.assert_allclose(result.boxes_xyxy[0, 0], [120, 80, 240, 160], atol=2)

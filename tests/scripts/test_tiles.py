@@ -1,0 +1,130 @@
+"""train.py, val.py and detect.py on tiles of large images, as their users start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import train
+import val
+from engine.evaluation.evaluator import Evaluator
+from engine.inference.predictor import load
+from models.postprocess.tiling import Tiles
+from tests.helpers.preloaded import python
+from tests.helpers.same_content import same_content
+from tests.helpers.scripts import error_of
+from tests.helpers.synthetic_index import smooth_image
+from tests.helpers.tiny import write_model
+from utils.config.settings import DetectConfig
+from utils.files.checkpoint import read_checkpoint
+from utils.structures import DetectionTable
+
+ROOT = Path(__file__).parents[2]
+COMMON = ["--imgsz", "64", "--batch-size", "8", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A data set with ``tile: 96``, a model, and a cache."""
+    root = tmp_path_factory.mktemp("world")
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for i, (height, width) in enumerate([(220, 300), (250, 180), (60, 80)]):
+            image, rows = smooth_image(rng, height, width), ""
+            for _ in range(8):
+                x, y = int(rng.integers(width - 30)), int(rng.integers(height - 30))
+                image[y : y + 30, x : x + 30] = (250, 20, 20)
+                rows += f"0 {(x + 15) / width} {(y + 15) / height} {30 / width} {30 / height}\n"
+            cv2.imwrite(str(root / f"images/{split}/{i}.png"), image[..., ::-1])
+            (root / f"labels/{split}/{i}.txt").write_text(rows)
+    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [red]\ntile: 96\n")
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def flags(world: Path, project: Path, *more: str) -> list[str]:
+    model = ["--data", str(world / "data.yaml"), "--model", str(world / "tiny.yaml")]
+    return [*model, "--project", str(project), "--cache-dir", str(world / "cache"), *COMMON, *more]
+
+
+def run(world: Path, project: Path, *more: str, command: list[str] | None = None) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    command = command or ["train.py", *flags(world, project, *more)]
+    environment |= {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python(), *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monkeypatch):
+    """val.py finds what validation in training finds, also with a YAML without tiles; --tile 0 scales whole images."""
+    tables, merge = [], Evaluator._merge
+    monkeypatch.setattr(Evaluator, "_merge", lambda *args: tables.append(merge(*args)) or tables[-1])
+    train.main(flags(world, tmp_path, "--epochs", "1", "--set", "warmup_epochs=0", "--optimizer", "SGD"))
+    best = tmp_path / "exp" / "last.pt"
+    content = read_checkpoint(best)
+    assert content["tile"] == 96
+    plain = tmp_path / "plain.yaml"
+    plain.write_text((world / "data.yaml").read_text().replace("tile: 96", f"path: {world}"))
+    common = [
+        "--weights",
+        str(best),
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--noplots",
+        "--project",
+        str(tmp_path / "val"),
+    ]
+    common += ["--cache-dir", str(world / "cache"), "--batch-size", "8"]
+    found = {}
+    for name, more in (
+        ("tiles", ["--data", str(plain)]),
+        ("whole", ["--tile", "0"]),
+        ("overlap", ["--overlap", "0.5"]),
+    ):
+        val.main([*common, "--name", name, *more])
+        found[name] = (tmp_path / "val" / name / "predictions.json").read_bytes()
+    assert len(set(found.values())) == 3
+    in_training, after = tables[:2]
+    assert len(after.scores) > 4
+    for name in DetectionTable.__slots__:
+        np.testing.assert_allclose(getattr(after, name), getattr(in_training, name), rtol=1e-5, atol=1e-3)
+    assert load(best, device="cpu").pipeline.tiles == Tiles(96, full_image=False, scaled=True)
+    assert load(best, device="cpu", tiles=False).pipeline.tiles is None
+    flags_of_detect = {"weights": str(best), "source": "", "overlap": 0.5}
+    assert Tiles.of(DetectConfig(**flags_of_detect), 96) == Tiles(96, 0.5, full_image=False, scaled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--image-weights"], ["--rect", "--multi-scale"], ["--cache", "ram", "--quad"]])
+def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, more):
+    more = ["--epochs", "2", "--virtual-ranks", "2", "--save-period", "1", *more]
+    run(world, tmp_path, "--name", "one", *more)
+    run(world, tmp_path, "--name", "two", "--spawn", "2", *more)
+    one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
+    for part in ("model", "ema", "optimizer"):
+        same_content(one[part], two[part])
+    assert one["progress"]["best_fitness"] == two["progress"]["best_fitness"]
+    (tmp_path / "cut" / "exp").mkdir(parents=True)
+    (tmp_path / "two" / "epoch1.pt").rename(tmp_path / "cut/exp/last.pt")
+    text = run(world, tmp_path, command=["train.py", "--resume", "--project", str(tmp_path / "cut"), "--workers", "1"])
+    assert "are not the ones" not in text
+    resumed = read_checkpoint(tmp_path / "cut/exp/last.pt")
+    for part in ("model", "ema", "optimizer"):
+        same_content(one[part], resumed[part])
+
+
+def test_mistakes_are_one_line(world, tmp_path, capsys):
+    cached = flags(world, tmp_path, "--cache", "device", "--render-on", "device")
+    assert "--cache device: cannot keep tiles ('tile' in" in error_of(capsys, train.main, *cached)
