@@ -28,11 +28,14 @@ test-benchmarks: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-$(STAMP): requirements.txt requirements-export.txt requirements-search.txt requirements-convert.txt
+EXTRAS := export search convert store tiff
+REQUIREMENTS := requirements.txt $(EXTRAS:%=requirements-%.txt)
+
+$(STAMP): $(REQUIREMENTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -r requirements.txt -r requirements-export.txt -r requirements-search.txt -r requirements-convert.txt
+	$(BIN)/python -m pip install $(REQUIREMENTS:%=-r %)
 	touch $(STAMP)
 
 clean:
