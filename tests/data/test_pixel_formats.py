@@ -120,7 +120,7 @@ def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path):
 
 
 class Spec:
-    source = "synthetic.yaml"
+    source, tile = "synthetic.yaml", 0
 
 
 @pytest.fixture

@@ -11,4 +11,4 @@ from utils.errors import UserError
 def test_layers_without_parameters_are_nothing_to_train():
     config = TrainConfig(model="yolov8n", freeze=[layer for layer in range(23) if layer != 10])  # 10: Upsample
     with pytest.raises(UserError, match="leaves no layer to train"):
-        build_starting_model(DistributedContext.single(), config, ["a"], resumed=None)
+        build_starting_model(DistributedContext.single(), config, ["a"], 3, resumed=None)

@@ -137,13 +137,13 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
         twice.extended(("x",), "old.pt")
 
 
-def test_training_and_validation_images_of_joined_sets_are_different(root, capsys):
+def test_training_and_validation_images_of_joined_sets_are_different(root, caplog):
     spec = spec_of(root)
     train, val = (load_index(spec, split, progress=False) for split in ("train", "val"))
     warn_of_shared_images(spec, train, val)
-    assert "training images too" not in "".join(capsys.readouterr())
+    assert "training images too" not in caplog.text
     warn_of_shared_images(spec, train, train)
-    assert "all of the 8 validation images are training images too" in "".join(capsys.readouterr())
+    assert "all of the 8 validation images are training images too" in caplog.text
 
 
 def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):

@@ -44,7 +44,7 @@ def open_loader(index, monkeypatch):
     monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
-        source = "synthetic.yaml"
+        source, tile = "synthetic.yaml", 0
 
     def build(*, ctx=SINGLE, training=True, **options):
         config = TrainConfig(**({"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0} | options))

@@ -40,7 +40,7 @@ def loader_of(index, monkeypatch):
     monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
-        source = "synthetic.yaml"
+        source, tile = "synthetic.yaml", 0
 
     def build(*, ctx=SINGLE, start=None, training=True, hyp=HYP, **options):
         defaults = {"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0, "render_on": "device"}
