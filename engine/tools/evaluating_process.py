@@ -127,14 +127,14 @@ class _Scorer:
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
                 raise UserError(f"{name} differs from that of the training processes")
-        self._smoothing = config.label_smoothing
+        self._loss = {"label_smoothing": config.label_smoothing, "class_weights": setup["class_weights"]}
         self._evaluator: Evaluator | None = None
 
     def __call__(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The message with the scores, on rank 0."""
         self._model.load_state_dict(message["ema"])
         if self._evaluator is None:  # the loss copies anchors, which are the same in all epochs
-            loss = self._model.head.build_loss(self._hyp, label_smoothing=self._smoothing)
+            loss = self._model.head.build_loss(self._hyp, **self._loss)
             self._criterion, truth = loss.to(self._ctx.device), self._loader.index.ground_truth()
             self._evaluator = training_evaluator(
                 self._ctx, self._model, self._criterion, self._amp_dtype, truth, self._loader.samples.tiles

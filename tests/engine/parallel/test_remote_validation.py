@@ -33,7 +33,7 @@ def world(tmp_path_factory) -> Path:
 def flags(world: Path, project: Path, *more: str) -> list[str]:
     return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
             "--cache-dir", str(world / "cache"), *SMALL, "--epochs", str(EPOCHS), "--save-minutes", "0",
-            *more]  # fmt: skip
+            "--cls-pw", "1", *more]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
