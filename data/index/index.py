@@ -39,6 +39,7 @@ CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 MAX_UNLABELED = 0.1
 SINGLE_CLASS_NAME = "object"
 _LEFT_OUT = -2  # the number of a class that is not used
+_OF_BOXES = ("boxes_xywh_px", "classes", "crowd", "area_px")  # arrays of an index that have a row per box
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,15 @@ class DatasetIndex(LabelArrays):
         counts = np.diff(self.offsets)[images]
         offsets = np.r_[0, np.cumsum(counts)].astype(np.int64)
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[images] - offsets[:-1], counts)
-        boxes = {name: getattr(self, name)[rows] for name in ("boxes_xywh_px", "classes", "crowd", "area_px")}
+        boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
         texts = {"paths": self.paths, "image_ids": self.image_ids}
         texts = {name: flat and FlatStrings.of(flat[i] for i in images.tolist()) for name, flat in texts.items()}
         return replace(self, image_hw=self.image_hw[images], offsets=offsets, **boxes, **texts)
+
+    def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
+        """The index of the same images with the boxes of ``rows``, bool (m,), only."""
+        boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
+        return replace(self, offsets=np.r_[0, np.cumsum(rows)][self.offsets], **boxes)
 
     def labels(self, i: int) -> np.ndarray:
         """Of image i, see `labels_of`."""
@@ -329,12 +335,10 @@ def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> Dat
     result = replace(
         index,
         names=class_names(spec, single_cls),
-        offsets=np.r_[0, np.cumsum(used)][index.offsets],
-        classes=classes[used],
-        crowd=(index.crowd | (classes == IGNORED))[used],
-        **{name: getattr(index, name)[used] for name in ("boxes_xywh_px", "area_px")},
+        classes=classes,
+        crowd=index.crowd | (classes == IGNORED),
         category_ids=() if single_cls else tuple(category_ids[number] for number in range(len(chosen))),
-    )
+    ).with_boxes(used)
     return replace(result, report=replace(index.report, totals=index.report.totals | _totals(result)))
 
 
@@ -418,7 +422,7 @@ def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bo
     return digest.hexdigest()
 
 
-_ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
+_ARRAYS = ("image_hw", "offsets", *_OF_BOXES)
 
 
 def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] = ("", "", False)) -> None:

@@ -64,7 +64,7 @@ class TiledIndex:
         near = images.take(self.image)
         low = near.boxes_xywh_px[:, :2] - self._grid[near.image_of_box]
         high = low + near.boxes_xywh_px[:, 2:]
-        self._near = _with_boxes(near, ((low < side + self._reach) & (high > -self._reach)).all(1))
+        self._near = near.with_boxes(((low < side + self._reach) & (high > -self._reach)).all(1))
         name = f"{images.fingerprint}-tile{side}-{self._visibility:g}"
         self.index = replace(self._clipped(self._near, self._grid), fingerprint=name)
 
@@ -144,10 +144,4 @@ class TiledIndex:
             crowd=index.crowd | (seen < self._visibility - 1e-9),
             area_px=index.area_px * seen,
         )
-        return _with_boxes(result, seen > 0)
-
-
-def _with_boxes(index: DatasetIndex, rows: np.ndarray) -> DatasetIndex:
-    """``index`` with the boxes of ``rows``, bool (M,), only."""
-    boxes = {name: getattr(index, name)[rows] for name in ("boxes_xywh_px", "classes", "crowd", "area_px")}
-    return replace(index, offsets=np.r_[0, np.cumsum(rows)][index.offsets], **boxes)
+        return result.with_boxes(seen > 0)
