@@ -12,6 +12,7 @@ import yaml
 from torch import nn
 
 from models.detector import build_detector
+from tests.helpers.synthetic_index import smooth_image
 from utils.files.checkpoint import write_checkpoint
 from utils.structures import Batch
 
@@ -66,6 +67,26 @@ def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) 
             (root / "labels" / split / f"{number:03}.txt").write_text("".join(rows))
     path = root / "data.yaml"
     path.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": ["light", "dark"]}))
+    return path
+
+
+def write_tiled_dataset(root: Path, sizes_hw: Sequence[tuple[int, int]], *, tile: int, squares: int, seed: int) -> Path:
+    """Red squares of 30 px on smooth images of ``sizes_hw``, ``squares`` on each, in both splits, and ``tile`` in the
+    YAML, which is returned."""
+    rng = np.random.default_rng(seed)
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for i, (height, width) in enumerate(sizes_hw):
+            image, rows = smooth_image(rng, height, width), ""
+            for _ in range(squares):
+                x, y = int(rng.integers(width - 30)), int(rng.integers(height - 30))
+                image[y : y + 30, x : x + 30] = (250, 20, 20)
+                rows += f"0 {(x + 15) / width} {(y + 15) / height} {30 / width} {30 / height}\n"
+            cv2.imwrite(str(root / f"images/{split}/{i}.png"), image[..., ::-1])
+            (root / f"labels/{split}/{i}.txt").write_text(rows)
+    path = root / "data.yaml"
+    path.write_text(f"train: images/train\nval: images/val\nnames: [red]\ntile: {tile}\n")
     return path
 
 

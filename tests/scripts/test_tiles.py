@@ -6,7 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -18,8 +17,7 @@ from models.postprocess.tiling import Tiles
 from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
-from tests.helpers.synthetic_index import smooth_image
-from tests.helpers.tiny import write_model
+from tests.helpers.tiny import write_model, write_tiled_dataset
 from utils.config.settings import DetectConfig
 from utils.files.checkpoint import read_checkpoint
 from utils.structures import DetectionTable
@@ -32,19 +30,7 @@ COMMON = ["--imgsz", "64", "--batch-size", "8", "--device", "cpu", "--workers", 
 def world(tmp_path_factory) -> Path:
     """A data set with ``tile: 96``, a model, and a cache."""
     root = tmp_path_factory.mktemp("world")
-    rng = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for kind in ("images", "labels"):
-            (root / kind / split).mkdir(parents=True)
-        for i, (height, width) in enumerate([(220, 300), (250, 180), (60, 80)]):
-            image, rows = smooth_image(rng, height, width), ""
-            for _ in range(8):
-                x, y = int(rng.integers(width - 30)), int(rng.integers(height - 30))
-                image[y : y + 30, x : x + 30] = (250, 20, 20)
-                rows += f"0 {(x + 15) / width} {(y + 15) / height} {30 / width} {30 / height}\n"
-            cv2.imwrite(str(root / f"images/{split}/{i}.png"), image[..., ::-1])
-            (root / f"labels/{split}/{i}.txt").write_text(rows)
-    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [red]\ntile: 96\n")
+    write_tiled_dataset(root, [(220, 300), (250, 180), (60, 80)], tile=96, squares=8, seed=0)
     write_model(root / "tiny.yaml")
     return root
 

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import yaml
@@ -14,7 +13,8 @@ import yaml
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.tiles import TiledIndex
 from data.loading.build import build_train_loader, build_val_loader
-from tests.helpers.synthetic_index import index_of, smooth_image
+from tests.helpers.synthetic_index import index_of
+from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -156,22 +156,8 @@ def test_a_joined_set_has_the_tiles_of_its_parts(tmp_path):
 def data(tmp_path, monkeypatch) -> Path:
     """A YAML with ``tile: 128`` and five images, of which one is smaller than a tile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rng = np.random.default_rng(1)
-    for split in ("train", "val"):
-        for kind in ("images", "labels"):
-            (tmp_path / kind / split).mkdir(parents=True)
-        for i, (height, width) in enumerate([(300, 420), (400, 200), (90, 100), (128, 512), (260, 260)]):
-            image = smooth_image(rng, height, width)
-            rows = ""
-            for _ in range(6):
-                x, y = int(rng.integers(width - 30)), int(rng.integers(height - 30))
-                image[y : y + 30, x : x + 30] = (250, 20, 20)
-                rows += f"0 {(x + 15) / width} {(y + 15) / height} {30 / width} {30 / height}\n"
-            cv2.imwrite(str(tmp_path / f"images/{split}/{i}.png"), image[..., ::-1])
-            (tmp_path / f"labels/{split}/{i}.txt").write_text(rows)
-    path = tmp_path / "data.yaml"
-    path.write_text("train: images/train\nval: images/val\nnames: [red]\ntile: 128\n")
-    return path
+    sizes_hw = [(300, 420), (400, 200), (90, 100), (128, 512), (260, 260)]
+    return write_tiled_dataset(tmp_path, sizes_hw, tile=128, squares=6, seed=1)
 
 
 def context(rank: int = 0, world_size: int = 1) -> DistributedContext:
