@@ -156,11 +156,14 @@ def work_in_child() -> Pulse | None:
         UserError: it was killed before its first beat.
     """
     reading, writing = os.pipe()
+    # Blocked until each process has its handlers: a signal in between would be a failure for the launcher.
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
     parent, child = os.getppid(), os.fork()
     if child == 0:
         os.close(reading)
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this process
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
         os.environ.setdefault(
             "TORCH_CPP_LOG_LEVEL", "ERROR"
         )  # that the run's store has ended is not worth a page of warnings
@@ -182,6 +185,7 @@ def _wait_for_child(child: int, beats: int, parent: int) -> tuple[int, bool, boo
     received: list[int] = []
     for number in stop_signals():
         signal.signal(number, lambda number, _: received.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     beat_at: float | None = None
     while True:
         time.sleep(_CHILD_POLL_S)
