@@ -38,6 +38,7 @@ from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
 from engine.train.control import RunControl
 from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
+from engine.train.results import EpochResults
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from engine.train.watchdog import Watchdog
@@ -114,12 +115,11 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         ):
             control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
             validate = partial(evaluator.run, loader=val_loader)
-            rest = (on_epoch_end, remote, unscored)
-            trainer = Trainer(control, step, train_loader, validate, fitness, tracker, *rest)
-            yield trainer
+            results = EpochResults(control, train_loader, fitness, tracker, on_epoch_end)
+            yield Trainer(control, step, train_loader, validate, results, remote, unscored)
         tracker.finish(run.folder)
         callbacks.ended()
-        trainer.log_result()
+        results.log_summary()
 
 
 def check_settings(ctx: DistributedContext, run: Run) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,29 +10,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpoint import Unscored
-from engine.evaluation.fitness import Fitness
 from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.remote_validation import RemoteValidation
 from engine.report.progress_bar import EpochBar, log_start_time
-from engine.report.trackers import Tracker
 from engine.train.control import Action, RunControl
+from engine.train.results import EpochResults
 from engine.train.step import NO_FLAGS, StepFlags, TrainStep
 from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object
 from utils.errors import UserError
-from utils.strings import counted
 from utils.structures import Batch, EvalResult
 
-log = logging.getLogger("lockstep")
-
-EpochEnd = Callable[[int, int, EvalResult | None], None]
 Validate = Callable[..., EvalResult | None]
 
 
@@ -45,9 +38,7 @@ class Trainer:
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
         train_loader: endless; positioned by `fit`.
         validate: `Evaluator.run` on the validation split.
-        fitness: what decides which epoch is the best.
-        on_epoch_end: called on every rank after each epoch, with its number, the number of all epochs, and its result
-            (None on other ranks than 0, and where the epoch was not validated).
+        results: counts the result of each epoch.
         remote: other processes that validate; None: there are none. Then the result of an epoch counts at the end of
             the next one, as it would have at its own end. An epoch that may be the last is validated here, at once.
         unscored: the epoch that a resumed run had not validated when it ended.
@@ -59,19 +50,14 @@ class Trainer:
         take_step: TrainStep,
         train_loader: InfiniteDataLoader,
         validate: Validate,
-        fitness: Fitness,
-        tracker: Tracker,
-        on_epoch_end: EpochEnd | None = None,
+        results: EpochResults,
         remote: RemoteValidation | None = None,
         unscored: Unscored | None = None,
     ) -> None:
         self.control, self.ctx, self.run, self.progress = control, control.ctx, control.run, control.progress
-        self.take_step, self.train_loader, self.validate, self.fitness = take_step, train_loader, validate, fitness
-        self.tracker, self.on_epoch_end, self.checkpointer = tracker, on_epoch_end, control.checkpointer
+        self.take_step, self.train_loader, self.validate, self.results = take_step, train_loader, validate, results
         self._remote, self._unscored = remote, unscored
-        self._row: dict[str, float] = {}  # the newest of results.csv
         self._plan_steps()
-        self._base_weights = np.array(train_loader.class_weights) if self.run.config.image_weights else None
         self._first_step_done = False
         self._epoch_end_s = 0.0  # seconds that the last validation and save took
         self._speed: dict[str, float] = {}  # of the epoch, as far as this process trained it
@@ -86,15 +72,15 @@ class Trainer:
         """Runs the remaining epochs. Raises as `RunControl.finish`, on every rank after the same step, with everything
         saved."""
         loader, control = self.train_loader, self.control
-        self._use_class_weights()
+        self.results.use_class_weights()
         loader.start_at(self.progress.epoch, self.progress.batch)
         with control.training():
-            if self.run.continues_elsewhere(self.checkpointer.last):
+            if self.run.continues_elsewhere(self.control.checkpointer.last):
                 self._save()
             self._follow(control.started())
             self._settle()
             with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
-                while not control.is_over(self.fitness.name):
+                while not control.is_over(self.results.fitness.name):
                     self._train_epoch(batches)
                     if not control.is_stopped:
                         ended = time.monotonic()
@@ -104,16 +90,6 @@ class Trainer:
                 self._settle()
                 self._save()
             control.finish(len(loader))
-
-    def log_result(self) -> None:
-        progress, done = self.progress, counted(self.progress.epoch, "epoch")
-        if progress.best_epoch < 0:
-            log.info("done: %s, nothing could be scored; weights: %s", done, self.checkpointer.last)
-            return
-        log.info(
-            "done: %s; best %s %.4f in epoch %d: %s",
-            done, self.fitness.name, progress.best_fitness, progress.best_epoch, self.checkpointer.best,
-        )  # fmt: skip
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
@@ -207,7 +183,7 @@ class Trainer:
             "epoch_batches": len(self.train_loader),
         }
         unscored = unscored or self._unscored
-        content = self.checkpointer.save(
+        content = self.control.checkpointer.save(
             self.take_step,
             self.progress,
             run=run,
@@ -251,12 +227,10 @@ class Trainer:
             self._unscored = replace(unscored, content=content)
             self._remote.send(progress.epoch, content.get("ema"), refining=self._refining)
         else:
-            is_best, metrics = self._record_result(result)
-            self._report(row, metrics)
+            is_best, metrics = self.results.count(row, result)
             self._save(is_best=is_best, metrics=metrics)
-            if self.on_epoch_end is not None:
-                self.on_epoch_end(progress.epoch, self.control.epochs, result)
-        self._follow(self.control.after_epoch(self._row))
+            self.results.announce(result)
+        self._follow(self.control.after_epoch(self.results.row))
 
     def _settle(self) -> None:
         """Counts the result of the newest epoch if other processes were to validate it. If they have no result, these
@@ -274,12 +248,10 @@ class Trainer:
             if self.control.is_stopped_by_signal:
                 return
         self._unscored = None
-        is_best, metrics = self._record_result(result)
-        self._report(unscored.row, metrics)
+        is_best, metrics = self.results.count(unscored.row, result)
         if self.ctx.is_main:
-            self.checkpointer.save_scored(unscored.scored(self.progress, metrics), is_best=is_best)
-        if self.on_epoch_end is not None:
-            self.on_epoch_end(self.progress.epoch, self.control.epochs, result)
+            self.control.checkpointer.save_scored(unscored.scored(self.progress, metrics), is_best=is_best)
+        self.results.announce(result)
 
     def _validate(self, model: nn.Module) -> EvalResult | None:
         """On every rank; rank 0 has the result. None too when a signal ends it."""
@@ -289,46 +261,8 @@ class Trainer:
         self._follow(self.control.after_validation())
         return result
 
-    def _record_result(self, result: EvalResult | None) -> tuple[bool, dict[str, float]]:
-        """Updates the progress of all ranks with rank 0's result. Returns whether the epoch is the best so far, and on
-        rank 0 the scores by their names in results.csv."""
-        progress, found = self.progress, None
-        if result is not None:
-            found = (self.fitness.of(result), result.class_ap, result.threshold)
-        found = broadcast_object(self.ctx, found)
-        if found is None:
-            return False, {}
-        fitness, class_ap, progress.confidence = found
-        is_best = progress.record_fitness(fitness, self.run.config.min_gain)
-        if self._base_weights is not None:
-            progress.class_weights = (self._base_weights * (1 - np.nan_to_num(class_ap)) ** 2).tolist()
-            self._use_class_weights()
-        return is_best, self._metrics(result)
-
-    def _use_class_weights(self) -> None:
-        if self._base_weights is None:  # resumed without --image-weights
-            self.progress.class_weights = []
-        if self.progress.class_weights:
-            self.train_loader.set_class_weights(np.asarray(self.progress.class_weights))
-
     def _row_without_scores(self, losses: dict[str, float]) -> dict[str, float]:
         optimizer = self.take_step.optimizer
         optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a resumed run may have taken no step
         losses = {f"train/{k}": v for k, v in losses.items()}
         return {"time": self.control.seconds(), **losses, **optimizer.rates(), **self._speed}
-
-    def _report(self, row: dict[str, float], metrics: dict[str, float]) -> None:
-        """Tracks and logs the newest epoch. The scores follow the losses."""
-        first = {name: value for name, value in row.items() if name == "time" or name.startswith("train/")}
-        self._row = {**first, **metrics, **row}
-        self.tracker.epoch(self.progress.epoch, self._row)
-        if metrics:
-            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics"))
-            log.info("epoch %d: %s", self.progress.epoch, "  ".join(shown))
-
-    def _metrics(self, result: EvalResult | None) -> dict[str, float]:
-        if result is None:
-            return {}
-        losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
-        metrics = {f"metrics/{k}": v for k, v in result.metrics.items()}
-        return {**metrics, self.fitness.column: self.fitness.of(result), **losses}
