@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate_for_others(config, given_flags(TrainConfig, argv), pulse)
         return
     # What imports torch is imported once the flags and files are known to be valid.
-    from engine.train.watchdog import Watchdog
+    from engine.parallel.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
     from utils.machine.stop_signals import StopSignals
 

@@ -30,6 +30,7 @@ from engine.export.run import try_formats
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.remote_validation import check_remote_validation, remote_validation
+from engine.parallel.watchdog import Watchdog
 from engine.report.background import BackgroundTracker
 from engine.report.plots import plot_run
 from engine.report.services import announced_services, check_services, open_service
@@ -41,7 +42,6 @@ from engine.train.process import check_same_model, check_same_run, open_folder, 
 from engine.train.results import EpochResults
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
-from engine.train.watchdog import Watchdog
 from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector

@@ -12,9 +12,9 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.optim.schedule import epochs_in_time
+from engine.parallel.watchdog import Watchdog
 from engine.train.callbacks import Callbacks
 from engine.train.step import StepFlags, StepValues
-from engine.train.watchdog import Watchdog
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError, one_line

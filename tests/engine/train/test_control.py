@@ -10,9 +10,9 @@ import torch
 
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.run import Run
+from engine.parallel.watchdog import Watchdog
 from engine.train.control import Action, RunControl
 from engine.train.step import NO_FLAGS, StepFlags
-from engine.train.watchdog import Watchdog
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
