@@ -60,10 +60,9 @@ def test_two_builds_and_one_from_the_source_distribution_are_equal(wheel, tmp_pa
     with tarfile.open(tmp_path / "first" / name) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
-    for number, root in enumerate((ROOT, source)):
-        (tmp_path / str(number)).mkdir()
-        built = tmp_path / str(number) / load_backend(root).build_wheel(str(tmp_path / str(number)))
-        assert built.read_bytes() == wheel.read_bytes()
+    (tmp_path / "again").mkdir()
+    built = tmp_path / "again" / load_backend(source).build_wheel(str(tmp_path / "again"))
+    assert built.read_bytes() == wheel.read_bytes()
 
 
 def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):

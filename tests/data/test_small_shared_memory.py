@@ -5,32 +5,49 @@ refused with one line. Each process here gets a /dev/shm of 1 MiB in its own mou
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
 ROOT = Path(__file__).parents[2]
-UNSHARE = ["unshare", "--mount", *([] if hasattr(os, "geteuid") and os.geteuid() == 0 else ["--map-root-user"])]
-MOUNT = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+# As the command unshare does. Workers are interpreters of their own: others would be forked outside of the namespace.
+TRAIN = """
+import ctypes, multiprocessing, os, sys
+from pathlib import Path
+
+MS_PRIVATE, MS_REC, CLONE_NEWNS, CLONE_NEWUSER = 1 << 18, 1 << 14, 0x00020000, 0x10000000
+libc, user = ctypes.CDLL(None), os.geteuid()
+failed = libc.unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0))
+if user and not failed:
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+failed = failed or libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+if failed or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), b"size=1m"):
+    sys.exit("no namespace")
+multiprocessing.set_executable(sys.executable)
+if len(sys.argv) > 1:
+    import train
+    from utils.entrypoint import run_main
+
+    run_main(train.main)
+"""
 
 
-def in_small_memory(*command: str | Path) -> subprocess.CompletedProcess:
+def train_in_small_memory(*flags: str | Path) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*UNSHARE, "sh", "-c", MOUNT, "sh", *map(str, command)],
+        [python(), "-c", TRAIN, *map(str, flags)],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
-    if shutil.which("unshare") is None or in_small_memory("true").returncode:
+    if train_in_small_memory().returncode:
         pytest.skip("needs mount namespaces")
 
 
@@ -63,13 +80,13 @@ OTHERS = [
 @pytest.mark.parametrize(("kind", "more"), [("large", []), *OTHERS])
 def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
     flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
-    done = in_small_memory(sys.executable, "train.py", *flags)
+    done = train_in_small_memory(*flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "exp" / "last.pt").is_file()
 
 
 def test_a_memory_cache_that_does_not_fit_is_refused(large, tmp_path):
-    done = in_small_memory(sys.executable, "train.py", *large, "--cache", "ram", "--project", tmp_path)
+    done = train_in_small_memory(*large, "--cache", "ram", "--project", tmp_path)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(lines) == 1

@@ -153,7 +153,9 @@ def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, cap
     weights = world / "runs" / "exp" / "best.pt"
     data = write_dataset(tmp_path / "set", train=1, val=3)
     given = ["--weights", weights, "--data", data, "--device", "cpu", "--workers", "0", "--project", tmp_path / "runs"]
-    run_main(val.main, [str(g) for g in [*given, "--project", tmp_path / "first"]])  # so that the scan is cached
+    run_main(
+        val.main, [str(g) for g in [*given, "--noplots", "--project", tmp_path / "first"]]
+    )  # so that the scan is cached
     picture = tmp_path / "set" / "images" / "val" / "001.png"
     stamp, size = picture.stat().st_mtime_ns, picture.stat().st_size
     picture.write_bytes(b"x" * size)

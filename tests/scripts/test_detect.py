@@ -601,20 +601,26 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     assert names_in(tmp_path / "runs" / "exp") == ["a-2.png", "a.jpg", *labels, "schön 猫.bmp"]
 
 
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_stopped_run_leaves_whole_files(weights, tmp_path, stop, code):
-    folder, run_dir = tmp_path / "in", tmp_path / "runs" / "exp"
-    folder.mkdir()
-    noise = cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (320, 240))
+@pytest.fixture(scope="module")
+def much(tmp_path_factory):
+    """Nine images, and a video that takes longer than any test."""
+    folder = tmp_path_factory.mktemp("much")
+    noise = cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (160, 120))
     for number in range(9):
         cv2.imwrite(str(folder / f"{number}.jpg"), noise)
-    writer = cv2.VideoWriter(str(folder / "clip.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 25, (320, 240))
+    writer = cv2.VideoWriter(str(folder / "clip.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 25, (160, 120))
     for _ in range(3000):
         writer.write(noise)
     writer.release()
+    return folder
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
+    run_dir = tmp_path / "runs" / "exp"
     flags = [
         "--source",
-        folder,
+        much,
         "--project",
         tmp_path / "runs",
         "--device",
@@ -635,7 +641,7 @@ def test_a_stopped_run_leaves_whole_files(weights, tmp_path, stop, code):
     assert {record["image_id"] for record in json.loads((run_dir / "predictions.json").read_text())} == stems
     assert not list(run_dir.rglob("*.tmp"))
     assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
-    assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == noise.shape for number in range(9))
+    assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))
     assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
 
 

@@ -67,7 +67,7 @@ def test_tied_scores_rank_by_image_id():
     ("name", "first_id", "expected"),
     [
         ("yolov8n", 1, (0.4713, 0.6266, 0.5064, 0.2681, 0.5650, 0.6792)),
-        ("yolov5n", 0, (0.3594, 0.5568, 0.3550, 0.1946, 0.4635, 0.5026)),
+        pytest.param("yolov5n", 0, (0.3594, 0.5568, 0.3550, 0.1946, 0.4635, 0.5026), marks=pytest.mark.slow),
     ],
 )
 def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_id, expected):

@@ -203,7 +203,9 @@ def test_galleries_show_photos_and_unreadable_images_say_so(index, tmp_path):
     assert all(photo["aria-label"] for photo in photos)
 
 
-@pytest.mark.parametrize(("images", "classes"), [(5000, 80), (600, 1203)])
+@pytest.mark.parametrize(
+    ("images", "classes"), [(1500, 80), (300, 1203), pytest.param(5000, 80, marks=pytest.mark.slow)]
+)
 def test_many_images_and_classes_stay_below_five_megabytes(tmp_path, images, classes):
     names = [f"a rather long class name {i}" for i in range(classes)]
     large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))
