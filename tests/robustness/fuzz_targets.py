@@ -1264,6 +1264,7 @@ class Results(Target):
     """A changed results.csv is refused, or keeps every row that a plain reader finds in it."""
 
     name = "results"
+    deadline_s = 30.0  # the first one imports Matplotlib
 
     def prepare(self, seeds: Path) -> None:
         self.data = (Runs.folder(seeds) / "runs" / "exp" / "results.csv").read_bytes()
