@@ -33,7 +33,7 @@ def check_training_files(config: TrainConfig) -> None:
     if config.weights:
         check_weights(config.weights)
     if not isinstance(config, SearchConfig):  # whose --hyp names ranges
-        read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
+        read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
 
 def check_scoring_files(

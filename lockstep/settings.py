@@ -218,7 +218,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     keep_old: bool
     """learn new classes and keep those of --weights, which the data set does not label"""
     hyp: str
-    """scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch"""
+    """scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"""
     epochs: int
     """number of epochs"""
     time: float

@@ -89,7 +89,9 @@ def resumed_hyperparameters(
     the log, such as those that changed. ``pretrained``: as in `read_recipe`."""
     before = from_mapping(Hyperparameters, stored, f"{path}: hyp")
     lines: list[str] = []
-    base = read_recipe(current.hyp, pretrained=pretrained, lines=lines) if "hyp" in given else before
+    base = before
+    if "hyp" in given:
+        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=current.keep_old, lines=lines)
     hyp = with_overrides(base, current.override if "override" in given else ())
     changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]
     return hyp, [*lines, *(f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new)]

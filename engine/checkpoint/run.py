@@ -64,7 +64,9 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
     Raises UserError when there is nothing to resume from, a folder cannot be made, or another process trains there.
     """
     lines: list[str] = []
-    hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), lines=lines)
+    hyp = read_recipe(
+        config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=lines
+    )
     launchers = all_objects(ctx, ctx.launcher)
     former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
     if former is not None:

@@ -329,20 +329,25 @@ def _changes(cls: type, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def read_recipe(
-    hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, lines: list[str] | None = None
+    hyp: str,
+    overrides: Sequence[str] = (),
+    *,
+    pretrained: bool,
+    keep_old: bool = False,
+    lines: list[str] | None = None,
 ) -> Hyperparameters:
     """Reads the hyper-parameters that ``--hyp`` names, and applies ``key=value`` overrides.
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file.
-        pretrained: whether the run starts from weights, which decides what "auto" means. (The optimizer is chosen
-            later, by the number of steps: `engine.optim.build.choose_optimizer`.)
+        pretrained, keep_old: whether the run starts from weights, and keeps their classes, which decides what "auto"
+            means. (The optimizer is chosen later, by the number of steps: `engine.optim.build.choose_optimizer`.)
         lines: as in `hyperparameters_from`.
 
     Raises UserError if ``hyp`` is neither a recipe nor a file.
     """
     if hyp == "auto":
-        hyp = "finetune" if pretrained else "scratch"
+        hyp = "keep_old" if keep_old else "finetune" if pretrained else "scratch"
     recipes = {path.stem: path for path in sorted((CONFIGS / "hyp").glob("*.yaml"))}
     if hyp in recipes:
         return hyperparameters_from(str(recipes[hyp]), overrides)

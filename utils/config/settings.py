@@ -226,7 +226,9 @@ class TrainConfig(_DataConfig):
     keep_old: bool = setting(
         False, help="learn new classes and keep those of --weights, which the data set does not label"
     )
-    hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
+    hyp: str = setting(
+        "auto", help="scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"
+    )
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
     epochs: int = setting(100, low=1, help="number of epochs")
     time: float = setting(

@@ -108,7 +108,7 @@ def read_space(config: SearchConfig) -> Space:
     ranges = {name: _range(name, value, f"{path}: {name}") for name, value in values.items() if _is_range(value)}
     if not ranges:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
-    base = asdict(read_recipe("auto", pretrained=bool(config.weights)))
+    base = asdict(read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old))
     fixed = from_mapping(Hyperparameters, base | {k: v for k, v in values.items() if k not in ranges}, str(path))
     base = with_overrides(fixed, config.override)
     for item in config.override:
