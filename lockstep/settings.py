@@ -267,6 +267,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """shard the optimizer state over the processes (ZeRO stage 1)"""
     virtual_ranks: int
     """cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"""
+    pipeline: int
+    """2: two processes share the layers of a model, for images too large for one device"""
     threads: int
     """CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"""
     skip_zero_grads: bool

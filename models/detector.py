@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,16 @@ class Detector(nn.Module):
 
         A head with two branches gives its one-to-many maps, then its one-to-one maps.
         """
-        x, kept = images, {}
-        for index, (layer, sources) in enumerate(zip(self.model, self._sources)):
+        return self.run_layers(0, len(self.model), images, {})
+
+    def run_layers(self, start: int, end: int, x: Tensor | None, kept: dict[int, Tensor]) -> Tensor | list[Tensor]:
+        """The output of layer ``end - 1``, computed from layer ``start`` on.
+
+        Args:
+            x: the output of layer ``start - 1``, or the images; None if layer ``start`` does not take it.
+            kept: outputs of earlier layers by their numbers; those that a later layer takes again are added.
+        """
+        for index, (layer, sources) in islice(enumerate(zip(self.model, self._sources)), start, end):
             if isinstance(sources, int):
                 x = layer(x if sources == index - 1 else kept[sources])
             else:
@@ -84,6 +93,11 @@ class Detector(nn.Module):
             if index in self._kept:
                 kept[index] = x
         return x
+
+    def taken_from_before(self, start: int) -> list[int]:
+        """The layers before ``start`` whose outputs layer ``start`` or later ones take."""
+        later = (s for sources in self._sources[start:] for s in ([sources] if isinstance(sources, int) else sources))
+        return sorted({source for source in later if source < start})
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""

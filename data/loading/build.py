@@ -106,8 +106,8 @@ def build_train_loader(
         raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
     sampler = KeyedDistributedSampler(
         order,
-        rank=ctx.rank,
-        world_size=ctx.world_size,
+        rank=ctx.rank // config.pipeline,
+        world_size=ctx.world_size // config.pipeline,
         quad=config.quad,
         multi_scale=hyp.multi_scale_range if config.multi_scale else 0.0,
     )
@@ -215,7 +215,7 @@ def build_val_loader(
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for settings that are wrong for any data set. Reads no data."""
     if config.batch_size != FIND_BATCH_SIZE:  # the search tries only valid sizes
-        _check_batch_size(ctx, config.batch_size, quad=config.quad)
+        _check_batch_size(ctx.world_size // config.pipeline, config)
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
             "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or use "
@@ -229,17 +229,16 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
         UserTransforms(hyp.albumentations, config.seed)  # checks them
 
 
-def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:
-    if batch_size < ctx.world_size:
+def _check_batch_size(shards: int, config: TrainConfig) -> None:
+    over = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
+    batch_size = config.batch_size
+    if batch_size < shards:
         raise UserError(
-            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes, and each needs at least one "
-            f"image; use {ctx.world_size} or more"
+            f"--batch-size {batch_size}: is the total over {over}, and each needs at least one image; use {shards} "
+            "or more"
         )
-    if quad and batch_size % (4 * ctx.world_size):
-        raise UserError(
-            f"--quad with --batch-size {batch_size} on {counted(ctx.world_size, 'process')}: needs a multiple "
-            f"of {4 * ctx.world_size}"
-        )
+    if config.quad and batch_size % (4 * shards):
+        raise UserError(f"--quad with --batch-size {batch_size} on {over}: needs a multiple of {4 * shards}")
 
 
 def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:

@@ -30,7 +30,7 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
     Raises UserError for a number that does not fit this run.
     """
     wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
-    if not config.virtual_ranks and (world == 1 or not config.deterministic):
+    if not config.virtual_ranks and (world == 1 or config.pipeline > 1 or not config.deterministic):
         return 0
     if wanted & (wanted - 1) or wanted % world:
         fix = f"--virtual-ranks {wanted}: must be a power of two and a multiple of the number of processes ({world})"
@@ -85,16 +85,25 @@ class TreeGradients:
                 shards.append(batch.shard(first - offset, last - offset))
             sums, total = accumulate(shards)
             totals.append(total)
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            rest = [sums.to(gradients[0]), flatten(self._statistics).to(gradients[0])]
-            tree.add(torch.cat([*flatten_as(gradients, parameters), *rest]))
+            tree.add(gradient_vector(parameters, sums, flatten(self._statistics)))
             self._optimizer.zero_grad()
-        flat = sum_over_processes(ctx, tree.total())
-        for parameter, gradient in zip(parameters, views_as(flat, parameters)):
-            parameter.grad = gradient
-        _, sums, statistics = flat.split([sum(p.numel() for p in parameters), len(sums), len(start)])
+        rest = set_gradients(parameters, sum_over_processes(ctx, tree.total()))
+        sums, statistics = rest.split([len(sums), len(start)])
         copy_from_flat((statistics / self._count).to(start), self._statistics)
         return sums, torch.stack(totals).sum()
+
+
+def gradient_vector(parameters: Sequence[nn.Parameter], *rest: Tensor) -> Tensor:
+    """The gradients, zeros where a parameter has none, and the tensors ``rest`` (n,) in one vector, to be added up."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return torch.cat([*flatten_as(gradients, parameters), *(tensor.to(gradients[0]) for tensor in rest)])
+
+
+def set_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Tensor:
+    """Makes the gradients views of ``vector``, as `gradient_vector` returns it; returns the rest of it."""
+    for parameter, gradient in zip(parameters, views_as(vector, parameters)):
+        parameter.grad = gradient
+    return vector[sum(p.numel() for p in parameters) :]
 
 
 class SubtreeSum:

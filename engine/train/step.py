@@ -23,6 +23,7 @@ from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from engine.parallel.ddp import all_reduce_sum, parallelize, unused_parameters, without_gradient_sync
+from engine.parallel.pipeline import STAGES, FirstStage, LastStage, check_pipeline
 from engine.parallel.virtual_ranks import TreeGradients, resolve_virtual_ranks
 from models.layers.conv import BatchNorm2d
 from models.losses.distillation import old_outputs
@@ -98,6 +99,7 @@ class TrainStep:
 
     With ``virtual_ranks`` 0 this process's micro-batches are one shard of the step, and DDP adds the gradients.
     Otherwise every global micro-batch is cut into that many shards (`TreeGradients`), and the model is not wrapped.
+    Neither is it with ``pipeline``: two processes share a shard, and each computes some of the layers.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class TrainStep:
         clip_norm: float,
         channels_last: bool,
         virtual_ranks: int = 0,
+        pipeline: bool = False,
         skip_zero_grads: bool = False,
         samples_per_image: int = 1,
         compilation: Compilation = UNCOMPILED,
@@ -126,6 +129,8 @@ class TrainStep:
         self._statistics = float_buffers(self._bare)
         self._norms = [module for module in self._bare.modules() if isinstance(module, BatchNorm2d)]
         self._tree = TreeGradients(ctx, virtual_ranks, self._bare, optimizer) if virtual_ranks else None
+        stage = FirstStage if ctx.rank % STAGES == 0 else LastStage
+        self._stage = stage(ctx, self._bare, optimizer.parameters, self._autocast) if pipeline else None
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
     def __call__(
@@ -140,11 +145,13 @@ class TrainStep:
             flags: of this rank; those of all ranks are returned with the values of the step.
         """
         before = flatten(self._statistics)
-        if self._tree is None:
+        if self._tree is not None:
+            sums, local_total = self._tree(batches, images, lambda shards: self._accumulate(shards, images, flags))
+        elif self._stage is not None:
+            sums, local_total = self._stage(batches, lambda: self._accumulate(batches, images, flags))
+        else:
             sums, local_total = self._accumulate(batches, images, flags)
             all_reduce_sum(self.ctx, sums)
-        else:
-            sums, local_total = self._tree(batches, images, lambda shards: self._accumulate(shards, images, flags))
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         losses = sums[1:] / sums[0].clamp(min=1)
         norm, bad = self._scale_and_clip(sums[0], sum(images))
@@ -181,9 +188,14 @@ class TrainStep:
         # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
         dtype = self.amp_dtype or next(self._bare.parameters()).dtype
         images = to_float(batch.images, self.ctx.device, dtype, self.channels_last)
-        autocast = torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+        if isinstance(self._stage, FirstStage):
+            self._stage.forward(images)
+            self._count_batch()
+            nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
+            return self.scaler.scale(nothing[0]), nothing  # the scaler wants to see a loss
+        autocast = self._autocast()
         with self.compilation.forward(batch_images), autocast:
-            raw = self.model(images)
+            raw = self.model(images) if self._stage is None else self._stage.forward(images)
         with autocast:
             old = old_outputs(self.criterion, images)
         self._count_batch()
@@ -193,6 +205,9 @@ class TrainStep:
         loss = out.total * (self._averaged_over / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
 
     def _count_batch(self) -> None:
         counters = [norm.num_batches_tracked for norm in self._norms if norm.training]  # frozen ones see none
@@ -239,6 +254,7 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that no step of these processes could have, before anything is built or read."""
+    check_pipeline(ctx, config)
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     if config.compress_grads and (virtual_ranks or not ctx.is_distributed):
         raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
@@ -283,7 +299,7 @@ def build_step(
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     virtual_ranks = resolve_virtual_ranks(ctx, config)
-    wrapped = model if virtual_ranks else _over_devices(ctx, run, model, plan)
+    wrapped = model if virtual_ranks or config.pipeline > 1 else _over_devices(ctx, run, model, plan)
     compilation = plan_compilation(config, ctx, images=images, shards=virtual_ranks or ctx.world_size)
     compilation.apply(model, criterion)
     if compilation.line:
@@ -298,6 +314,7 @@ def build_step(
         clip_norm=hyp.clip_norm,
         channels_last=config.channels_last,
         virtual_ranks=virtual_ranks,
+        pipeline=config.pipeline > 1,
         skip_zero_grads=config.skip_zero_grads,
         samples_per_image=config.samples_per_image,
         compilation=compilation,

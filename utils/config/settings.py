@@ -46,7 +46,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
     "processes": "spawn eval_ranks local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
-    "stall_minutes",
+    "pipeline stall_minutes",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
     "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
@@ -272,6 +272,9 @@ class TrainConfig(_DataConfig):
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
         0, low=0, help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
+    )
+    pipeline: int = setting(
+        1, low=1, high=2, help="2: two processes share the layers of a model, for images too large for one device"
     )
     threads: int = setting(
         0, low=0, high=_MOST_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"

@@ -1,0 +1,286 @@
+"""``--pipeline 2``: two processes share the layers of a model, for images whose activations one device cannot hold.
+
+Processes 2i and 2i + 1 train on the same images. The first one computes the first layers, the second one the others and
+the loss. Both have all weights, the state of the optimizer and the averaged weights, which are small beside the
+activations of large images, so everything outside of the step is as in other runs. One sum over all processes gives
+each of them all gradients; a process adds zeros for layers that it does not compute. Each micro-batch
+(``--accumulate``) passes forward (F) and backward (B) through both:
+
+    first process     F0  F1    B0  F2    B1  F3    B2  B3
+    second process        F0 B0     F1 B1     F2 B2     F3 B3
+
+Between F and B of a micro-batch the first process keeps only its images, and computes its activations again in B, so
+that it never holds those of two. With a single micro-batch it keeps them, and the processes take turns.
+
+torch.distributed.pipelining has such schedules, but all micro-batches of a step must have one shape there; here the
+last one of an epoch may be smaller, and with ``--multi-scale`` and ``--rect`` all differ.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from engine.optim.flat_tensors import copy_from_flat, dense_format, flatten, flatten_as
+from engine.parallel.ddp import all_reduce_sum
+from engine.parallel.virtual_ranks import gradient_vector, set_gradients
+from models.detector import Detector
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.distributed.collectives import eval_mode
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.structures import Batch
+
+STAGES = 2
+
+Autocast = Callable[[], AbstractContextManager]
+
+
+def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError if ``--pipeline`` is given and other settings or the number of processes rule it out."""
+    if config.pipeline == 1:
+        return
+    if ctx.world_size % STAGES:
+        raise UserError(
+            f"--pipeline 2: needs an even number of training processes, this run has {ctx.world_size}; start 2, 4, ... "
+            "with torchrun or --spawn, or use --pipeline 1"
+        )
+    if config.batch_size == FIND_BATCH_SIZE:
+        raise UserError("--pipeline 2: --batch-size -1 measures whole models; use a number")
+    names = ("virtual_ranks", "sync_bn", "sync_bn_group", "compile", "compress_grads", "keep_old")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
+    if given:
+        raise UserError(f"--pipeline 2 does not work with {', '.join(given)}; leave out one or the other")
+
+
+class Stage:
+    """What a process computes of each step; `FirstStage` or `LastStage`. Make it on all processes."""
+
+    def __init__(
+        self,
+        ctx: DistributedContext,
+        model: Detector,
+        parameters: Sequence[nn.Parameter],
+        autocast: Autocast,
+    ) -> None:
+        """
+        Args:
+            model: in training mode, on its device.
+            parameters: those that the optimizer trains.
+            autocast: makes the context of forward passes.
+        """
+        self._ctx, self._model, self._parameters, self._autocast = ctx, model, parameters, autocast
+        self._peer = ctx.rank ^ 1
+        self._side = 2 * model.stride
+        self._cut, self._examples = _cut(model, self._side, autocast)
+        self._taken = model.taken_from_before(self._cut)
+        halves = [_norms(model.model[: self._cut]), _norms(model.model[self._cut :])]
+        self._norms = halves[ctx.rank % STAGES]
+        self._statistics = [statistic for half in halves for norm in half for statistic in _statistics(norm)]
+        own = {id(statistic) for norm in self._norms for statistic in _statistics(norm)}
+        self._is_own = flatten([torch.full_like(values, id(values) in own) for values in self._statistics]) > 0
+        self._begin([])
+
+    def __call__(
+        self, batches: Sequence[Batch], accumulate: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Leaves the gradients of the step's total in ``.grad`` and the mean over the copies of the model in the batch
+        norms' statistics, equal on all ranks.
+
+        Args:
+            batches: this process's micro-batches, which are those of its peer.
+            accumulate: calls `forward` for each; returns sums (n,) and their total ().
+
+        Returns the sums over all ranks, and the total of this rank.
+        """
+        self._begin([tuple(batch.images.shape) for batch in batches])
+        sums, total = accumulate()
+        self._end()
+        statistics = torch.where(self._is_own, flatten(self._statistics), 0)
+        vector = all_reduce_sum(self._ctx, gradient_vector(self._parameters, sums, statistics))
+        sums, means = set_gradients(self._parameters, vector).split([len(sums), len(statistics)])
+        copy_from_flat((means * STAGES / self._ctx.world_size).to(statistics), self._statistics)
+        return sums, total
+
+    def _begin(self, shapes: list[tuple[int, ...]]) -> None:
+        """Called before a step over images of these shapes."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Called after its last `forward`."""
+        raise NotImplementedError
+
+    def _maps_for(self, shape: Sequence[int]) -> list[Tensor]:
+        """Room for what the second process takes from the first for images of this shape."""
+        count, _, *size = shape
+        return [
+            torch.empty(
+                (count, like.shape[1], *(side * cells // self._side for side, cells in zip(size, like.shape[2:]))),
+                dtype=like.dtype,
+                device=like.device,
+                memory_format=dense_format(like),
+            )
+            for like in self._examples
+        ]
+
+    def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> list[dist.Work]:
+        """Starts to send or receive maps. Both processes start all of their messages in the same order, as NCCL
+        requires."""
+        flat = [values for values in flatten_as(maps, self._examples) if len(values)]
+        operations = [dist.P2POp(operation, values, self._peer) for values in flat]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+
+class FirstStage(Stage):
+    """Computes the layers before the cut."""
+
+    def _begin(self, shapes: list[tuple[int, ...]]) -> None:
+        self._recomputes = len(shapes) > 1
+        self._waiting: tuple[Tensor, list[Tensor], list[dist.Work]] | None = None
+
+    def forward(self, images: Tensor) -> None:
+        """F of a micro-batch, then B of the one before."""
+        with torch.set_grad_enabled(not self._recomputes):
+            maps = self._maps(images)
+        before, self._waiting = self._waiting, (images, maps, self._start(dist.isend, maps))
+        if before is not None:
+            self._backward(*before)
+
+    def _end(self) -> None:
+        self._backward(*self._waiting)
+        self._waiting = None
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        kept: dict[int, Tensor] = {}
+        with self._autocast():
+            kept[self._cut - 1] = self._model.run_layers(0, self._cut, images, kept)
+        return [kept[layer] for layer in self._taken]
+
+    def _backward(self, images: Tensor, maps: list[Tensor], sent: list[dist.Work]) -> None:
+        gradients = self._maps_for(images.shape)
+        works = self._start(dist.irecv, gradients)
+        _wait(sent)  # before its maps are replaced
+        if self._recomputes:
+            with _fixed_statistics(self._norms):
+                maps = self._maps(images)
+        _wait(works)
+        pairs = [(values, gradient) for values, gradient in zip(maps, gradients) if values.requires_grad]
+        if pairs:  # else all layers are frozen
+            torch.autograd.backward(*zip(*pairs))
+
+
+class LastStage(Stage):
+    """Computes the layers from the cut on."""
+
+    def _begin(self, shapes: list[tuple[int, ...]]) -> None:
+        self._shapes = deque(shapes)
+        self._incoming: deque[tuple[list[Tensor], list[dist.Work]]] = deque()
+        self._sent: list[dist.Work] = []
+        self._receive_next()
+
+    def _receive_next(self) -> None:
+        if self._shapes:
+            maps = self._maps_for(self._shapes.popleft())
+            self._incoming.append((maps, self._start(dist.irecv, maps)))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """F of a micro-batch: the head's raw maps. Their backward pass sends gradients to the first process."""
+        maps, works = self._incoming.popleft()
+        self._receive_next()
+        _wait(works)
+        received = _Received.apply(self.send_gradients, *(values.requires_grad_() for values in maps))
+        kept = dict(zip(self._taken, received))
+        return self._model.run_layers(self._cut, len(self._model.model), kept.get(self._cut - 1), kept)
+
+    def send_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Of the maps that the last `forward` received."""
+        self._end()
+        self._sent = self._start(dist.isend, gradients)
+
+    def _end(self) -> None:
+        _wait(self._sent)
+
+
+def _wait(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+class _Received(torch.autograd.Function):
+    """The identity; hands over the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, send_gradients: Callable[[Sequence[Tensor]], None], *maps: Tensor) -> tuple[Tensor, ...]:
+        ctx.send_gradients = send_gradients
+        return maps
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.send_gradients(gradients)
+        return (None,) * (1 + len(gradients))
+
+
+@torch.no_grad()
+def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tensor]]:
+    """The layer with which the second half of the activations begins, and what it and later ones take from before it
+    for one image of ``side`` pixels.
+
+    The outputs of all elementary modules are counted, which is close to what autograd keeps (measured:
+    benchmarks/LOG.md).
+    """
+    counts: list[int] = []
+
+    def count(module: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not any(True for _ in module.children()):
+            counts[-1] += output.numel()
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    parameter = next(model.parameters())
+    image = torch.zeros(1, model.channels, side, side, dtype=parameter.dtype, device=parameter.device)
+    x, kept, outputs = image.contiguous(memory_format=dense_format(parameter)), {}, []
+    with eval_mode(model), autocast():
+        for layer in range(len(model.model)):
+            counts.append(0)
+            x = model.run_layers(layer, layer + 1, x, kept)
+            outputs.append(x)
+    for hook in hooks:
+        hook.remove()
+    total = sum(counts)
+    cut = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
+    taken = model.taken_from_before(cut)
+    get_logger().info(
+        "pipeline: layers 0 to %d (%.0f%% of the activations) on every first process, %d to %d on every second",
+        cut - 1, 100 * sum(counts[:cut]) / total, cut, len(counts) - 1,
+    )  # fmt: skip
+    return cut, [outputs[layer] for layer in taken]
+
+
+def _norms(layers: nn.Module) -> list[nn.BatchNorm2d]:
+    """Those that are not frozen."""
+    return [norm for norm in layers.modules() if isinstance(norm, nn.BatchNorm2d) and norm.weight.requires_grad]
+
+
+def _statistics(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    return norm.running_mean, norm.running_var
+
+
+@contextmanager
+def _fixed_statistics(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
+    """Within it batch norms normalize as always and leave their statistics as they are."""
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta):
+            norm.momentum = momentum

@@ -1,0 +1,200 @@
+"""Two processes that share the layers of a model train as one process does."""
+
+from __future__ import annotations
+
+import subprocess
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engine.optim.build import build_optimizer
+from engine.optim.ema import ModelEma
+from engine.train.step import TrainStep
+from models.build import freeze_layers
+from models.detector import build_detector
+from tests.helpers.preloaded import python
+from tests.helpers.ranks import run_ranks
+from tests.helpers.same_content import same_content
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.files.checkpoint import read_checkpoint
+from utils.structures import Batch
+
+ROOT = Path(__file__).parents[3]
+SINGLE = DistributedContext.single()
+WHOLE = [(0, 6)]
+UNEQUAL = [(0, 2), (2, 5), (5, 5), (5, 6)]  # the third has no images
+# The head takes layers 0, 1 and 3, wherever the model is cut.
+SKIPPING = {
+    "nc": 2,
+    "backbone": [[-1, 1, "Conv", [8, 3, 4]], [-1, 1, "Conv", [8, 3, 2]], [-1, 2, "C2f", [16, True]]],
+    "head": [
+        [-1, 1, "Conv", [16, 3, 2]],
+        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
+        [[-1, 1], 1, "Concat", [1]],
+        [[0, 5, 3], 1, "Detect", ["nc"]],
+    ],
+}
+
+
+def make_step(ctx, model, *, pipeline: bool, dtype=torch.float64, freeze=(), **changes) -> tuple[TrainStep, nn.Module]:
+    model = build_detector(model, 2, seed=1).to(dtype)
+    freeze_layers(model, freeze)
+    parts = {
+        "model": model,
+        "criterion": model.head.build_loss(Hyperparameters()),
+        "optimizer": build_optimizer(model, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
+        "ema": ModelEma(model, decay=0.9, tau=1.0),
+        "ctx": ctx,
+        "amp_dtype": None,
+        "clip_norm": 10.0,
+        "channels_last": False,
+        "pipeline": pipeline,
+    }
+    return TrainStep(**{**parts, **changes}), model
+
+
+def shards(bounds: list[tuple[int, int]], size: int = 64) -> list[Batch]:
+    return [make_batch(6, size=size).shard(*ends) for ends in bounds]
+
+
+def train(
+    ctx, model, bounds, *, pipeline: bool = False, counts=(), updates: int = 3, **settings
+) -> tuple[dict[str, torch.Tensor], list[tuple[float, ...]]]:
+    """The weights, their averages and the statistics after some steps; losses and norms of the gradients.
+
+    Args:
+        bounds: of this process's micro-batches.
+        counts: images of each over all processes.
+    """
+    step, model = make_step(ctx, model, pipeline=pipeline, **settings)
+    for update in range(1, updates + 1):
+        step(shards(bounds), counts or [end - start for start, end in bounds], update)
+    values = [(*v.losses, v.grad_norm, v.finite) for v in step.reader.pop(leave=0)]
+    ema = {f"ema.{name}": tensor for name, tensor in step.ema.module.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in (model.state_dict() | ema).items()}, values
+
+
+def _share(ctx, model, bounds, settings):
+    return train(ctx, model, bounds, pipeline=True, **settings)
+
+
+@pytest.mark.parametrize("bounds", [WHOLE, UNEQUAL], ids=["one micro-batch", "four, one smaller, one empty"])
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (TINY_MODEL, {}),
+        (TINY_ANCHOR_MODEL, {"dtype": torch.float32}),
+        (SKIPPING, {}),
+        (SKIPPING, {"freeze": [0, 1, 2]}),
+        ("yolov5n", {"dtype": torch.float32}),
+        pytest.param("yolo26n", {"freeze": [0, 2]}, marks=pytest.mark.slow),
+        (TINY_MODEL, {"dtype": torch.float32, "amp_dtype": torch.bfloat16}),
+        (TINY_MODEL, {"dtype": torch.float32, "amp_dtype": torch.float16}),
+    ],
+    ids=["float64", "anchors", "skips", "frozen", "yolov5n", "yolo26n", "bf16", "fp16"],
+)
+def test_two_processes_end_with_the_bits_of_one(model, settings, bounds):
+    """Losses, gradients, weights and statistics: a sum with zeros does not round."""
+    expected, values = train(SINGLE, model, bounds, **settings)
+    assert any(finite for *_, finite in values)
+    assert not all(torch.equal(expected[name], expected[f"ema.{name}"]) for name in expected if name[:4] != "ema.")
+    for got, got_values in run_ranks(2, _share, model, bounds, settings):
+        assert got_values == values
+        same_content(got, expected)
+
+
+HALVES = [[(0, 1), (3, 4)], [(1, 3), (4, 6)]]  # of the micro-batches of two copies, three images each
+
+
+def _share_of_copy(ctx, model, updates):
+    return train(ctx, model, HALVES[ctx.rank // 2], pipeline=True, counts=[3, 3], updates=updates)
+
+
+def test_four_processes_are_two_copies():
+    """Together they are one process with the micro-batches of both. Running statistics are the mean over the copies."""
+    both = [HALVES[copy][number] for number in (0, 1) for copy in (0, 1)]
+    for updates in (1, 3):
+        expected, values = train(SINGLE, SKIPPING, both, updates=updates)
+        alone = [train(SINGLE, SKIPPING, half, updates=updates)[0] for half in HALVES]
+        first, *others = run_ranks(4, _share_of_copy, SKIPPING, updates)
+        assert first[1] == [pytest.approx(steps, rel=1e-9) for steps in values]
+        for name in expected.keys() - {name for name in expected if "num_batches" in name}:
+            if "running" not in name:
+                torch.testing.assert_close(first[0][name], expected[name], rtol=1e-9, atol=1e-9)
+            elif updates == 1:
+                mean = (alone[0][name] + alone[1][name]) / 2
+                torch.testing.assert_close(first[0][name], mean, rtol=1e-9, atol=1e-9)
+        for other in others:
+            same_content(other[0], first[0])
+
+
+class _Saved:
+    """Bytes of activations that autograd keeps, now and at most; each storage counts once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.now = self.most = 0
+        self._live = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address not in self._live:
+            self._live.add(address)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(tensor, self._freed, address, size)
+        return tensor
+
+    def _freed(self, address: int, size: int) -> None:
+        self._live.discard(address)
+        self.now -= size
+
+
+def _most_saved(ctx, model) -> int:
+    step, model = make_step(ctx, model, pipeline=ctx.is_distributed, dtype=torch.float32)
+    saved = _Saved(model)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        step([make_batch(1, size=128) for _ in range(3)], [1, 1, 1], 1)
+    assert saved.now == 0
+    return saved.most
+
+
+@pytest.mark.parametrize("model", ["yolov8n", "yolov5n"])
+def test_each_process_keeps_at_most_0_65_of_the_activations(model):
+    whole = _most_saved(SINGLE, model)
+    for part in run_ranks(2, _most_saved, model):
+        assert 0.35 * whole < part < 0.65 * whole
+
+
+def test_a_killed_run_resumes_and_ends_with_the_bits_of_one_process(tmp_path):
+    """Ten images in batches of four, of which two make a step: the last step of an epoch has one batch, of two images.
+    Sizes vary from batch to batch."""
+    write_dataset(tmp_path / "set")
+    (tmp_path / "user_kill.py").write_text(
+        "import os\n\nclass Kill:\n    def on_step(self, state):\n"
+        "        if state.rank == 1 and state.step == 3:\n            os.kill(os.getpid(), 9)\n"
+    )
+    model = write_model(tmp_path / "model.yaml", SKIPPING)
+    flags = [*SMALL, "--data", "set/data.yaml", "--model", str(model), "--accumulate", "2", "--multi-scale"]
+    flags += ["--epochs", "2", "--threads", "1", "--save-steps", "1", "--project", "runs"]
+
+    def run(*more: str, expect: int = 0) -> subprocess.CompletedProcess:
+        command = [python(), str(ROOT / "train.py"), *more]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done
+
+    run(*flags, "--name", "one")
+    pair = ["--spawn", "2", "--pipeline", "2"]
+    done = run(*flags, *pair, "--name", "two", "--callbacks", "user_kill:Kill", expect=2)
+    assert "process 1 of 2" in done.stderr
+    last = tmp_path / "runs" / "two" / "last.pt"
+    assert 0 < read_checkpoint(last)["progress"]["updates"] < 4
+    run("--resume", str(last), "--callbacks", "", "--spawn", "2")
+    same_content(read_checkpoint(last), read_checkpoint(tmp_path / "runs" / "one" / "last.pt"))
