@@ -136,7 +136,7 @@ def _query(call: Callable[..., T], *args: str) -> T | None:
 
 
 def _stamp(file: os.DirEntry | Path) -> FileStamp | None:
-    status = _query(file.stat)
+    status = _query(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
     return FileStamp(status.st_size, status.st_mtime_ns) if status else None
 
 
@@ -157,7 +157,7 @@ def _in_folder(
             stem, suffix = os.path.splitext(entry.name)
             if suffix == ARRAY_SUFFIX and stem in stems:
                 continue
-            if not _is_image(entry.name, suffixes):
+            if suffix.lower() not in suffixes:
                 if what := unread_image(entry.path):
                     findings.append(Finding(name, UNSUPPORTED, what))
                 continue
@@ -196,10 +196,11 @@ def _in_list(
                 findings.append(Finding(where, UNSUPPORTED, f"{row[:100]!r} is not the path of an image"))
             else:
                 findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
-        elif not _query(folders.entry(path).is_file):
+        elif not _query(folders.entry(*os.path.split(path)).is_file):
             findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
         else:
-            yield where, ImageFile(relative_name(path, root), os.path.basename(path), folders.stamp(path))
+            stamp = folders.stamp(*os.path.split(path))
+            yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
 
 
 def _read_elsewhere(
@@ -266,20 +267,19 @@ class _Folders:
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
 
-    def entry(self, path: str) -> os.DirEntry | None:
-        folder, name = os.path.split(path)
+    def entry(self, folder: str, name: str) -> os.DirEntry | None:
         if folder not in self._entries:
             status = _query(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
             entries = _scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
             self._entries[folder] = {e.name: e for e in entries}
         return self._entries[folder].get(name)
 
-    def stamp(self, path: str) -> FileStamp | None:
-        entry = self.entry(path)
+    def stamp(self, folder: str, name: str) -> FileStamp | None:
+        entry = self.entry(folder, name)
         return _stamp(entry) if entry else None
 
     def exists(self, path: str) -> bool:
-        return self.stamp(path) is not None
+        return self.stamp(*os.path.split(path)) is not None
 
 
 def _list_labels(
@@ -302,7 +302,7 @@ def _list_labels(
         if folder not in bases:
             base = relative_name(folder, spec.root)
             bases[folder] = "" if base == "." else base + "/"
-        labels.append(LabelFile(bases[folder] + name, folders.stamp(path)))
+        labels.append(LabelFile(bases[folder] + name, folders.stamp(folder, name)))
     return label_format, labels
 
 

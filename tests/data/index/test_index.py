@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import time
+import tracemalloc
 from pathlib import Path
 
 import cv2
@@ -920,3 +921,21 @@ def test_coco128_has_the_same_boxes_as_txt_and_coco_json(tmp_path):
         objects = b.labels(i)
         np.testing.assert_allclose(a.labels(i), objects[objects[:, 0] >= 0], atol=2e-6)
     assert b.ground_truth().category_ids[79] == 90
+
+
+def test_a_listing_takes_less_than_a_kilobyte_per_image(tmp_path):
+    for folder, suffix in (("images", "jpg"), ("labels", "txt")):
+        (tmp_path / folder / "train").mkdir(parents=True)
+        for number in range(500):
+            (tmp_path / folder / "train" / f"{number:07d}.{suffix}").touch()
+    (tmp_path / "d.yaml").write_text("train: images/train\nnames: [a]\n")
+    spec = load_dataset_spec(tmp_path / "d.yaml")
+    list_split(spec, "train")
+    tracemalloc.start()
+    try:
+        listing = list_split(spec, "train")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(listing.images) == 500
+    assert peak < 500 * 1024 + 500 * 2 * len(str(tmp_path))
