@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,16 +32,13 @@ sys.path.insert(0, str(ROOT))
 
 from utils.config.parser import flags_of, parse_config  # noqa: E402 (imports need ROOT)
 from utils.config.settings import TrainConfig  # noqa: E402
-from utils.distributed.spawn import end_with_parent, free_port  # noqa: E402
-from utils.entrypoint import run_main  # noqa: E402
-from utils.errors import REQUEUE, UserError  # noqa: E402
-from utils.files.checkpoint import read_checkpoint  # noqa: E402
-from utils.files.locks import FileLock  # noqa: E402
+from utils.distributed.spawn import end_with_parent, failure_reason, free_port  # noqa: E402
+from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import read_columns  # noqa: E402
 from utils.program import start_of  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
-SAVING_S = 60.0  # for processes of lost workers, which save before they end
 KEPT = ("last.pt", "best.pt", "results.csv", "settings.yaml", "train.log")  # in Ray's checkpoints
 
 
@@ -72,19 +70,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--address", default=None, help="of the cluster; default: RAY_ADDRESS, or one on this machine")
     parser.add_argument("--search", action="store_true", help="the flags are those of engine.search")
     options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
-    job = read_job(options, flags)
+    job, options.workers = read_job(options, flags), read_workers(options.workers)
     try:
         import ray
     except ImportError:
         raise UserError("Ray is not installed: pip install -r requirements-ray.txt") from None
-    ray.init(address=options.address, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, log_to_driver=True)
+    variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
+    try:
+        ray.init(address=options.address, runtime_env={"env_vars": variables}, log_to_driver=True)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"--address {options.address}: {first_line(error)}") from None
     run(job, options)
+
+
+def read_workers(text: str) -> int | tuple[int, int]:
+    try:
+        least, most = (int(number) for number in (text.split(":") if ":" in text else (text, text)))
+    except ValueError:
+        least = most = 0
+    if not 1 <= least <= most:
+        raise UserError(f"--workers {text}: must be a number from 1, or two as in 1:4")
+    return (least, most) if ":" in text else least
 
 
 def read_job(options: argparse.Namespace, flags: list[str]) -> Job:
     """Raises UserError for flags that train.py would refuse, or that are decided here."""
     is_shared = "://" not in options.storage
-    project = Path(options.storage).absolute() if is_shared else Path.home() / ".cache" / "lockstep" / "ray"
+    if Path(options.name).name != options.name or options.name == "..":
+        raise UserError(f"--name {options.name}: must be the name of a folder, without its path")
+    copy = Path.home() / ".cache" / "lockstep" / "ray" / options.storage.replace("://", "/")
+    project = Path(options.storage).absolute() if is_shared else copy
     if decided := {"--project", "--name", "--resume", "--spawn"} & {flag.partition("=")[0] for flag in flags}:
         raise UserError(f"{min(decided)} after --: --storage and --name say where the run is, and Ray resumes it")
     if options.search:
@@ -100,20 +115,22 @@ def read_job(options: argparse.Namespace, flags: list[str]) -> Job:
 
 def run(job: Job, options: argparse.Namespace) -> None:
     """Trains, and prints the last epoch's results. Raises UserError if the job fails."""
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train import (
+        CheckpointConfig,
+        FailureConfig,
+        RunConfig,
+        ScalingConfig,
+        TrainingFailedError,
+        WorkerGroupError,
+    )
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    try:
-        least, _, most = options.workers.partition(":")
-        workers = (int(least), int(most)) if most else int(least)
-    except ValueError:
-        raise UserError(f"--workers {options.workers}: must be a number, or two as in 1:4") from None
     state = str(job.folder.parent / "ray") if job.is_shared else options.storage
     trainer = TorchTrainer(
         partial(work, job),
         torch_config=TorchConfig(backend="gloo"),  # of Ray's own workers, which only pass on results
         scaling_config=ScalingConfig(
-            num_workers=workers,
+            num_workers=options.workers,
             use_gpu=options.gpus > 0,
             resources_per_worker={"CPU": options.cpus, "GPU": options.gpus},
         ),
@@ -126,37 +143,47 @@ def run(job: Job, options: argparse.Namespace) -> None:
     )
     try:
         result = trainer.fit()
+    except SystemExit:  # by Ray's handler of Ctrl-C, which has ended the workers
+        print(f"stopped: {job.folder}; the same command resumes it")
+        raise Stopped(INTERRUPTED) from None
     except TrainingFailedError as error:
-        raise UserError(f"{job.folder}: the job has failed ({error}); the same command resumes it") from None
+        errors = error.worker_failures if isinstance(error, WorkerGroupError) else {0: error}
+        reason = first_line(errors[min(errors)])
+        raise UserError(f"{job.folder}: the job has failed ({reason}); the same command resumes it") from None
+    if result.return_value:
+        raise UserError(result.return_value)
     print(f"done: {job.folder}", result.metrics or "")
 
 
-def work(job: Job) -> None:
-    """What each of Ray's workers runs: one process of the program, until it ends.
+def work(job: Job) -> str:
+    """What each of Ray's workers runs: one process of the program, until it ends. Returns "", or why another try would
+    fail, too, as the settings or the data are wrong.
 
-    Raises RuntimeError if that fails or is stopped; Ray then starts all workers again.
+    Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
     import ray
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    from engine.checkpoint.run import LOCK_NAME  # imports torch
+    from engine.tools.training_process import former_training, wait_for_former  # imports torch
 
     context = train.get_context()
     rank = context.get_world_rank()
-    if rank == 0 and job.folder.is_dir() and not job.is_search:
-        with FileLock(job.folder / LOCK_NAME) as lock:
-            lock.acquire(SAVING_S)
-    if not job.is_shared and context.get_local_rank() == 0 and (checkpoint := train.get_checkpoint()):
-        with checkpoint.as_directory() as kept:
-            shutil.copytree(kept, job.folder, dirs_exist_ok=True)
+    copies = not job.is_shared and context.get_local_rank() == 0
+    if (rank == 0 or copies) and not job.is_search:
+        wait_for_former(job.folder)
+    if copies:  # the folder may be that of a job whose checkpoints have been deleted
+        shutil.rmtree(job.folder, ignore_errors=True)
+        if checkpoint := train.get_checkpoint():
+            with checkpoint.as_directory() as kept:
+                shutil.copytree(kept, job.folder)
     start = None
     if rank == 0:
-        reported = len(epochs_of(job))
-        start = (ray.util.get_node_ip_address(), free_port(), (job.folder / "last.pt").is_file(), reported)
-    address, port, resumes, reported = broadcast_from_rank_zero(start)
-    if resumes and not job.is_search and read_checkpoint(job.folder / "last.pt")["progress"]["epoch"] >= job.epochs:
-        return
+        last, done = (None, False) if job.is_search else former_training(job.folder, job.epochs)
+        start = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(job)))
+    address, port, last, done, reported = broadcast_from_rank_zero(start)
+    if done:
+        return ""
     environment = {
         "RANK": rank,
         "WORLD_SIZE": context.get_world_size(),
@@ -165,47 +192,59 @@ def work(job: Job) -> None:
         "GROUP_RANK": context.get_node_rank(),
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # no page on the end of another process
     }
     command = list(job.command)
     if job.is_search:
         command += ["--device", str(context.get_local_rank())] if job.has_gpus else []
-    elif resumes:
-        command += ["--resume", str(job.folder / "last.pt")]
+    elif last:
+        command += ["--resume", str(last)]
     inherited = {name: value for name, value in os.environ.items() if name not in environment}
-    child = subprocess.Popen(
-        command,
-        cwd=job.working_folder,
-        env=inherited if job.is_search else inherited | {name: str(value) for name, value in environment.items()},
-        preexec_fn=partial(end_with_parent, signal.SIGTERM),
-    )
-    try:
-        if job.is_search:
-            if code := child.wait():
-                raise RuntimeError(f"engine.search ended with status {code}; its output says why")
-        else:
-            follow(job, child, rank, reported)
-    finally:
-        if child.poll() is None:
-            child.terminate()
-            child.wait()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        child = subprocess.Popen(
+            command,
+            cwd=job.working_folder,
+            env=inherited if job.is_search else inherited | {name: str(value) for name, value in environment.items()},
+            stderr=errors,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
+            start_new_session=True,  # Ray kills the process group of a worker that it ends
+        )
+        try:
+            code, is_refused = (child.wait(), False) if job.is_search else follow(job, child, rank, reported)
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait()
+            errors.seek(0)
+            printed = errors.read()
+            print(printed, end="", file=sys.stderr, flush=True)
+    if code == REQUEUE:
+        raise RuntimeError(f"process {rank} was stopped; it resumes")
+    reason = failure_reason(code, printed.splitlines()) if code else ""
+    if reason and not is_refused:
+        raise RuntimeError(f"process {rank}: {reason}")
+    return reason
 
 
-def follow(job: Job, child: subprocess.Popen, rank: int, reported: int) -> None:
+def follow(job: Job, child: subprocess.Popen, rank: int, reported: int) -> tuple[int, bool]:
     """Waits for the process, and passes on what the run writes: all workers report together, rank 0 the values.
 
     Args:
         reported: epochs that Ray knows, or that a former job has trained.
+
+    Returns the exit status of the process, and whether the settings or the data were refused.
     """
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    is_stopping = False
+    is_preempted = False
     while True:
         code = child.poll()
-        if code not in (None, 0, REQUEUE):
-            raise RuntimeError(f"process {rank} ended with status {code}; its output says why")
         rows = epochs_of(job) if rank == 0 else []
-        count, end = broadcast_from_rank_zero((len(rows), code) if rank == 0 else None)
+        has_begun = (job.folder / "settings.yaml").is_file()
+        count, end, has_begun = broadcast_from_rank_zero((len(rows), code, has_begun) if rank == 0 else None)
+        if end is None and code not in (None, 0, REQUEUE):
+            return code, False
         for epoch in range(reported, count):
             report(job, rows[epoch] if rank == 0 else {}, with_files=rank == 0 and epoch == count - 1)
         if end == REQUEUE:
@@ -213,13 +252,15 @@ def follow(job: Job, child: subprocess.Popen, rank: int, reported: int) -> None:
         reported = count
         if end is not None:
             break
-        if not is_stopping and train.get_preemption_info() is not None:
+        if not is_preempted and train.get_preemption_info() is not None:
             child.terminate()  # it saves
-            is_stopping = True
+            is_preempted = True
         with suppress(subprocess.TimeoutExpired):
             child.wait(POLL_S)
-    if code := child.wait():
-        raise RuntimeError(f"process {rank} was stopped (status {code}); it resumes")
+    code = child.wait()
+    while end == REQUEUE and is_preempted:  # until Ray ends the workers, which it then does not count as a failure
+        time.sleep(POLL_S)
+    return code, end == USER_ERROR and not has_begun
 
 
 def report(job: Job, metrics: dict[str, float], *, with_files: bool) -> None:

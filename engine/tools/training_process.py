@@ -30,7 +30,8 @@ from utils.machine.stop_signals import StopSignals
 from utils.program import start_of
 
 POLL_S = 0.2
-PATIENCE_S = 60.0  # for the processes of a training whose parent was killed, which save before they end
+PATIENCE_S = 60.0
+_FIRST = ("results.csv", "settings.yaml")  # what a training writes before last.pt
 _DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # in error lines
 ERRORS = "errors.txt"  # in the folder of the run: what the child wrote to standard error
 
@@ -41,7 +42,7 @@ class TrainingFailed(UserError):
     ``refused``: another training would fail, too, as the settings or the data are wrong, or the disk is full.
     """
 
-    def __init__(self, reason: str, *, refused: bool) -> None:
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
         self.refused = refused
 
@@ -66,21 +67,11 @@ def train(
         UserError: another process trains in ``folder``.
         Stopped: a signal to this process or to the child ended the training, which can be resumed.
     """
-    with FileLock(folder / LOCK_NAME) as lock:
-        if holder := lock.acquire(PATIENCE_S):
-            raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
-    table, last, accepted = (folder / name for name in ("results.csv", "last.pt", "settings.yaml"))
+    wait_for_former(folder)
+    last, done = former_training(folder, config.epochs)
+    table, accepted = (folder / name for name in _FIRST)
     config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True)
-    if last.is_file():
-        try:
-            done = read_checkpoint(last)["progress"]["epoch"] >= config.epochs
-        except UserError as error:  # damaged
-            raise TrainingFailed(str(error), refused=False) from None
-        config = replace(config, resume=str(last))
-    else:
-        done = False
-        for path in (table, accepted):
-            path.unlink(missing_ok=True)
+    config = replace(config, resume=str(last) if last else None)
     reported, goes_on = 0, True
 
     def trains_on() -> bool:
@@ -117,6 +108,34 @@ def train(
         is_full = any(text in reason for text in _DISK_FULL)
         raise TrainingFailed(reason, refused=code == 2 and (is_full or not accepted.exists()))
     return True
+
+
+def wait_for_former(folder: Path) -> None:
+    """Waits for processes that train in ``folder`` though their parent was killed: they save before they end.
+
+    Raises UserError if they go on.
+    """
+    if folder.is_dir():
+        with FileLock(folder / LOCK_NAME) as lock:
+            if holder := lock.acquire(PATIENCE_S):
+                raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
+
+
+def former_training(folder: Path, epochs: int) -> tuple[Path | None, bool]:
+    """The checkpoint in ``folder`` to resume from, and whether all epochs are done. If there is none, removes what a
+    training has left that ended before its first checkpoint.
+
+    Raises TrainingFailed if the checkpoint is damaged.
+    """
+    last = folder / "last.pt"
+    if not last.is_file():
+        for name in _FIRST:
+            (folder / name).unlink(missing_ok=True)
+        return None, False
+    try:
+        return last, read_checkpoint(last)["progress"]["epoch"] >= epochs
+    except UserError as error:
+        raise TrainingFailed(str(error)) from None
 
 
 def _wait(child: subprocess.Popen, trains_on: Callable[[], bool], signals: StopSignals) -> int:

@@ -25,13 +25,17 @@ FLAGS = [*FLAGS.split(), "--workers", "0", "--noplots", "--optimizer", "SGD"]
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resume"], "--resume after --: --storage and --name say where the run is, and Ray resumes it"),
-        (["--name=a"], "--name after --"),
-        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["--", "--resume"], "--resume after --: --storage and --name say where the run is, and Ray resumes it"),
+        (["--", "--name=a"], "--name after --"),
+        (["--", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["--workers", "1:"], "--workers 1:: must be a number from 1, or two as in 1:4"),
+        (["--workers=2:1"], "--workers 2:1: must be"),
+        (["--workers", "0"], "--workers 0: must be"),
+        (["--name", ".."], "--name ..: must be the name of a folder, without its path"),
     ],
 )
 def test_flags_that_cannot_be(flags, message):
-    done = subprocess.run([python(), SCRIPT, "--storage", "x", "--", *flags], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([python(), SCRIPT, "--storage", "x", *flags], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
@@ -65,6 +69,39 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     ours, theirs = (tensors(tmp_path / name / "exp" / "last.pt") for name in ("ray", "torchrun"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
+    (tmp_path / "d.yaml").write_text("train: nosuch\nval: nosuch\nnames: [a]\n")
+    command = [sys.executable, SCRIPT, "--storage", str(tmp_path / "my runs"), "--", *FLAGS]
+    command[command.index("demo")] = str(tmp_path / "d.yaml")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    printed = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2, done.stderr
+    assert printed == [f"error: {tmp_path}/nosuch: not found (named by {tmp_path}/d.yaml); correct its paths"]
+    assert "RETRY" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+def test_ctrl_c_saves_the_state_though_ray_ends_its_workers_at_once(tmp_path):
+    flags = [*FLAGS, "--epochs", "1000"]
+    command = [sys.executable, SCRIPT, "--storage", str(tmp_path), "--", *flags]
+    folder = tmp_path / "exp"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
+        while not (folder / "results.csv").exists():
+            assert job.poll() is None
+            time.sleep(0.1)
+        job.send_signal(signal.SIGINT)
+        output, _ = job.communicate()
+    assert job.returncode == 130, output
+    assert f"stopped: {folder}; the same command resumes it" in output
+    deadline = time.monotonic() + 60
+    while "stopped by a signal after" not in (folder / "train.log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
