@@ -64,6 +64,7 @@ IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
 IGNORED = -1  # the number of such a class
 LEAST_TILE = 32  # pixels
 MOST_COMPARED = 1000  # names of files with a missing one
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
@@ -209,6 +210,8 @@ def check_exists(data: str) -> None:
     """Raises UserError with the known names."""
     path = Path(data)
     if data and path.exists():
+        if path.suffix.lower() in _ARCHIVES and path.is_file():
+            raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
         return
     known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     if path.stem in known:
@@ -242,7 +245,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "", cache_dir: str = "
         url = str(path) if str(path).endswith((".yaml", ".yml")) else f"{str(path).rstrip('/')}/data.yaml"
         return replace(load_dataset_spec(mirrored(url, cache_dir), cache_dir=cache_dir), source=str(path))
     path = Path(path)
-    content = read_folder(path) if path.is_dir() else FolderContent({}, path, "")
+    content = read_folder(_normal(path)) if path.is_dir() else FolderContent({}, path, "")
     if content.yaml is not None:
         path = content.yaml
     values = load_yaml(path) if content.yaml is not None else content.values | {"path": str(path.absolute())}
@@ -334,6 +337,11 @@ def _read_split(
     entries = value if isinstance(value, list) else [value]
     if _joins(value):
         parts = tuple(_read_part(entry, root, split, where, cache_dir) for entry in entries)
+        sources = [os.path.realpath(part.source) for part in parts]
+        if twice := next((part.source for i, part in enumerate(parts) if sources[i] in sources[:i]), None):
+            raise UserError(f"{where}: joins {twice} twice; name it once")
+        if annotations is not None:
+            raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
     images = tuple(_read_entry(entry, root, split, where, cache_dir) for entry in entries)
     return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
@@ -439,11 +447,15 @@ def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[st
         raise UserError(f"{path}: classes: expected 'class: new name' lines, got {given!r}")
     if not isinstance(ignored, list):
         raise UserError(f"{path}: ignore: expected a list of classes, got {ignored!r}")
-    to = {str(name).strip(): new for name, new in given.items()} | {str(name).strip(): IGNORE for name in ignored}
+    to = {str(name).strip(): new for name, new in given.items()}
+    if both := [name for name in map(one_line, map(str, ignored)) if to.get(name.strip(), IGNORE) != IGNORE]:
+        raise UserError(f"{path}: '{both[0]}' is in 'classes' and in 'ignore'; remove one of the two")
+    to |= {str(name).strip(): IGNORE for name in ignored}
     for name, new in to.items():
         if name not in names:
             raise UserError(f"{path}: classes: '{one_line(name)}' is not one of the names{suggestion(name, names)}")
-        if isinstance(new, bool) or not isinstance(new, str | int | float) or one_line(str(new)).strip() != str(new):
+        is_text = isinstance(new, str | int | float) and not isinstance(new, bool) and str(new)
+        if not is_text or one_line(str(new)).strip() != str(new):
             raise UserError(f"{path}: classes: {name}: expected the name of a class, got {new!r}")
     return [None if to.get(name) == IGNORE else str(to.get(name, name)) for name in names]
 

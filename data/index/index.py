@@ -178,6 +178,7 @@ def load_index(
         )
         index = _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
         get_logger().info("%s: %s", part, index.report.summary())
+        _check_some_objects(index, "", spec, part)
         return index
     if shards := shards_of(spec, split):
         index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
@@ -238,11 +239,15 @@ def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
         if missing := [name for name in names if name not in index.names]:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
+    paths = [index.path(i) for index in indexes for i in range(len(index))]
+    if repeated := len(paths) - len(set(paths)):
+        text = "%s: data sets that %s joins share %s, which count more than once"
+        get_logger().warning(text, split, spec.source, counted(repeated, "image"))
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
     joined = DatasetIndex(
         names=names,
         root=spec.root,
-        paths=FlatStrings.of(relative_name(index.path(i), spec.root) for index in indexes for i in range(len(index))),
+        paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
         **concatenated([_with_names(index, names) for index in indexes]),
         report=ScanReport(dict(totals), FlatStrings.of(line for index in indexes for line in index.report.lines)),
         fingerprint=_digest([index.fingerprint for index in indexes], names),
@@ -375,12 +380,13 @@ def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> 
 
 
 def _check_some_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError for a training split without objects; warns about another split. ``first``: a label file."""
-    if len(index.classes):
+    """Raises UserError for a training split without objects that are not ignored; warns about another split.
+    ``first``: a label file, if the split has some of its own."""
+    if not index.crowd.all():
         return
-    of = f" of the class {' or '.join(index.names[:5])}" if spec.classes else ""
-    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of} (first label file: "
-    text += f"{_absolute(spec, first)})"
+    of = f" of the class {' or '.join(index.names[:5])}" if spec.classes or spec.class_of else ""
+    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of}"
+    text += f" (first label file: {_absolute(spec, first)})" if first else ""
     if split == "train":
         raise UserError(f"{text}; there is nothing to train on")
     text += "; nothing can be scored" + (", and training writes no best.pt" if split == "val" else "")

@@ -82,7 +82,10 @@ def test_an_existing_class_may_take_others_in(root):
         ({"classes": ["car"]}, r"classes: expected 'class: new name' lines, got \['car'\]"),
         ({"classes": {"car": None}}, r"classes: car: expected the name of a class, got None"),
         ({"classes": {"car": "a\nb"}}, r"classes: car: expected the name of a class"),
+        ({"classes": {"car": ""}}, r"classes: car: expected the name of a class, got ''"),
+        ({"classes": {"car": "x"}, "ignore": ["car"]}, r"'car' is in 'classes' and in 'ignore'; remove one of the two"),
         ({"ignore": "van"}, r"ignore: expected a list of classes, got 'van'"),
+        ({"names": [*NAMES, "bus"], "ignore": NAMES}, r"'train' has 4 images and no object of the class bus"),
         ({"ignore": NAMES}, r"classes: all classes are ignored; there is nothing to learn"),
     ],
 )

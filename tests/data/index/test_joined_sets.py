@@ -62,6 +62,12 @@ def test_the_names_may_be_in_another_order_and_classes_chosen(root):
     np.testing.assert_array_equal(truth.classes[truth.crowd].reshape(6, 1)[:, 0], [0] * 3 + [1] * 3)
 
 
+def test_without_an_object_of_the_chosen_classes_there_is_nothing_to_train_on(root):
+    spec = spec_of(root, names=["light", "dark", "glow", "other"]).use_classes(["other"])
+    with pytest.raises(UserError, match=r"both.yaml: 'train' has 8 images and no object of the class other; there"):
+        load_index(spec, "train", progress=False)
+
+
 def test_the_same_classes_need_no_regions(root):
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, light]\n")
     assert not load_index(spec_of(root), "train", progress=False).crowd.any()
@@ -99,6 +105,8 @@ def test_what_does_not_join_says_so(root):
         ({"train": ["a/data.yaml", "c/data.yaml"]}, r"c/data.yaml: not a YAML of a data set"),
         ({"train": ["both.yaml"]}, r"both.yaml names other YAMLs itself"),
         ({"test": ["a/data.yaml"]}, r"data.yaml: has no 'test' split"),
+        ({"train": ["a/data.yaml", "a/../a/data.yaml"]}, r"train: joins .*a/data.yaml twice; name it once"),
+        ({"annotations": "c.json"}, r"train: joins other data sets; 'annotations' belong in their YAMLs"),
         ({"names": ["light", "dark"]}, r"names: without 'glow', a class of a data set that it joins; add it"),
     ],
 )
@@ -144,6 +152,19 @@ def test_training_and_validation_images_of_joined_sets_are_different(root, caplo
     assert "training images too" not in caplog.text
     warn_of_shared_images(spec, train, train)
     assert "all of the 8 validation images are training images too" in caplog.text
+
+
+def test_images_of_two_sets_are_named(root, caplog):
+    """As if each of two YAMLs labeled some classes of the same images."""
+    load_index(spec_of(root), "train", progress=False)
+    assert "share" not in caplog.text
+    (root / "b" / "data.yaml").write_text(
+        f"path: {root / 'a'}\ntrain: images/train\nval: images/val\nnames: [dark, x]\n"
+    )
+    index = load_index(spec_of(root), "train", progress=False)
+    assert len(index) == 8
+    assert "train: data sets that" in caplog.text
+    assert "both.yaml joins share 4 images, which count more than once" in caplog.text
 
 
 def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
