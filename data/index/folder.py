@@ -59,6 +59,10 @@ def read_folder(folder: Path) -> FolderContent:
     annotations = {split: found for split, path in splits.items() if (found := _annotations(folder, split, path))}
     kinds = {"COCO JSON" if path.suffix == ".json" else "Pascal VOC" for path in annotations.values()}
     if annotations:
+        for split, path in splits.items():  # which classes the numbers mean is not known
+            if split not in annotations and path.is_dir() and _label_files(path):
+                text = f"{path} has YOLO txt, other splits {min(kinds)}; write a YAML, with the names by number"
+                raise UserError(f"--data {folder}: {text}")
         values["annotations"] = {split: str(path) for split, path in annotations.items()}
         if "Pascal VOC" in kinds:
             values["names"] = _voc_names(path for path in annotations.values() if path.is_dir())
@@ -91,8 +95,13 @@ def _splits(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for base in (folder, folder / "images"):
         for path in sorted(base.iterdir()) if base.is_dir() else ():
-            if path.is_dir() and (split := split_of(path.name)):
-                found.setdefault(split, _images_in(path))
+            if not path.is_dir() or not (split := split_of(path.name)):
+                continue
+            images = _images_in(path)
+            if split in found and not images.samefile(found[split]):
+                both = f"{found[split]} and {images} are both '{split}'"
+                raise UserError(f"--data {folder}: {both}; rename one, or write a YAML with 'train:' and 'val:'")
+            found.setdefault(split, images)
     for path in () if found else sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
         is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
         if (split := split_of(path.stem)) and not is_label and path.stat().st_size:  # Darknet and Pascal VOC

@@ -229,6 +229,40 @@ def test_without_splits_all_images_are_for_training(export, source, tmp_path):
     assert boxes_of(tmp_path / "export") == expected
 
 
+@pytest.mark.parametrize(
+    ("where", "name"), [(".", "export"), (".", "export/"), ("export", "."), ("export/train", "..")]
+)
+def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkeypatch, where, name):
+    roboflow_coco(source, tmp_path / "export")
+    monkeypatch.chdir(tmp_path / where)
+    assert boxes_of(name) == boxes_of(source / "data.yaml")
+    assert load_dataset_spec(name).summary.startswith(f"{tmp_path / 'export'}: COCO JSON")
+
+
+def test_two_folders_of_one_split_are_an_error(source, tmp_path):
+    """Unless they are one folder under two names."""
+    darknet(source, tmp_path / "export")
+    (tmp_path / "export" / "validation").symlink_to("valid")
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
+    (tmp_path / "export" / "Val").mkdir()
+    with pytest.raises(UserError, match=r"export/Val and .*/export/valid are both 'val'; rename one"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_yolo_txt_beside_another_format_is_an_error(source, tmp_path):
+    """The names of the other format may be in another order."""
+    roboflow_coco(source, tmp_path / "export")
+    (tmp_path / "export" / "valid" / "_annotations.coco.json").unlink()
+    shutil.copytree(source / "labels" / "val", tmp_path / "export" / "valid", dirs_exist_ok=True)
+    with pytest.raises(UserError, match=r"export/valid has YOLO txt, other splits COCO JSON; write a YAML"):
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):
+    archive = shutil.make_archive(str(tmp_path / "export"), "zip", source)
+    assert f"--data {archive}: an archive; unpack it" in error_of(capsys, train, "--data", archive)
+
+
 def test_lists_of_names_that_differ_are_an_error(source, tmp_path):
     darknet(source, tmp_path / "export")
     (tmp_path / "export" / "valid" / "_darknet.labels").write_text("dark\nlight\n")
