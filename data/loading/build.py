@@ -90,8 +90,6 @@ def build_train_loader(
     )
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
-    if config.image_weights and config.repeat_factor:
-        raise UserError("--image-weights and --repeat-factor both choose how often images are seen; remove one")
     order = EpochOrder(
         len(dataset),
         seed=config.seed,
@@ -223,6 +221,8 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
         )
     if config.cache == "device" and config.render_on != "device":
         raise UserError("--cache device: images on the device can only be rendered there; add --render-on device")
+    if config.image_weights and config.repeat_factor:
+        raise UserError("--image-weights and --repeat-factor both choose how often images are seen; remove one")
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:

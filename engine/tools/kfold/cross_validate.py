@@ -100,7 +100,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     if (folder / TABLE).is_file():
         return
     spec.split("train")
-    if any(shards_of(spec, split) for split in spec.splits):
+    if any(shards_of(part, split) for split in spec.splits for part in (spec.splits[split].parts or (spec,))):
         raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
     index = pooled_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)

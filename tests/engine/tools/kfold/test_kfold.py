@@ -10,6 +10,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from data.index.dataset_yaml import load_dataset_spec
+from data.shard.__main__ import write_set
 from engine.evaluation.metrics import score_detections
 from engine.kfold import main
 from engine.tools.kfold.scores import ScoredFold, pool, read_fold, result_of
@@ -120,6 +122,10 @@ def test_mistakes_are_one_line(world, capsys):
     (root / "names" / "images" / "train" / "000.png").rename(root / "names" / "images" / "train" / "a\nb.png")
     named = [*flags, "--data", str(data), "--name", "names", "--no-near-duplicates", "--folds", "2"]
     assert "a\\nb.png': lists cannot hold such a name" in error_of(capsys, main, *named)
+    write_set(load_dataset_spec(root / "set" / "data.yaml"), root / "shards", 10**9, cache_dir=str(root))
+    (root / "joined.yaml").write_text(f"train: [{root / 'shards' / 'data.yaml'}, {data}]\n")
+    joined = [*flags, "--data", str(root / "joined.yaml"), "--name", "joined"]
+    assert "joined.yaml: is in shards; folds are lists of files" in error_of(capsys, main, *joined)
 
 
 @pytest.mark.parametrize("fitness", ["AP", "dark"])
