@@ -1434,7 +1434,7 @@ class Exports(Target):
     """A changed export of an annotation tool: refused in a line that names a file of it, with nothing written, or
     converted to a data set whose objects are those of the table."""
 
-    name, weight = "exports", 3.0
+    name, weight = "tool-exports", 3.0
 
     def prepare(self, seeds: Path) -> None:
         self.root = seeds / self.name
@@ -1573,6 +1573,7 @@ class Folders(Target):
         if isinstance(index, Refused):
             return index.names(path, root, *root.iterdir(), *(root / "train").iterdir())
         told = any(path.name in line for line in (*index.report.lines, *case.said[1:]))
+        told |= path.name == "classes.txt" and len(index.report.lines) > 0  # which then name the label files
         assert told or len(index) >= len(SIZES), f"{path.name} is left out in silence"
         return "scanned"
 

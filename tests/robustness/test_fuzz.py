@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.robustness import fuzz_targets
 from tests.robustness.fuzz import fuzz
-from tests.robustness.fuzz_targets import TARGETS
+from tests.robustness.fuzz_targets import TARGETS, Target
 
 
 def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = math.inf) -> None:
@@ -16,6 +17,11 @@ def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = 
     assert not tally.findings, tally.text() + "\n" + "\n".join(tally.findings)[:5000]
     assert tally.inputs.keys() == TARGETS.keys()
     assert sum(tally.inputs.values()) >= least, tally.text()
+
+
+def test_each_target_has_a_name_of_its_own():
+    kinds = {t for t in vars(fuzz_targets).values() if isinstance(t, type) and issubclass(t, Target) and t.name}
+    assert set(TARGETS.values()) == kinds
 
 
 def test_two_hundred_inputs_find_nothing(tmp_path: Path):

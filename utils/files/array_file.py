@@ -8,7 +8,9 @@ bytes.
 from __future__ import annotations
 
 import json
+import math
 import mmap
+import operator
 import struct
 import zlib
 from pathlib import Path
@@ -86,7 +88,7 @@ def open_arrays(path: Path, *, own: bool = True) -> tuple[dict[str, Any], dict[s
             raise CacheError("the contents are damaged")
     arrays = {}
     for name, (dtype, shape, at) in header["arrays"].items():
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(map(operator.index, shape))
         flat = np.frombuffer(mapped, dtype, count, start + at) if count else np.empty(0, dtype)
         arrays[name] = flat.reshape(shape)
     return header["meta"], arrays
