@@ -179,6 +179,7 @@ def load_index(
         index = _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
         get_logger().info("%s: %s", part, index.report.summary())
         _check_some_objects(index, "", spec, part)
+        _check_backgrounds(index, spec, part)
         return index
     if shards := shards_of(spec, split):
         index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
@@ -391,6 +392,22 @@ def _check_some_objects(index: DatasetIndex, first: str, spec: DatasetSpec, spli
         raise UserError(f"{text}; there is nothing to train on")
     text += "; nothing can be scored" + (", and training writes no best.pt" if split == "val" else "")
     get_logger().warning("%s", text)
+
+
+def _check_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError if a class that has objects is ignored everywhere in every image: nothing is background for it.
+    So it is where classes are merged of which each data set leaves one out."""
+    whole = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
+    regions = index.with_boxes(index.crowd & whole & (index.classes != IGNORED))
+    images = replace(regions, crowd=np.zeros_like(regions.crowd)).images_of_classes(len(index.names))
+    no_background = (images == len(index)) & (index.boxes_of_classes(len(index.names)) > 0)
+    if no_background.any():
+        name = index.names[no_background.argmax()]
+        raise UserError(
+            f"{spec.source}: '{split}' has no image in which all objects of '{name}' are labeled: of the classes that "
+            "are merged into it, each data set leaves one out; label them, or do not merge them ('classes:' or "
+            "--single-cls)"
+        )
 
 
 def _absolute(spec: DatasetSpec, name: str) -> str:

@@ -29,16 +29,16 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
     Args:
         group, fold: int64 (N,), of the images of ``index``.
 
-    Raises UserError if labels that are not in YOLO's format belong to images of the same file name, or if a name has
-    line breaks, or spaces around it.
+    Raises UserError if labels that are not in YOLO's format, or are of joined data sets, belong to images of the same
+    file name, or if a name has line breaks, or spaces around it.
     """
     names = [os.path.basename(path) for path in index.paths]
     is_yolo = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
     if not is_yolo and len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise UserError(
-            f"{spec.source}: two images are called {twice}; with labels in COCO's or VOC's format, the images of all "
-            "folds need different names"
+            f"{spec.source}: two images are called {twice}; with labels in COCO's or VOC's format, and in joined "
+            "data sets, the images of all folds need different names"
         )
     paths = [str(index.path(i)) for i in range(len(index))]
     if broken := next((path for path in paths if path.strip().splitlines() != [path]), None):

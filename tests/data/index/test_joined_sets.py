@@ -68,6 +68,18 @@ def test_without_an_object_of_the_chosen_classes_there_is_nothing_to_train_on(ro
         load_index(spec, "train", progress=False)
 
 
+def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
+    """Every image would be a region to ignore, and nothing background."""
+    message = r"'train' has no image in which all objects of '{}' are labeled: .* each data set leaves one out"
+    merged = spec_of(root, classes={"light": "x", "glow": "x"})
+    with pytest.raises(UserError, match=message.format("x")):
+        load_index(merged, "train", progress=False)
+    with pytest.raises(UserError, match=message.format("object")):
+        load_index(spec_of(root), "train", progress=False, single_cls=True)
+    load_index(spec_of(root, classes={"light": "x", "dark": "x"}), "train", progress=False)  # a labels both
+    load_index(spec_of(root).use_classes(["dark"]), "train", progress=False, single_cls=True)
+
+
 def test_the_same_classes_need_no_regions(root):
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, light]\n")
     assert not load_index(spec_of(root), "train", progress=False).crowd.any()
