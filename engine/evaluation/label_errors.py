@@ -3,8 +3,9 @@
 The kinds are those of ObjectLab (Tkachenko, Thyagarajan, Mueller 2023), overlooked, swapped and badly located, and
 labels where the model sees nothing. A score is the posterior probability of the error if `ERROR_RATE` of the labels
 have it: how probable is what the model sees if the label is wrong, and how probable if it is right? The latter is
-estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). So a class that the
-model does not know well does not fill the list, and scores of different kinds can be compared.
+estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). So scores of
+different kinds can be compared. They are lowered for classes that the model does not know well, since it contradicts
+more right labels of them than wrong ones; labels of classes that it hardly knows are not judged at all.
 
 The model may have been trained on the same labels, since training fits single wrong ones late or not at all.
 
@@ -13,19 +14,23 @@ Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in orig
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from data.check.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
+from data.check.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
 from data.check.scanned import CheckedSplit
 from engine.evaluation.matching import Objects, Pairs, all_pairs, match_by_overlap, overlapping_pairs
 from utils.boxes import xyxy_to_xywh
-from utils.structures import DetectionTable, GroundTruth
+from utils.strings import counted, listed
+from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
 NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
 TOUCHING = 0.1  # IoU from which a detection supports a label a little
+LEAST_AP50, GOOD_AP50 = 0.4, 0.7  # of a class on the split: from which on its labels are judged, and fully trusted
+FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 LEAST_SCORE = 0.01  # of detections: low ones too tell that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
 LEAST_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
@@ -33,12 +38,15 @@ MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
 MAX_PRECISION = 0.99  # of detections: no score makes an object certain
 
 
-def find_label_errors(split: CheckedSplit, table: DetectionTable, least_score: float = 0.0) -> list[Issue]:
+def find_label_errors(
+    split: CheckedSplit, table: DetectionTable, class_ap50: np.ndarray, least_score: float = 0.0
+) -> list[Issue]:
     """Label errors that score at least ``least_score``, the most probable first: at most one per label, and one per
     detection without a label. Crowd regions explain detections, but are not examined.
 
     Args:
         table: all detections of the model; those below `LEAST_SCORE` are not used.
+        class_ap50: float (C,) of these detections; errors about classes below `LEAST_AP50` are left out.
     """
     truth, num_classes = split.index.ground_truth(), len(split.index.names)
     seen = np.flatnonzero(table.scores > LEAST_SCORE)
@@ -47,13 +55,49 @@ def find_label_errors(split: CheckedSplit, table: DetectionTable, least_score: f
     pairs = _pairs(truth, table)
     matched = _match(truth, table, pairs)
     scores, suggested = _label_scores(truth, table, pairs, matched, num_classes)
+    trust = np.where(class_ap50 >= LEAST_AP50, np.minimum(class_ap50 / GOOD_AP50, 1), 0)
+    scores *= trust[truth.classes]
+    is_other = suggested[0] >= 0
+    scores[0, is_other] *= trust[table.classes[suggested[0, is_other]]]
     kinds, best = (SWAPPED, MOVED, SPURIOUS), scores.argmax(0)
+    least_score = max(least_score, np.finfo(float).tiny)
     rows = np.flatnonzero(~truth.crowd & (scores.max(0) >= least_score))
     errors = [(float(scores[best[row], row]), kinds[best[row]], suggested[best[row], row], row) for row in rows]
-    unlabeled = zip(*_unlabeled(table, pairs, matched, num_classes))
+    rows, real = _unlabeled(table, pairs, matched, num_classes)
+    unlabeled = zip(rows, real * trust[table.classes[rows]])
     errors += [(float(score), MISSED, detection, None) for detection, score in unlabeled if score >= least_score]
     errors.sort(key=lambda error: -error[0])
     return [_issue(split, table, *error) for error in errors]
+
+
+def trust_lines(
+    model: str, results: Mapping[str, EvalResult], names: Sequence[str], issues: Iterable[Issue]
+) -> list[str]:
+    """How far a model can be trusted about labels: sentences for the head of the list of label errors.
+
+    Args:
+        model: what the sentences call it.
+        results: by split, of the detections that `find_label_errors` gets.
+        issues: all that are listed.
+    """
+    scored = {split: result for split, result in results.items() if result.class_targets.any()}
+    if not scored:
+        return []
+    lines = [f"{model} has " + ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in scored.items()) + "."]
+    for split, result in scored.items():
+        ap50 = result.class_metrics["AP50"]
+        if weak := [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < LEAST_AP50)]:
+            lines.append(
+                f"On {split} it is too weak to judge labels of {listed(weak)}, or too many of them are wrong: their "
+                "errors are not listed."
+            )
+    scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS]
+    if scores:
+        lines.append(
+            f"Of {counted(len(scores), 'listed label error')}, about {sum(scores):.0f} are real if {ERROR_RATE:.0%} of "
+            "the labels have an error of each kind; fewer if the labels are better."
+        )
+    return lines
 
 
 def _issue(
@@ -138,9 +182,10 @@ def _label_scores(
     moved_to[rows] = matched.detection[rows]
     low = _deviations_below(matched.overlap[rows], truth.classes[rows], num_classes)
     overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows], num_classes)
-    moved[rows] = _posterior(table.scores[moved_to[rows]], np.maximum(overlaps_less, np.exp(-low)))
+    apart = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2  # people draw boxes loosely, too
+    moved[rows] = _posterior(table.scores[moved_to[rows]] * apart, np.maximum(overlaps_less, np.exp(-low)))
 
-    seen_less = _fraction_below(near, truth.classes, num_classes)
+    seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes, num_classes)
     spurious = _posterior((1 - near) ** 2, np.maximum(seen_less, near))
     return np.stack([swapped, moved, spurious]), np.stack([other_detection, moved_to, np.full(count, -1)])
 

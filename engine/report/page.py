@@ -23,7 +23,7 @@ from data.index.index import DatasetIndex
 from data.sampler import class_repeats, repeat_factors
 from engine.evaluation.analysis import Analysis, analyze
 from engine.evaluation.fitness import Fitness
-from engine.evaluation.label_errors import find_label_errors
+from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
 from engine.evaluation.report import reliability_figure
 from engine.evaluation.tide import KINDS, ErrorSplit, find_image_errors, worst_backgrounds
@@ -46,6 +46,7 @@ from utils.drawing.plots import history_charts, metric_charts
 from utils.errors import first_line
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
@@ -174,7 +175,8 @@ class ReportPage:
         )
         errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
         checked, pictures = CheckedSplit(split, index), {}
-        issues = find_label_errors(checked, validation.detections, LEAST_SCORE)
+        issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
+        model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
         galleries = ErrorGalleries(pictures, self._photos, checked, validation.detections, errors)
         curves, reliability = metric_charts(result, names), reliability_figure(analysis.calibration)
         return {
@@ -182,6 +184,7 @@ class ReportPage:
             "analysis": analysis,
             "errors": errors,
             "issues": issues,
+            "trust": trust_lines(model, {split: result}, names, issues),
             "pictures": pictures,
             "curves": [chart_svg(curves[kind]) for kind in ("PR", "F1") if curves],
             "scores": _score_table(result, names),

@@ -92,8 +92,9 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     predictor = None
     if options.weights:
+        from engine.evaluation.label_errors import trust_lines
         from engine.inference.data_set import check_channels
-        from engine.tools.check.label_errors import check_classes, label_issues, open_predictor
+        from engine.tools.check.label_errors import check_classes, label_issues, model_name, open_predictor
 
         predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device, trust=options.trust)
     spec = open_dataset(options.data, (), stage="", cache_dir="", ctx=DistributedContext.single())
@@ -113,15 +114,16 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     issues += [issue for split in scanned for issue in box_pairs(split)]
     issues += box_sizes(scanned, imgsz)
     issues += class_use(scanned)
-    detections = {}
+    detections, trust = {}, []
     if predictor:
-        label_errors, detections = label_issues(predictor, scanned, options.min_score)
+        label_errors, detections, results = label_issues(predictor, scanned, options.min_score)
         issues += label_errors
-    lines = [f"{split.name}: {split.index.report.summary()}" for split in scanned]
+        trust = trust_lines(model_name(predictor, options.weights), results, spec.names, label_errors)
+    lines = [f"{split.name}: {split.index.report.summary()}" for split in scanned] + trust
     lines += summary_lines(issues) or ["nothing to report"]
     report = None
     if not options.noplots:
-        report = write_page(options.out, spec, scanned, issues, detections, imgsz=imgsz, weights=options.weights)
+        report = write_page(options.out, spec, scanned, issues, detections, trust, imgsz=imgsz, weights=options.weights)
     if report:
         lines.append(f"report: {report}")
     content = {
@@ -130,6 +132,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         "imgsz": imgsz,
         "report": str(report) if report else None,
         "splits": {split.name: dict(split.index.report.totals) for split in scanned},
+        "model": trust,
         "issues": [issue.content() for issue in issues],
     }
     return content, lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
 from engine.evaluation.label_errors import LEAST_SCORE, find_label_errors
+from engine.evaluation.metrics import score_detections
 from engine.inference.predictor import Predictor, load
 from utils.errors import UserError
 from utils.logger import progress
-from utils.strings import class_difference
-from utils.structures import DetectionTable
+from utils.strings import class_difference, counted
+from utils.structures import DetectionTable, EvalResult
 
 READ_AHEAD = 16  # images
 PER_LABEL = 3  # detections an image for each of its labels, at least: a label that none is left for looks spurious
@@ -59,14 +61,22 @@ def check_classes(predictor: Predictor, names: Sequence[str], weights: str) -> N
 
 def label_issues(
     predictor: Predictor, splits: Sequence[CheckedSplit], least_score: float
-) -> tuple[list[Issue], dict[str, DetectionTable]]:
-    """The label errors of all splits with a score of at least ``least_score``, the most probable first, and the
-    detections by split. The model has the classes of the data set: see `check_classes`.
+) -> tuple[list[Issue], dict[str, DetectionTable], dict[str, EvalResult]]:
+    """The label errors of all splits with a score of at least ``least_score``, the most probable first, and by split
+    the detections and their scores. The model has the classes of the data set: see `check_classes`.
     """
     most_labels = max(int(np.diff(split.index.offsets).max(initial=0)) for split in splits)
     predictor.max_det = max(predictor.max_det, PER_LABEL * most_labels)
-    issues, tables = [], {}
+    issues, tables, results = [], {}, {}
     for split in splits:
         table = tables[split.name] = detect_all(predictor, split.index)
-        issues += find_label_errors(split, table, least_score)
-    return sorted(issues, key=lambda issue: -issue.score), tables
+        truth = split.index.ground_truth()
+        result = results[split.name] = score_detections(truth, table, len(split.index.names), max_det=predictor.max_det)
+        issues += find_label_errors(split, table, result.class_metrics["AP50"], least_score)
+    return sorted(issues, key=lambda issue: -issue.score), tables, results
+
+
+def model_name(predictor: Predictor, weights: str) -> str:
+    """The file, and for how many epochs it was trained if that is known."""
+    epochs = predictor.model.info.get("progress", {}).get("epoch", 0)
+    return Path(weights).name + (f" (after {counted(epochs, 'epoch')})" if type(epochs) is int and epochs > 0 else "")

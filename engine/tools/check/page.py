@@ -68,6 +68,7 @@ def write_page(
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
     detections: Mapping[str, DetectionTable],
+    trust: Sequence[str] = (),
     *,
     imgsz: int,
     weights: str,
@@ -77,10 +78,11 @@ def write_page(
     Args:
         out: its folder; None: a new folder in runs/check.
         detections: by split; empty without ``weights``.
+        trust: how far the model can be trusted about labels.
         imgsz: longer image side in training, pixels.
     """
     try:
-        content = _content(spec, splits, issues, detections, imgsz, weights)
+        content = _content(spec, splits, issues, detections, imgsz, weights) | {"trust": trust}
         path = (out or _new_folder(spec)) / FILE_NAME
         title, subtitle = f"Check of {Path(spec.source).stem}", f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)

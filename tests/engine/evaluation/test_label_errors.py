@@ -7,7 +7,8 @@ import pytest
 
 from data.check.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Issue
 from data.check.scanned import CheckedSplit
-from engine.evaluation.label_errors import find_label_errors
+from engine.evaluation.label_errors import GOOD_AP50, LEAST_AP50, find_label_errors, trust_lines
+from engine.evaluation.metrics import score_detections
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
 from utils.structures import DetectionTable
@@ -29,13 +30,17 @@ def scene(
 
 
 def errors_in(
-    image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, table: DetectionTable, crowd=()
+    image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, table: DetectionTable, crowd=(), ap50=(1.0, 1.0)
 ) -> list[Issue]:
-    """Of 50 images named 0, 1, ... with these labels."""
+    """Of 50 images named 0, 1, ... with these labels, by a model of this AP50."""
+    return find_label_errors(split_of(image, boxes, classes, crowd), table, np.array(ap50))
+
+
+def split_of(image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, crowd=()) -> CheckedSplit:
     offsets, names = np.searchsorted(image, np.arange(51)), [str(i) for i in range(50)]
     index = index_of(["a", "b"], names, np.full((50, 2), 640), offsets, xyxy_to_xywh(boxes), classes)
     index.crowd[list(crowd)] = True
-    return find_label_errors(CheckedSplit("train", index), table)
+    return CheckedSplit("train", index)
 
 
 def first(errors: list[Issue], clean: float = 0.3) -> Issue:
@@ -96,6 +101,83 @@ def test_objects_of_a_class_that_the_model_does_not_know_are_not_spurious():
     table = DetectionTable(*(getattr(table, f)[known] for f in ("image_index", "boxes_xyxy_px", "scores", "classes")))
     errors = errors_in(image, boxes, classes, table)
     assert max(error.score for error in errors) < 0.3
+
+
+def test_the_lowest_of_many_faintly_seen_objects_are_not_spurious():
+    """A label of nothing cannot be told from them."""
+    image, boxes, classes, table = scene()
+    faint = np.arange(len(image)) % 5 == 0
+    table.scores[faint] = np.random.default_rng(1).uniform(0.02, 0.25, faint.sum())
+    image, classes = np.insert(image, 18, 2), np.insert(classes, 18, 1)
+    boxes = np.insert(boxes, 18, [500, 500, 600, 600], 0)
+    assert max(error.score for error in errors_in(image, boxes, classes, table)) < 0.3
+
+
+def test_a_box_that_half_fits_is_a_less_probable_error():
+    image, boxes, classes, table = scene()
+    scores = []
+    for shift in (20, 30, 45):  # IoU 0.67, 0.54, 0.38
+        moved = boxes.copy()
+        moved[17] += [shift, 0, shift, 0]
+        scores.append(first(errors_in(image, moved, classes, table)).score)
+    assert scores == sorted(scores)
+    assert scores[0] < 0.9 * scores[2]
+
+
+def wrong_labels() -> tuple[CheckedSplit, DetectionTable]:
+    """A label of each class is missing (objects 17 and 18), and one is swapped (19)."""
+    image, boxes, classes, table = scene()
+    classes[17:19] = table.classes[17:19] = 0, 1
+    labeled = classes.copy()
+    labeled[19] = 1 - labeled[19]
+    keep = ~np.isin(np.arange(len(image)), (17, 18))
+    return split_of(image[keep], boxes[keep], labeled[keep]), table
+
+
+@pytest.mark.parametrize("ap50", [np.nan, 0.0, LEAST_AP50 - 0.01])
+def test_labels_of_classes_that_the_model_hardly_knows_are_not_judged(ap50):
+    """Nor is a label of another class that looks like one of them."""
+    split, table = wrong_labels()
+    (error,) = find_label_errors(split, table, np.array([ap50, 1.0]), 0.3)
+    assert (error.kind, error.suggestion.class_name) == (MISSED, "b")
+    for error in find_label_errors(split, table, np.array([ap50, 1.0])):
+        assert "a" not in [box.class_name for box in (*error.boxes, error.suggestion) if box]
+
+
+def test_scores_fall_with_the_ap_of_the_class():
+    split, table = wrong_labels()
+
+    def scores(ap50: float) -> dict[tuple[str, str], float]:
+        errors = find_label_errors(split, table, np.array([ap50, 1.0]), 0.3)
+        return {(error.kind, error.suggestion.class_name): error.score for error in errors}
+
+    full = scores(1.0)
+    assert [kind for kind, _ in full].count(MISSED) == 2
+    assert len(full) == 3
+    assert scores(GOOD_AP50) == full
+    for key, score in scores(0.8 * GOOD_AP50).items():
+        assert score == pytest.approx(full[key] * (1 if key == (MISSED, "b") else 0.8), abs=1e-4)
+
+
+def test_what_is_said_about_the_model():
+    split, table = wrong_labels()
+    truth = split.index.ground_truth()
+    result = score_detections(truth, table, CLASSES)
+    issues = find_label_errors(split, table, result.class_metrics["AP50"], 0.3)
+    good = trust_lines("best.pt", {"train": result}, split.index.names, issues)
+    assert good[0] == f"best.pt has AP {result.ap:.3f} on train."
+    assert good[1].startswith("Of 3 listed label errors, about 2 are real if 5% of the labels")
+    assert len(good) == 2
+    known = table.classes == 1
+    table = DetectionTable(*(getattr(table, name)[known] for name in table.__slots__))
+    result = score_detections(truth, table, CLASSES)
+    lines = trust_lines("It", {"val": result}, split.index.names, [])
+    assert lines[1].startswith("On val it is too weak to judge labels of a (AP50 0.00), or too many of them are wrong")
+    assert len(lines) == 2
+    empty = split_of(*(array[:0] for array in scene()[:3]))
+    assert (
+        trust_lines("It", {"val": score_detections(empty.index.ground_truth(), table, CLASSES)}, ["a", "b"], []) == []
+    )
 
 
 def test_no_detections_and_no_labels():

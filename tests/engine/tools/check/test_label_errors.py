@@ -7,7 +7,7 @@ import numpy as np
 from data.check.scanned import scan_dataset
 from data.index.dataset_yaml import load_dataset_spec
 from engine.inference.predictor import load
-from engine.tools.check.label_errors import detect_all, label_issues
+from engine.tools.check.label_errors import detect_all, label_issues, model_name
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_weights
@@ -35,5 +35,13 @@ def test_an_image_may_have_more_labels_than_a_predictor_returns(tmp_path):
     data.write("train/2", "".join(f"0 {x:.4f} {y:.4f} 0.04 0.04\n" for x, y in grid))
     predictor = load(write_weights(tmp_path / "w.pt", NAMES), device="cpu", imgsz=640, conf=0.0, iou=1.0)
     splits = scan_dataset(load_dataset_spec(data.yaml), ("train",), workers=0, verify="sample")
-    _, tables = label_issues(predictor, splits, 0.3)
+    _, tables, results = label_issues(predictor, splits, 0.3)
+    assert results["train"].num_images == 4
     assert np.bincount(tables["train"].image_index, minlength=4)[2] > 400
+
+
+def test_the_model_is_named_with_its_epochs(tmp_path):
+    predictor = load(write_weights(tmp_path / "w.pt", NAMES), device="cpu")
+    assert model_name(predictor, "a/w.pt") == "w.pt"
+    predictor.model.info["progress"] = {"epoch": 4}
+    assert model_name(predictor, "a/w.pt") == "w.pt (after 4 epochs)"
