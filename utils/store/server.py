@@ -20,6 +20,7 @@ import socket
 import socketserver
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from obstore.store import HTTPStore, from_url
 
 _SWEEPS = 64  # a part of the limit that may be written before files are removed
 _KEPT = 0.9  # of the limit, when files are removed
+_UNFINISHED_S = 3600.0  # a temporary file of this age is left from a process that was killed
 _RETRIES = {
     "max_retries": 5,
     "backoff": {
@@ -114,7 +116,8 @@ class Server(socketserver.ThreadingUnixStreamServer):
         for path in folder.glob("*/*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
-                files.append((status.st_mtime, status.st_blocks * 512, path))
+                if path.suffix != ".tmp" or time.time() - status.st_mtime > _UNFINISHED_S:  # else it is being written
+                    files.append((status.st_mtime, status.st_blocks * 512, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files) if total > limit else ():
             if total <= _KEPT * limit:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,15 @@ def test_the_cache_is_bounded_and_the_least_recently_used_goes(
     assert server.requests.total() == asked  # the last one is there
     read_bytes(index.path(0))
     assert server.requests.total() == asked + 1
+
+
+def test_room_is_not_made_of_files_that_are_being_written(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")  # room is made after each image
+    index = opened(tmp_path)
+    with ThreadPoolExecutor(8) as readers:
+        assert list(readers.map(lambda i: read_bytes(index.path(i % COUNT)), range(20 * COUNT))) == 20 * expected
 
 
 def test_damage_in_the_cache_is_read_again(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
