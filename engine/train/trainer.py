@@ -75,7 +75,7 @@ class Trainer:
         self.results.use_class_weights()
         loader.start_at(self.progress.epoch, self.progress.batch)
         with control.training():
-            if self.run.continues_elsewhere(self.control.checkpointer.last):
+            if self.run.continues_elsewhere(control.checkpointer.last):
                 self._save()
             self._follow(control.started())
             self._settle()
