@@ -126,6 +126,7 @@ def run(job: Job, options: argparse.Namespace) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     state = str(job.folder.parent / "ray") if job.is_shared else options.storage
+    place = job.folder if job.is_shared else f"{options.storage.rstrip('/')}/{options.name}"
     trainer = TorchTrainer(
         partial(work, job),
         torch_config=TorchConfig(backend="gloo"),  # of Ray's own workers, which only pass on results
@@ -144,15 +145,15 @@ def run(job: Job, options: argparse.Namespace) -> None:
     try:
         result = trainer.fit()
     except SystemExit:  # by Ray's handler of Ctrl-C, which has ended the workers
-        print(f"stopped: {job.folder}; the same command resumes it")
+        print(f"stopped: {place}; the same command resumes it")
         raise Stopped(INTERRUPTED) from None
     except TrainingFailedError as error:
         errors = error.worker_failures if isinstance(error, WorkerGroupError) else {0: error}
         reason = first_line(errors[min(errors)])
-        raise UserError(f"{job.folder}: the job has failed ({reason}); the same command resumes it") from None
+        raise UserError(f"{place}: the job has failed ({reason}); the same command resumes it") from None
     if result.return_value:
         raise UserError(result.return_value)
-    print(f"done: {job.folder}", result.metrics or "")
+    print(f"done: {place}", result.metrics or "")
 
 
 def work(job: Job) -> str:
@@ -242,7 +243,8 @@ def follow(job: Job, child: subprocess.Popen, rank: int, reported: int) -> tuple
         code = child.poll()
         rows = epochs_of(job) if rank == 0 else []
         has_begun = (job.folder / "settings.yaml").is_file()
-        count, end, has_begun = broadcast_from_rank_zero((len(rows), code, has_begun) if rank == 0 else None)
+        count = len(rows) if code is not None or has_saved(job) else reported  # a report has its epoch's checkpoint
+        count, end, has_begun = broadcast_from_rank_zero((count, code, has_begun) if rank == 0 else None)
         if end is None and code not in (None, 0, REQUEUE):
             return code, False
         for epoch in range(reported, count):
@@ -274,6 +276,12 @@ def report(job: Job, metrics: dict[str, float], *, with_files: bool) -> None:
             if (job.folder / name).is_file():
                 shutil.copy2(job.folder / name, copies)
         train.report(metrics, checkpoint=train.Checkpoint.from_directory(copies))
+
+
+def has_saved(job: Job) -> bool:
+    """Whether last.pt is as new as results.csv, whose row is written first."""
+    last, table = job.folder / "last.pt", job.folder / "results.csv"
+    return last.is_file() and table.is_file() and last.stat().st_mtime_ns >= table.stat().st_mtime_ns
 
 
 def epochs_of(job: Job) -> list[dict[str, float]]:

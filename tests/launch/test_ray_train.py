@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,33 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     assert "done: " in output
     assert list((tmp_path / "ray" / "ray" / "exp").glob("checkpoint_*/last.pt"))
     ours, theirs = (tensors(tmp_path / name / "exp" / "last.pt") for name in ("ray", "torchrun"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+def test_a_stopped_job_resumes_from_a_store_where_the_folder_is_gone(tmp_path):
+    """pyarrow's file system of a URI stands for S3's."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    store = tmp_path / "store" / "exp"
+    command = [sys.executable, SCRIPT, "--storage", f"file://{tmp_path}/store", "--", *FLAGS]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as job:
+        while not (store / "checkpoint_manager_snapshot.json").exists():
+            assert job.poll() is None
+            time.sleep(0.1)
+        job.send_signal(signal.SIGINT)
+        output, _ = job.communicate()
+    assert job.returncode == 130, output
+    assert f"stopped: file://{tmp_path}/store/exp; the same command resumes it" in output
+    shutil.rmtree(tmp_path / ".cache" / "lockstep" / "ray")
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 1: precision" not in done.stdout + done.stderr
+    straight = [sys.executable, "train.py", *FLAGS, "--project", str(tmp_path / "straight")]
+    subprocess.run(straight, cwd=ROOT, env=environment, check=True)
+    newest = max(store.glob("checkpoint_*/last.pt"))
+    ours, theirs = tensors(newest), tensors(tmp_path / "straight" / "exp" / "last.pt")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
