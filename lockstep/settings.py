@@ -13,8 +13,8 @@ class Hyperparameters(TypedDict, total=False):
     """initial learning rate; null: the default of the optimizer"""
     lr_factor: float
     """multiplies the learning rate, whatever chooses it"""
-    lr_mult: float
-    """learning rate multiplier of parameters loaded from --weights"""
+    lr_mult: float | None
+    """learning rate multiplier of loaded parameters; null: by how well --weights detect the training objects"""
     lrf: float
     """final learning rate as a fraction of lr0"""
     momentum: float

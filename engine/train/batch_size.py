@@ -233,7 +233,11 @@ def prepare_step(
     model = copy.deepcopy(model)
     step = build_step(
         DistributedContext.single(ctx.device),
-        replace(run, config=replace(config, batch_size=batch_size, virtual_ranks=own if virtual else 0, **alone)),
+        replace(
+            run,
+            config=replace(config, batch_size=batch_size, virtual_ranks=own if virtual else 0, **alone),
+            hyp=replace(run.hyp, lr_mult=1.0),  # chosen when the images are known; nothing counts as loaded here
+        ),
         model,
         criterion,
         pretrained={},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from engine.evaluation.fitness import Fitness
 from engine.export.options import require_packages
 from engine.export.run import try_formats
 from engine.optim.build import RULES, SHORT_RUN
+from engine.optim.pretrained_rate import choose_lr_mult
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.remote_validation import check_remote_validation, remote_validation
 from engine.parallel.watchdog import Watchdog
@@ -85,6 +86,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
         warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
     load_or_fit_anchors(run, model, train_loader)
+    run = with_rate_of_weights(ctx, run, train_loader)
     if config.export:
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
@@ -236,6 +238,17 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
         refit = not config.noautoanchor
         report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
         get_logger().info("%s", report.line)
+
+
+def with_rate_of_weights(ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader) -> Run:
+    """``run`` with a value for ``lr_mult: null``: of a resumed run that of its checkpoint, of a new one
+    `choose_lr_mult`'s."""
+    if run.hyp.lr_mult is not None:
+        return run
+    lr_mult = run.checkpoint.hyp["lr_mult"] if run.checkpoint else None
+    if lr_mult is None:
+        lr_mult = choose_lr_mult(ctx, run.config, train_loader.samples) if run.config.weights else 1.0
+    return replace(run, hyp=replace(run.hyp, lr_mult=lr_mult))
 
 
 def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:

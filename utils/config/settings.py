@@ -105,8 +105,11 @@ class Hyperparameters:
 
     lr0: float | None = setting(None, low=0, help="initial learning rate; null: the default of the optimizer")
     lr_factor: float = setting(1.0, low=0, help="multiplies the learning rate, whatever chooses it")
-    lr_mult: float = setting(
-        1.0, low=0, formerly=("lr_share",), help="learning rate multiplier of parameters loaded from --weights"
+    lr_mult: float | None = setting(
+        1.0,
+        low=0,
+        formerly=("lr_share",),
+        help="learning rate multiplier of loaded parameters; null: by how well --weights detect the training objects",
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")

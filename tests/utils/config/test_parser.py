@@ -346,7 +346,7 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     assert scratch == read_recipe("scratch", pretrained=True) == Hyperparameters()
     assert finetune == read_recipe("finetune", pretrained=False) != scratch
     kept = read_recipe("auto", pretrained=True, keep_old=True)
-    assert kept == dataclasses.replace(finetune, lr_mult=finetune.lr_mult / 4)
+    assert kept == dataclasses.replace(finetune, lr_mult=0.03125)
     assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
     (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
     assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True).mosaic == 0.25

@@ -67,7 +67,7 @@ def test_null_among_the_choices_is_the_recipes_own_value(tmp_path):
 
 
 def test_the_fixed_part_is_what_train_would_use(tmp_path):
-    assert space_of(tmp_path, RANGES, weights="yolov8n").base.lr_mult == 0.125
+    assert space_of(tmp_path, RANGES, weights="yolov8n").base.lr_mult is None
     assert space_of(tmp_path, RANGES).base.lr_mult == 1.0
 
 

@@ -1,0 +1,103 @@
+"""``lr_mult: null``: the learning rate of loaded weights follows from how well they detect the training objects.
+
+A detector that finds the objects, be it under the name of another class, has features that large steps would distort
+(Kumar et al., ICLR 2022). One that finds none of them has most of its layers to teach.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.ops import box_convert, box_iou
+
+from data.dataset import LoadImagesAndLabels
+from data.index.tiles import TiledIndex
+from models.detector import Detector
+from models.weights.download import fetch_weights
+from models.weights.load import load_detector
+from utils.config.settings import TrainConfig
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.structures import SampleKey
+
+IMAGES = 100  # of the training split, at most: a forward pass of each
+SAME_OBJECT = 0.5  # IoU
+# Measured on seven data sets, see `benchmarks/LOG.md`.
+KNOWN = 0.05  # score from which the objects are known
+LR_MULT_OF_KNOWN, LR_MULT_OF_STRANGE = 0.0625, 0.125
+
+
+def choose_lr_mult(ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels) -> float:
+    """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; the main one
+    measures, on its device.
+
+    Args:
+        dataset: the training samples.
+    """
+    path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
+    score = 0.0
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            score = _score_of_file(path, dataset, ctx.device)
+    score = broadcast_object(ctx, score)
+    is_known = score >= KNOWN
+    lr_mult = LR_MULT_OF_KNOWN if is_known else LR_MULT_OF_STRANGE
+    get_logger().info(
+        "lr_mult %g: %s %s the training objects (mean score %.3f, %s %g)",
+        lr_mult, config.weights, "knows" if is_known else "hardly knows", score,
+        "at least" if is_known else "less than", KNOWN,
+    )  # fmt: skip
+    return lr_mult
+
+
+def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.device) -> float:
+    """`score_on_objects` of the detector in a file; 0 if it is none, or takes other images."""
+    try:
+        detector, _ = load_detector(path)
+    except UserError:  # some of its tensors fit the run's model all the same
+        return 0.0
+    if detector.channels != dataset.index.pixels.channels:
+        return 0.0
+    return score_on_objects(detector.fuse().to(device), dataset)
+
+
+@torch.no_grad()
+def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels) -> float:
+    """The mean, over the objects of at most `IMAGES` letterboxed images, of the highest score of a predicted box that
+    overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box.
+
+    Args:
+        detector: in eval mode, with any classes.
+        dataset: training samples; images are taken at equal distances.
+    """
+    device, side = next(detector.parameters()).device, dataset.imgsz
+    plain = _without_augmentation(dataset)
+    best: list[Tensor] = []
+    for i in np.unique(np.linspace(0, len(plain) - 1, IMAGES).round().astype(np.int64)).tolist():
+        sample = plain[SampleKey(i, 0, 0, (side, side))]
+        labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
+        if len(labels) == 0:
+            continue
+        pixels = torch.from_numpy(np.ascontiguousarray(sample.image.transpose(2, 0, 1)))
+        images = pixels.to(device)[None].float() / torch.iinfo(pixels.dtype).max
+        boxes, scores = detector.decode([level.float() for level in detector(images)])
+        objects = box_convert(labels[:, 1:] * side, "cxcywh", "xyxy").to(device)
+        overlaps = box_iou(objects, boxes[0]) >= SAME_OBJECT
+        best.append((overlaps * scores[0].amax(1)).amax(1))
+    return torch.cat(best).double().mean().item() if best else 0.0
+
+
+def _without_augmentation(dataset: LoadImagesAndLabels) -> LoadImagesAndLabels:
+    tiles = dataset.tiles and TiledIndex(dataset.tiles.images, dataset.tiles.side, hyp=dataset.hyp)
+    return LoadImagesAndLabels(
+        dataset.tiles.images if dataset.tiles else dataset.index,
+        imgsz=dataset.imgsz,
+        image_cache=dataset.image_cache,
+        tiles=tiles,
+        on_warning=dataset.on_warning,
+    )
