@@ -66,7 +66,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     assert ("lr/new_weight" in table[0]) == fine_tuned
     if fine_tuned:
         assert all(float(row["lr/weight"]) < 0.5 * float(row["lr/new_weight"]) for row in table)
-        assert re.search(r"lr_mult 0.125: .*last.pt hardly knows the training objects", (whole / "train.log").read_text())
+        assert re.search(
+            r"lr_mult 0.125: .*last.pt hardly knows the training objects", (whole / "train.log").read_text()
+        )
         assert "\n  lr_mult: 0.125\n" in (whole / "settings.yaml").read_text()
         (tmp_path / "one class" / "last.pt").unlink()  # not needed to resume
     assert {p.name for p in whole.iterdir()} >= {"last.pt", "best.pt", "epoch2.pt", "results.csv", "settings.yaml"}
