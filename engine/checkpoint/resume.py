@@ -93,6 +93,8 @@ def resumed_hyperparameters(
     if "hyp" in given:
         base = read_recipe(current.hyp, pretrained=pretrained, keep_old=current.keep_old, lines=lines)
     hyp = with_overrides(base, current.override if "override" in given else ())
+    if hyp.lr_mult is None:  # chosen when the run began
+        hyp = dataclasses.replace(hyp, lr_mult=before.lr_mult)
     changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]
     return hyp, [*lines, *(f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new)]
 

@@ -6,6 +6,7 @@ A detector that finds the objects, be it under the name of another class, has fe
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,8 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import SampleKey
 
-IMAGES = 100  # of the training split, at most: a forward pass of each
+IMAGES = 100  # of the training split, at most
+PART_OF_RUN = 0.25  # of the images that the run sees, at most: a forward pass is a third of a step or less
 SAME_OBJECT = 0.5  # IoU
 # Measured on seven data sets, see `benchmarks/LOG.md`.
 KNOWN = 0.05  # score from which the objects are known
@@ -43,7 +45,8 @@ def choose_lr_mult(ctx: DistributedContext, config: TrainConfig, dataset: LoadIm
     score = 0.0
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
-            score = _score_of_file(path, dataset, ctx.device)
+            most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
+            score = _score_of_file(path, dataset, ctx.device, most)
     score = broadcast_object(ctx, score)
     is_known = score >= KNOWN
     lr_mult = LR_MULT_OF_KNOWN if is_known else LR_MULT_OF_STRANGE
@@ -55,7 +58,7 @@ def choose_lr_mult(ctx: DistributedContext, config: TrainConfig, dataset: LoadIm
     return lr_mult
 
 
-def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.device) -> float:
+def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.device, most: int) -> float:
     """`score_on_objects` of the detector in a file; 0 if it is none, or takes other images."""
     try:
         detector, _ = load_detector(path)
@@ -63,12 +66,12 @@ def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.devic
         return 0.0
     if detector.channels != dataset.index.pixels.channels:
         return 0.0
-    return score_on_objects(detector.fuse().to(device), dataset)
+    return score_on_objects(detector.fuse().to(device), dataset, most)
 
 
 @torch.no_grad()
-def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels) -> float:
-    """The mean, over the objects of at most `IMAGES` letterboxed images, of the highest score of a predicted box that
+def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int) -> float:
+    """The mean, over the objects of at most ``most`` letterboxed images, of the highest score of a predicted box that
     overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box.
 
     Args:
@@ -78,7 +81,7 @@ def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels) -> float:
     device, side = next(detector.parameters()).device, dataset.imgsz
     plain = _without_augmentation(dataset)
     best: list[Tensor] = []
-    for i in np.unique(np.linspace(0, len(plain) - 1, IMAGES).round().astype(np.int64)).tolist():
+    for i in np.unique(np.linspace(0, len(plain) - 1, most).round().astype(np.int64)).tolist():
         sample = plain[SampleKey(i, 0, 0, (side, side))]
         labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
         if len(labels) == 0:

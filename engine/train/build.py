@@ -241,13 +241,10 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
 
 
 def with_rate_of_weights(ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader) -> Run:
-    """``run`` with a value for ``lr_mult: null``: of a resumed run that of its checkpoint, of a new one
-    `choose_lr_mult`'s."""
-    if run.hyp.lr_mult is not None:
+    """``run`` with a value for ``lr_mult: null``, by `choose_lr_mult`."""
+    if run.hyp.lr_mult is not None:  # a resumed run has one
         return run
-    lr_mult = run.checkpoint.hyp["lr_mult"] if run.checkpoint else None
-    if lr_mult is None:
-        lr_mult = choose_lr_mult(ctx, run.config, train_loader.samples) if run.config.weights else 1.0
+    lr_mult = choose_lr_mult(ctx, run.config, train_loader.samples) if run.config.weights else 1.0
     return replace(run, hyp=replace(run.hyp, lr_mult=lr_mult))
 
 

@@ -112,6 +112,12 @@ def test_a_run_from_before_close_scale_goes_on_without_it(tmp_path):
     assert (hyp.close_scale, lines) == (None, [])
 
 
+def test_a_resumed_run_keeps_the_rate_that_was_chosen_when_it_began():
+    for config, given in ((TrainConfig(hyp="finetune"), "hyp"), (TrainConfig(override=["lr_mult=null"]), "override")):
+        hyp, lines = resumed_hyperparameters({"lr_mult": 0.0625}, config, (given,), "last.pt", pretrained=True)
+        assert (hyp.lr_mult, lines) == (0.0625, [])
+
+
 def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     (tmp_path / "hyp.yaml").write_text("mosaic: 0.5\nfl_gamma: 0.0\n")
     config = TrainConfig(hyp=str(tmp_path / "hyp.yaml"), project=str(tmp_path))

@@ -83,22 +83,20 @@ def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
     files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
     value = expected(detector, [file.read_text() for file in files])
     assert 0.1 < value < 0.9
-    assert score_on_objects(detector, dataset) == pytest.approx(value, abs=1e-6)
+    assert score_on_objects(detector, dataset, 100) == pytest.approx(value, abs=1e-6)
     assert all(image.shape == (1, 3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
 
 
-def test_images_are_taken_at_equal_distances(dataset, tmp_path, monkeypatch):
+def test_images_are_taken_at_equal_distances(dataset, tmp_path):
     detector = planned()
-    monkeypatch.setattr(pretrained_rate, "IMAGES", 4)
     files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
     chosen = [files[i].read_text() for i in (0, 4, 7, 11)]
-    assert score_on_objects(detector, dataset) == pytest.approx(expected(detector, chosen), abs=1e-6)
+    assert score_on_objects(detector, dataset, 4) == pytest.approx(expected(detector, chosen), abs=1e-6)
 
 
-def test_without_objects_the_score_is_zero(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained_rate, "IMAGES", 1)
+def test_without_objects_the_score_is_zero(dataset, tmp_path):
     (tmp_path / "set" / "labels" / "train" / "000.txt").write_text("")
-    assert score_on_objects(planned(), samples(tmp_path / "set" / "data.yaml", tmp_path / "other")) == 0
+    assert score_on_objects(planned(), samples(tmp_path / "set" / "data.yaml", tmp_path / "other"), 1) == 0
 
 
 def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
@@ -114,7 +112,7 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
     moving = LoadImagesAndLabels(index, imgsz=SIDE, augment=True, seed=3, tiles=tiles, image_cache=images)
     detector = planned(200)
-    assert score_on_objects(detector, moving) == pytest.approx(expected(detector, lines), abs=1e-5)
+    assert score_on_objects(detector, moving, 100) == pytest.approx(expected(detector, lines), abs=1e-5)
 
 
 @pytest.mark.parametrize(("score", "lr_mult"), [(0.0, 0.125), (0.049, 0.125), (0.051, 0.0625), (0.9, 0.0625)])
@@ -135,3 +133,13 @@ def test_weights_of_no_detector_and_of_other_channels_count_as_strange(dataset, 
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.0625
     dataset.index = replace(dataset.index, pixels=PixelFormat(4))
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.125
+
+
+@pytest.mark.parametrize(("epochs", "images"), [(1, 3), (2, 6), (100, 100)])
+def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch, epochs, images):
+    asked = []
+    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *given: asked.append(given[-1]) or 0.0)
+    weights = str(write_weights(tmp_path / "a.pt", ["x"]))
+    ctx = DistributedContext.single(torch.device("cpu"))
+    choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
+    assert asked == [images]
