@@ -59,12 +59,12 @@ def choose_lr_mult(ctx: DistributedContext, config: TrainConfig, dataset: LoadIm
 
 
 def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.device, most: int) -> float:
-    """`score_on_objects` of the detector in a file; 0 if it is none, or takes other images."""
+    """`score_on_objects` of the detector in a file; 0 if it is none, or takes images of other channels or sizes."""
     try:
         detector, _ = load_detector(path)
     except UserError:  # some of its tensors fit the run's model all the same
         return 0.0
-    if detector.channels != dataset.index.pixels.channels:
+    if detector.channels != dataset.index.pixels.channels or dataset.imgsz % detector.stride:
         return 0.0
     return score_on_objects(detector.fuse().to(device), dataset, most)
 

@@ -123,7 +123,7 @@ def test_known_objects_get_small_steps(dataset, tmp_path, monkeypatch, capsys, s
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights), dataset) == lr_mult
 
 
-def test_weights_of_no_detector_and_of_other_channels_count_as_strange(dataset, tmp_path, monkeypatch):
+def test_weights_of_no_detector_or_for_other_images_count_as_strange(dataset, tmp_path, monkeypatch):
     ctx = DistributedContext.single(torch.device("cpu"))
     part = tmp_path / "part.pt"
     torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, part)
@@ -131,6 +131,9 @@ def test_weights_of_no_detector_and_of_other_channels_count_as_strange(dataset, 
     monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: 0.9)
     four = write_weights(tmp_path / "four.pt", ["x"])
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.0625
+    dataset.imgsz = 80  # the stride is 32
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.125
+    dataset.imgsz = SIDE
     dataset.index = replace(dataset.index, pixels=PixelFormat(4))
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.125
 
