@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,7 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     assert job.returncode == 0, output
     assert "done: " in output
     assert list((tmp_path / "ray" / "ray" / "exp").glob("checkpoint_*/last.pt"))
-    ours, theirs = (tensors(tmp_path / name / "exp" / "last.pt") for name in ("ray", "torchrun"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    same_tensors(*(tmp_path / name / "exp" / "last.pt" for name in ("ray", "torchrun")))
 
 
 @pytest.mark.slow
@@ -79,13 +78,7 @@ def test_a_stopped_job_resumes_from_a_store_where_the_folder_is_gone(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     store = tmp_path / "store" / "exp"
     command = [sys.executable, SCRIPT, "--storage", f"file://{tmp_path}/store", "--", *FLAGS]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as job:
-        while not (store / "checkpoint_manager_snapshot.json").exists():
-            assert job.poll() is None
-            time.sleep(0.1)
-        job.send_signal(signal.SIGINT)
-        output, _ = job.communicate()
-    assert job.returncode == 130, output
+    output = interrupted(command, store / "checkpoint_manager_snapshot.json", environment)
     assert f"stopped: file://{tmp_path}/store/exp; the same command resumes it" in output
     shutil.rmtree(tmp_path / ".cache" / "lockstep" / "ray")
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -93,10 +86,7 @@ def test_a_stopped_job_resumes_from_a_store_where_the_folder_is_gone(tmp_path):
     assert "epoch 1: precision" not in done.stdout + done.stderr
     straight = [sys.executable, "train.py", *FLAGS, "--project", str(tmp_path / "straight")]
     subprocess.run(straight, cwd=ROOT, env=environment, check=True)
-    newest = max(store.glob("checkpoint_*/last.pt"))
-    ours, theirs = tensors(newest), tensors(tmp_path / "straight" / "exp" / "last.pt")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    same_tensors(max(store.glob("checkpoint_*/last.pt")), tmp_path / "straight" / "exp" / "last.pt")
 
 
 @pytest.mark.slow
@@ -119,18 +109,30 @@ def test_ctrl_c_saves_the_state_though_ray_ends_its_workers_at_once(tmp_path):
     flags = [*FLAGS, "--epochs", "1000"]
     command = [sys.executable, SCRIPT, "--storage", str(tmp_path), "--", *flags]
     folder = tmp_path / "exp"
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
-        while not (folder / "results.csv").exists():
-            assert job.poll() is None
-            time.sleep(0.1)
-        job.send_signal(signal.SIGINT)
-        output, _ = job.communicate()
-    assert job.returncode == 130, output
+    output = interrupted(command, folder / "results.csv", os.environ)
     assert f"stopped: {folder}; the same command resumes it" in output
     deadline = time.monotonic() + 60
     while "stopped by a signal after" not in (folder / "train.log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def interrupted(command: list[str], path: Path, environment: Mapping[str, str]) -> str:
+    """The output of a job that gets Ctrl-C as soon as ``path`` exists."""
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as job:
+        while not path.exists():
+            assert job.poll() is None
+            time.sleep(0.1)
+        job.send_signal(signal.SIGINT)
+        output, _ = job.communicate()
+    assert job.returncode == 130, output
+    return output
+
+
+def same_tensors(one: Path, two: Path) -> None:
+    ours, theirs = tensors(one), tensors(two)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
