@@ -11,7 +11,7 @@ from data.demo import ensure_demo
 from data.index.dataset_yaml import DatasetSpec, check_exists, known_by_name, load_dataset_spec
 from data.index.index import class_names
 from data.staging.stage import stage_dataset
-from utils.config.settings import typed_classes
+from utils.config.settings import TrainConfig, typed_classes
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -74,6 +74,24 @@ def open_dataset(
             with torch_distributed_zero_first(ctx):
                 spec = load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
     return with_classes(spec, typed_classes(classes))
+
+
+def open_splits(ctx: DistributedContext, config: TrainConfig, *, known_root: str, stored_in: str) -> DatasetSpec:
+    """The training and validation splits of the data set; with ``--val-fraction`` the latter may be missing.
+
+    ``known_root`` and ``stored_in``: as in `open_dataset`.
+    """
+    return open_dataset(
+        config.data,
+        ("train",) if config.val_fraction else ("train", "val"),
+        optional=("val",) if config.val_fraction else (),
+        classes=config.classes,
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        known_root=known_root,
+        stored_in=stored_in,
+    )
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:

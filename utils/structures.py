@@ -26,6 +26,14 @@ def padding_value(dtype: np.dtype) -> int:
     return GRAY * (np.iinfo(dtype).max // 255)
 
 
+def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_last: bool) -> Tensor:
+    """uint8 or uint16 (B, C, H, W) of the whole range to [0, 1] on ``device``, where it is divided in one pass. uint16
+    becomes float32, as ``dtype`` may not hold it."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    images = images.to(device, non_blocking=True).to(memory_format=layout)
+    return images.float() / 65535 if images.dtype == torch.uint16 else images / torch.tensor(255, dtype=dtype)
+
+
 def bucketed(most: int) -> int:
     """``most``, the largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET` and at least
     that, so that padded targets have few shapes."""

@@ -25,7 +25,7 @@ from data.loading.build import VALIDATION_PAD
 from data.loading.worker import collate
 from data.sampler import validation_requests
 from data.shared_memory import new_pixels
-from engine.evaluation.evaluator import Evaluator, to_float
+from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.matching import Objects, all_pairs, match_by_overlap
 from engine.evaluation.metrics import mean_known
 from engine.export.options import ExportOptions
@@ -35,7 +35,7 @@ from utils.boxes import xyxy_to_xywh
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.strings import counted
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
 
 BATCH = 8
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched

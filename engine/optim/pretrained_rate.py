@@ -16,6 +16,7 @@ from torchvision.ops import box_convert, box_iou
 
 from data.dataset import LoadImagesAndLabels
 from data.index.tiles import TiledIndex
+from engine.optim.schedule import new_layers_lr_mult
 from models.detector import Detector
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
@@ -24,22 +25,26 @@ from utils.distributed.collectives import broadcast_object, torch_distributed_ze
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.structures import SampleKey
+from utils.strings import counted
+from utils.structures import SampleKey, to_float
 
 IMAGES = 100  # of the training split, at most
 PART_OF_RUN = 0.25  # of the images that the run sees, at most: a forward pass is a third of a step or less
 SAME_OBJECT = 0.5  # IoU
 # Measured on seven data sets, see `benchmarks/LOG.md`.
-KNOWN = 0.05  # score from which the objects are known
+KNOWN, WELL_KNOWN = 0.05, 0.4  # scores from which the objects are
 LR_MULT_OF_KNOWN, LR_MULT_OF_STRANGE = 0.0625, 0.125
 
 
-def choose_lr_mult(ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels) -> float:
+def choose_lr_mult(
+    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, total_steps: int
+) -> float:
     """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; the main one
     measures, on its device.
 
     Args:
         dataset: the training samples.
+        total_steps: of the run.
     """
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     score = 0.0
@@ -48,14 +53,25 @@ def choose_lr_mult(ctx: DistributedContext, config: TrainConfig, dataset: LoadIm
             most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
             score = _score_of_file(path, dataset, ctx.device, most)
     score = broadcast_object(ctx, score)
-    is_known = score >= KNOWN
-    lr_mult = LR_MULT_OF_KNOWN if is_known else LR_MULT_OF_STRANGE
-    get_logger().info(
-        "lr_mult %g: %s %s the training objects (mean score %.3f, %s %g)",
-        lr_mult, config.weights, "knows" if is_known else "hardly knows", score,
-        "at least" if is_known else "less than", KNOWN,
-    )  # fmt: skip
+    lr_mult, reason = lr_mult_by_score(score, total_steps)
+    get_logger().info("lr_mult %g: %s %s (mean score %.3f)", lr_mult, config.weights, reason, score)
     return lr_mult
+
+
+def lr_mult_by_score(score: float, total_steps: int) -> tuple[float, str]:
+    """``lr_mult`` and its reason, as the log states it.
+
+    Args:
+        score: of `score_on_objects`.
+        total_steps: of the run.
+    """
+    if score >= WELL_KNOWN:
+        return LR_MULT_OF_KNOWN, "detects the training objects well"
+    if not score >= KNOWN:  # NaN, too
+        return LR_MULT_OF_STRANGE, "hardly detects the training objects"
+    lr_mult = LR_MULT_OF_KNOWN * new_layers_lr_mult(total_steps)  # loaded layers, too, have far to go in few steps
+    few = f", raised for {counted(total_steps, 'step')}" if lr_mult > LR_MULT_OF_KNOWN else ""
+    return lr_mult, f"detects some of the training objects{few}"
 
 
 def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.device, most: int) -> float:
@@ -87,7 +103,7 @@ def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int
         if len(labels) == 0:
             continue
         pixels = torch.from_numpy(np.ascontiguousarray(sample.image.transpose(2, 0, 1)))
-        images = pixels.to(device)[None].float() / torch.iinfo(pixels.dtype).max
+        images = to_float(pixels[None], device, torch.float32, channels_last=False)
         boxes, scores = detector.decode([level.float() for level in detector(images)])
         objects = box_convert(labels[:, 1:] * side, "cxcywh", "xyxy").to(device)
         overlaps = box_iou(objects, boxes[0]) >= SAME_OBJECT

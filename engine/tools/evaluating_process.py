@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from data.loading.build import build_val_loader
-from data.open_dataset import open_dataset
+from data.open_dataset import open_splits
 from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.parallel.remote_validation import POLL_S, common_facts
 from engine.train.process import MAY_DIFFER, choose_kernels
@@ -109,17 +109,7 @@ class _Scorer:
         else:
             self._amp_dtype = resolve_amp(config.amp, ctx.device)
         choose_kernels(ctx, config)
-        spec = open_dataset(
-            config.data,
-            ("train",) if config.val_fraction else ("train", "val"),
-            optional=("val",) if config.val_fraction else (),
-            classes=config.classes,
-            stage=config.stage,
-            cache_dir=config.cache_dir,
-            ctx=ctx,
-            known_root=setup["data_root"],
-            stored_in=setup["stored_in"],
-        )
+        spec = open_splits(ctx, config, known_root=setup["data_root"], stored_in=setup["stored_in"])
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
         built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
         self._model = built[0]

@@ -17,7 +17,7 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, class_names, load_index
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
-from data.open_dataset import open_dataset
+from data.open_dataset import open_splits
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.old_model import check_keep_old, open_old_model, stored_form, with_old_classes
@@ -86,14 +86,15 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
         warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
     load_or_fit_anchors(run, model, train_loader)
-    run = with_rate_of_weights(ctx, run, train_loader)
+    plan = step_plan(config, len(train_loader))
+    run = with_rate_of_weights(ctx, run, train_loader, plan)
     if config.export:
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
                 try_formats(model, config.export, config.imgsz)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         weights = loss_weights(run, model, train_loader.index)
-        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model, old, weights)
+        criterion = build_loss(ctx, run, model, old, weights)
         if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         images = train_loader.global_images(0)
@@ -143,14 +144,12 @@ def open_data(ctx: DistributedContext, run: Run, old: Detector | None = None) ->
     """The training and validation splits of the run's data set, staged first with ``--stage``, and with the classes of
     the model ``old`` before its own. With ``--val-fraction`` the main process chooses the validation images of a new
     run; a resumed run has those of its checkpoint."""
-    config, splits = run.config, ("train", "val")
-    where = {name: getattr(config, name) for name in ("classes", "stage", "cache_dir")}
-    where |= {"ctx": ctx, "known_root": run.data_root}
-    where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
-    if not config.val_fraction:
-        return with_old_classes(open_dataset(config.data, splits, **where), old, config.weights)
-    spec = open_dataset(config.data, ("train",), **where, optional=("val",))
+    config = run.config
+    stored_in = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
+    spec = open_splits(ctx, config, known_root=run.data_root, stored_in=stored_in)
     spec = with_old_classes(spec, old, config.weights)
+    if not config.val_fraction:
+        return spec
     if "val" in spec.splits:
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
@@ -240,11 +239,12 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
         get_logger().info("%s", report.line)
 
 
-def with_rate_of_weights(ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader) -> Run:
+def with_rate_of_weights(ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader, plan: StepPlan) -> Run:
     """``run`` with a value for ``lr_mult: null``, by `choose_lr_mult`."""
     if run.hyp.lr_mult is not None:  # a resumed run has one
         return run
-    lr_mult = choose_lr_mult(ctx, run.config, train_loader.samples) if run.config.weights else 1.0
+    config, samples = run.config, train_loader.samples
+    lr_mult = choose_lr_mult(ctx, config, samples, plan.total) if config.weights else 1.0
     return replace(run, hyp=replace(run.hyp, lr_mult=lr_mult))
 
 

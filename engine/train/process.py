@@ -85,7 +85,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
     changed = [changed_settings(run.config), changed_settings(run.hyp)]
     changed[0].pop("override", None)  # is in the hyper-parameters
-    lists = [", ".join(f"{name}={value}" for name, value in part.items()) or "defaults" for part in changed]
+    lists = [", ".join(f"{k}={'null' if v is None else v}" for k, v in part.items()) or "defaults" for part in changed]
     log.info("settings: %s; hyper-parameters: %s", *lists)
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.run import Run
-from engine.evaluation.evaluator import to_float
 from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
@@ -34,7 +33,7 @@ from utils.distributed.groups import check_group_size, sync_bn_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.amp import resolve_amp
-from utils.structures import Batch, LossOutput
+from utils.structures import Batch, LossOutput, to_float
 
 
 class StepFlags(NamedTuple):

@@ -67,7 +67,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     if fine_tuned:
         assert all(float(row["lr/weight"]) < 0.5 * float(row["lr/new_weight"]) for row in table)
         assert re.search(
-            r"lr_mult 0.125: .*last.pt hardly knows the training objects", (whole / "train.log").read_text()
+            r"lr_mult 0.125: .*last.pt hardly detects the training objects", (whole / "train.log").read_text()
         )
         assert "\n  lr_mult: 0.125\n" in (whole / "settings.yaml").read_text()
         (tmp_path / "one class" / "last.pt").unlink()  # not needed to resume

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from utils.structures import Batch, DetectionTable, LabelArrays, f1_of, pad_targets
+from tests.helpers.kernel_count import KernelCount
+from utils.structures import Batch, DetectionTable, LabelArrays, f1_of, pad_targets, to_float
 
 
 def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
@@ -80,3 +81,17 @@ def test_boxes_know_their_images():
 def test_f1_is_zero_without_precision_and_recall():
     values = f1_of(np.array([0.5, 0.0, 1.0, np.nan]), np.array([0.25, 0.0, 1.0, np.nan]))
     np.testing.assert_allclose(values, [1 / 3, 0, 1, np.nan])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_bytes_become_fractions_in_one_pass(dtype, channels_last):
+    images = torch.arange(2 * 3 * 16 * 16, dtype=torch.int32).to(torch.uint8).view(2, 16, 16, 3).permute(0, 3, 1, 2)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    laid_out = images.contiguous(memory_format=layout)
+    with KernelCount() as count:
+        fractions = to_float(laid_out, torch.device("cpu"), dtype, channels_last)
+    assert count.kernels == {"div": 1}
+    assert fractions.is_contiguous(memory_format=layout)
+    assert torch.equal(fractions, images.to(dtype) / 255)
+    assert torch.equal(to_float(images, torch.device("cpu"), dtype, channels_last), fractions)

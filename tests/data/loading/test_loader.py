@@ -367,7 +367,7 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
 def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
     loader = open_loader(workers=2)
     stream = iter(loader)
-    first = [next(stream)]
+    first = list(islice(stream, 2))  # one of each worker: both have begun
     workers = [w.pid for w in loader._iterator._workers]
     subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
     first += islice(stream, 8)

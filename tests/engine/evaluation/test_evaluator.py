@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
-from engine.evaluation.evaluator import Evaluator, PhaseTimer, is_channels_last, to_float
-from tests.helpers.kernel_count import KernelCount
+from engine.evaluation.evaluator import Evaluator, PhaseTimer, is_channels_last
 from utils.boxes import scale_boxes, xywh_to_xyxy
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import spawn
@@ -190,20 +189,6 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
         for name in ("image_index", "boxes_xyxy_px", "scores", "classes"):
             np.testing.assert_array_equal(getattr(sharded.detections, name), getattr(alone.detections, name))
         assert set(losses) == {"val/total", "val/box", "val/cls"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_bytes_become_fractions_in_one_pass(dtype, channels_last):
-    images = torch.arange(2 * 3 * 16 * 16, dtype=torch.int32).to(torch.uint8).view(2, 16, 16, 3).permute(0, 3, 1, 2)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    laid_out = images.contiguous(memory_format=layout)
-    with KernelCount() as count:
-        fractions = to_float(laid_out, torch.device("cpu"), dtype, channels_last)
-    assert count.kernels == {"div": 1}
-    assert fractions.is_contiguous(memory_format=layout)
-    assert torch.equal(fractions, images.to(dtype) / 255)
-    assert torch.equal(to_float(images, torch.device("cpu"), dtype, channels_last), fractions)
 
 
 def test_losses_are_sums_over_the_sum_of_normalizers(monkeypatch):

@@ -115,27 +115,41 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     assert score_on_objects(detector, moving, 100) == pytest.approx(expected(detector, lines), abs=1e-5)
 
 
-@pytest.mark.parametrize(("score", "lr_mult"), [(0.0, 0.125), (0.049, 0.125), (0.051, 0.0625), (0.9, 0.0625)])
-def test_known_objects_get_small_steps(dataset, tmp_path, monkeypatch, capsys, score, lr_mult):
+@pytest.mark.parametrize(
+    ("score", "steps", "lr_mult"),
+    [
+        (0.0, 40, 0.125),
+        (0.049, 180, 0.125),
+        (0.051, 40, 0.125),
+        (0.051, 80, 0.078125),
+        (0.051, 100, 0.0625),
+        (0.399, 180, 0.0625),
+        (0.399, 40, 0.125),
+        (0.401, 40, 0.0625),
+        (0.9, 10_000, 0.0625),
+        (float("nan"), 40, 0.125),
+    ],
+)
+def test_known_objects_get_small_steps(dataset, tmp_path, monkeypatch, score, steps, lr_mult):
     monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: score)
     weights = str(write_weights(tmp_path / "a.pt", ["x", "y", "z"]))
     ctx = DistributedContext.single(torch.device("cpu"))
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights), dataset) == lr_mult
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights), dataset, steps) == lr_mult
 
 
 def test_weights_of_no_detector_or_for_other_images_count_as_strange(dataset, tmp_path, monkeypatch):
     ctx = DistributedContext.single(torch.device("cpu"))
     part = tmp_path / "part.pt"
     torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, part)
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(part)), dataset) == 0.125
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(part)), dataset, 200) == 0.125
     monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: 0.9)
     four = write_weights(tmp_path / "four.pt", ["x"])
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.0625
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.0625
     dataset.imgsz = 80  # the stride is 32
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.125
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.125
     dataset.imgsz = SIDE
     dataset.index = replace(dataset.index, pixels=PixelFormat(4))
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset) == 0.125
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.125
 
 
 @pytest.mark.parametrize(("epochs", "images"), [(1, 3), (2, 6), (100, 100)])
@@ -144,5 +158,5 @@ def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch
     monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *given: asked.append(given[-1]) or 0.0)
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))
     ctx = DistributedContext.single(torch.device("cpu"))
-    choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
+    choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset, 200)
     assert asked == [images]
