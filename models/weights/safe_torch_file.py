@@ -7,6 +7,7 @@ against the file before anything is allocated.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
 import sys
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError, first_line
-from utils.files.checkpoint import open_zip
+from utils.files.checkpoint import open_checkpoint, open_zip
 
 MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
 OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch never writes these
@@ -180,20 +181,21 @@ class ForeignFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._zip = open_zip(path)
+        self._file = open_checkpoint(path)
         try:
+            self._zip = open_zip(self._file, path)
             self._sizes = {entry.filename: entry.file_size for entry in self._zip.infolist()}
-            self._allowance = MAX_AMPLIFICATION * self.path.stat().st_size
+            self._allowance = MAX_AMPLIFICATION * os.fstat(self._file.fileno()).st_size
             self.content = self._load()
         except BaseException:
-            self._zip.close()
+            self._file.close()
             raise
 
     def __enter__(self) -> ForeignFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._zip.close()
+        self._file.close()
 
     def _refuse(self, why: str) -> UserError:
         return UserError(f"{self.path}: refused: {why}")

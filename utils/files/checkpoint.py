@@ -5,6 +5,7 @@ Files are replaced atomically. The sizes that a file declares are checked before
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 import zipfile
@@ -70,17 +71,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises UserError for any other file.
     """
-    path = Path(path)
-    _check_sums(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about unusual tensors, which are refused below
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
-    except Exception as error:  # the unpickler raises any type for malformed data
-        _raise_if_limit(error, path)
-        raise UserError(f"{path}: damaged checkpoint ({first_line(error)})") from None
+    with open_checkpoint(path) as file:
+        _check_sums(file, path)
+        content = _load(file, path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
     for key, kind in _KINDS.items():
@@ -97,9 +90,36 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _check_sums(path: Path) -> None:
+def open_checkpoint(path: str | Path) -> BinaryIO:
+    """Opens a checkpoint once for all that is read of it, since a training process may replace the file meanwhile.
+
+    Raises UserError if there is no such file.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such checkpoint")
+    try:
+        return open_regular(path)
+    except OSError as error:
+        _raise_if_limit(error, path)
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _load(file: BinaryIO, path: str | Path) -> Any:
+    file.seek(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about unusual tensors, which `read_checkpoint` refuses
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
+    except Exception as error:  # the unpickler raises any type for malformed data
+        _raise_if_limit(error, path)
+        raise UserError(f"{path}: damaged checkpoint ({first_line(error)})") from None
+
+
+def _check_sums(file: BinaryIO, path: str | Path) -> None:
     """Raises UserError if an entry's checksum, which torch ignores, is wrong."""
-    with open_zip(path) as archive:
+    with open_zip(file, path) as archive:
         try:
             wrong = archive.testzip()
         except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
@@ -109,16 +129,14 @@ def _check_sums(path: Path) -> None:
             raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
 
 
-def open_zip(path: str | Path) -> zipfile.ZipFile:
-    """Opens a checkpoint's zip archive; the caller closes it.
+def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
+    """The zip archive in the file of `open_checkpoint`, which the caller closes.
 
     PyTorch stores entries uncompressed, so together they cannot exceed the file. Raises UserError for a file that is
     not a zip, and for entries that are compressed, overlap, share a name or declare more data than the file has.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such checkpoint")
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         # zipfile raises BadZipFile also if reading fails.
         _raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
@@ -133,10 +151,9 @@ def open_zip(path: str | Path) -> zipfile.ZipFile:
         why = "there is data before the archive"
     elif len({e.filename for e in entries}) < len(entries):
         why = "two of its entries have the same name"
-    elif sum(e.file_size for e in entries) > Path(path).stat().st_size:
+    elif sum(e.file_size for e in entries) > os.fstat(file.fileno()).st_size:
         why = "its entries declare more data than the file has"
     if why:
-        archive.close()
         raise UserError(f"{path}: refused: {why}")
     return archive
 

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -261,6 +262,25 @@ def test_a_kill_during_writing_leaves_a_complete_file(tmp_path):
         content = read_checkpoint(path)
         assert content["number"] >= written
         assert (content["x"] == content["number"]).all()
+
+
+@pytest.mark.parametrize("moment", ["infolist", "testzip"])
+def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path, monkeypatch, moment):
+    """As val.py may read last.pt just when the training process writes it."""
+    path = tmp_path / "last.pt"
+    write_checkpoint({"epoch": 1, "x": torch.ones(1000)}, path)
+    original = getattr(zipfile.ZipFile, moment)
+
+    def replace_before(archive):
+        write_checkpoint({"epoch": 2}, path)
+        return original(archive)
+
+    monkeypatch.setattr(zipfile.ZipFile, moment, replace_before)
+    content = read_checkpoint(path)
+    monkeypatch.undo()
+    assert content["epoch"] == 1
+    assert content["x"].sum() == 1000
+    assert read_checkpoint(path)["epoch"] == 2
 
 
 def test_bytes_before_the_archive_are_not_read(tmp_path):
