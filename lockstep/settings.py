@@ -14,7 +14,7 @@ class Hyperparameters(TypedDict, total=False):
     lr_factor: float
     """multiplies the learning rate, whatever chooses it"""
     lr_mult: float | None
-    """learning rate multiplier of loaded parameters; null: by how well --weights detect the training objects"""
+    """learning rate factor of loaded parameters; null: by --epochs and how well --weights detect the objects"""
     lrf: float
     """final learning rate as a fraction of lr0"""
     momentum: float

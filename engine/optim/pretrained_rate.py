@@ -34,6 +34,8 @@ SAME_OBJECT = 0.5  # IoU
 # Measured on seven data sets, see `benchmarks/LOG.md`.
 KNOWN, WELL_KNOWN = 0.05, 0.4  # scores from which the objects are
 LR_MULT_OF_KNOWN, LR_MULT_OF_STRANGE = 0.0625, 0.125
+EPOCHS = 20  # in more, LR_MULT_OF_KNOWN takes weights that know the objects well too far from the file's
+LEAST_SHARE = 1 / 3  # of it; longer runs than 60 epochs were not measured
 
 
 def choose_lr_mult(
@@ -53,20 +55,26 @@ def choose_lr_mult(
             most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
             score = _score_of_file(path, dataset, ctx.device, most)
     score = broadcast_object(ctx, score)
-    lr_mult, reason = lr_mult_by_score(score, total_steps)
+    epochs = EPOCHS if config.time else config.epochs  # --time: not known yet
+    lr_mult, reason = lr_mult_by_score(score, epochs, total_steps)
     get_logger().info("lr_mult %g: %s %s (mean score %.3f)", lr_mult, config.weights, reason, score)
     return lr_mult
 
 
-def lr_mult_by_score(score: float, total_steps: int) -> tuple[float, str]:
+def lr_mult_by_score(score: float, epochs: int, total_steps: int) -> tuple[float, str]:
     """``lr_mult`` and its reason, as the log states it.
+
+    In `EPOCHS` to 60 epochs, weights that detect the objects well move equally far: rate times steps is the same.
 
     Args:
         score: of `score_on_objects`.
+        epochs: of the run.
         total_steps: of the run.
     """
     if score >= WELL_KNOWN:
-        return LR_MULT_OF_KNOWN, "detects the training objects well"
+        longer = f", lowered for {epochs} epochs" if epochs > EPOCHS else ""
+        share = min(max(EPOCHS / epochs, LEAST_SHARE), 1.0)
+        return LR_MULT_OF_KNOWN * share, f"detects the training objects well{longer}"
     if not score >= KNOWN:  # NaN, too
         return LR_MULT_OF_STRANGE, "hardly detects the training objects"
     lr_mult = LR_MULT_OF_KNOWN * new_layers_lr_mult(total_steps)  # loaded layers, too, have far to go in few steps

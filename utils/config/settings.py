@@ -109,7 +109,7 @@ class Hyperparameters:
         1.0,
         low=0,
         formerly=("lr_share",),
-        help="learning rate multiplier of loaded parameters; null: by how well --weights detect the training objects",
+        help="learning rate factor of loaded parameters; null: by --epochs and how well --weights detect the objects",
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")

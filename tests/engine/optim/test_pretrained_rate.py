@@ -16,7 +16,7 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.index.tiles import TiledIndex
 from engine.optim import pretrained_rate
-from engine.optim.pretrained_rate import choose_lr_mult, score_on_objects
+from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score_on_objects
 from tests.helpers.tiny import write_dataset, write_tiled_dataset, write_weights
 from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -116,25 +116,45 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("score", "steps", "lr_mult"),
+    ("score", "epochs", "steps", "lr_mult"),
     [
-        (0.0, 40, 0.125),
-        (0.049, 180, 0.125),
-        (0.051, 40, 0.125),
-        (0.051, 80, 0.078125),
-        (0.051, 100, 0.0625),
-        (0.399, 180, 0.0625),
-        (0.399, 40, 0.125),
-        (0.401, 40, 0.0625),
-        (0.9, 10_000, 0.0625),
-        (float("nan"), 40, 0.125),
+        (0.0, 20, 40, 0.125),
+        (0.049, 20, 180, 0.125),
+        (0.049, 100, 900, 0.125),
+        (0.051, 20, 40, 0.125),
+        (0.051, 20, 80, 0.078125),
+        (0.051, 20, 100, 0.0625),
+        (0.051, 100, 200, 0.0625),
+        (0.399, 20, 180, 0.0625),
+        (0.399, 20, 40, 0.125),
+        (0.399, 100, 900, 0.0625),
+        (0.399, 100, 40, 0.125),
+        (0.401, 20, 40, 0.0625),
+        (0.401, 60, 540, 0.0625 / 3),
+        (0.401, 300, 2700, 0.0625 / 3),
+        (0.9, 40, 10_000, 0.03125),
+        (0.9, 10, 10_000, 0.0625),
+        (float("nan"), 100, 200, 0.125),
     ],
 )
-def test_known_objects_get_small_steps(dataset, tmp_path, monkeypatch, score, steps, lr_mult):
+def test_known_objects_get_small_steps(dataset, tmp_path, monkeypatch, score, epochs, steps, lr_mult):
     monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: score)
     weights = str(write_weights(tmp_path / "a.pt", ["x", "y", "z"]))
-    ctx = DistributedContext.single(torch.device("cpu"))
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights), dataset, steps) == lr_mult
+    ctx, config = DistributedContext.single(torch.device("cpu")), TrainConfig(data="d.yaml", weights=weights)
+    assert choose_lr_mult(ctx, replace(config, epochs=epochs), dataset, steps) == pytest.approx(lr_mult)
+
+
+@pytest.mark.parametrize("steps", [1, 9, 100])
+def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(steps):
+    """Rate times steps, up to 60 epochs."""
+    moves = [lr_mult_by_score(0.9, epochs, steps * epochs)[0] * steps * epochs for epochs in (20, 21, 40, 60)]
+    assert moves == pytest.approx([moves[0]] * 4)
+
+
+def test_a_run_of_unknown_length_gets_the_rate_of_20_epochs(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: 0.9)
+    config = TrainConfig(data="d.yaml", weights=str(write_weights(tmp_path / "a.pt", ["x"])), epochs=100, time=0.5)
+    assert choose_lr_mult(DistributedContext.single(torch.device("cpu")), config, dataset, 1000) == 0.0625
 
 
 def test_weights_of_no_detector_or_for_other_images_count_as_strange(dataset, tmp_path, monkeypatch):
@@ -144,7 +164,7 @@ def test_weights_of_no_detector_or_for_other_images_count_as_strange(dataset, tm
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(part)), dataset, 200) == 0.125
     monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: 0.9)
     four = write_weights(tmp_path / "four.pt", ["x"])
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.0625
+    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.0625 / 3
     dataset.imgsz = 80  # the stride is 32
     assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.125
     dataset.imgsz = SIDE
