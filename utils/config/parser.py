@@ -114,18 +114,25 @@ def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
     return {current.get(key, key): value for key, value in values.items()}
 
 
-def hyperparameters_from(path: str, overrides: Sequence[str] = (), lines: list[str] | None = None) -> Hyperparameters:
-    """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`.
+def hyperparameters_from(
+    path: str,
+    overrides: Sequence[str] = (),
+    lines: list[str] | None = None,
+    *,
+    base: Hyperparameters | None = None,
+) -> Hyperparameters:
+    """Reads the YAML at ``path`` ("": no values) and applies `with_overrides`.
 
     Args:
         lines: receives a line for the log that names what has no effect.
+        base: the values of what the file leaves out; None: the defaults.
     """
     values = load_yaml(path) if path else {}
     if isinstance(values, dict):
         values, unused = recipe(values, path, _program)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
-    return with_overrides(from_mapping(Hyperparameters, values, path or "hyper-parameters"), overrides)
+    return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
 
 
 def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:
@@ -141,9 +148,13 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
             raise UserError(f"--set {item}: {getattr(error, 'problem', None) or 'malformed YAML'}") from None
         except RecursionError:
             raise UserError(f"--set {key}: the value is nested too deeply") from None
-    changed = _renamed(Hyperparameters, changed, "--set")
-    checked = from_mapping(Hyperparameters, changed, "--set")
-    return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in changed})
+    return _changed(hyp, changed, "--set")
+
+
+def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
+    """``hyp`` with the checked ``values``, whose mistakes are reported as of ``where``."""
+    checked = from_mapping(Hyperparameters, values, where)
+    return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in _renamed(Hyperparameters, values or {}, where)})
 
 
 class _Parser(argparse.ArgumentParser):
@@ -339,19 +350,19 @@ def read_recipe(
     """Reads the hyper-parameters that ``--hyp`` names, and applies ``key=value`` overrides.
 
     Args:
-        hyp: "auto", the name of a recipe in configs/hyp, or a YAML file.
+        hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".
         pretrained, keep_old: whether the run starts from weights, and keeps their classes, which decides what "auto"
             means. (The optimizer is chosen later, by the number of steps: `engine.optim.build.choose_optimizer`.)
         lines: as in `hyperparameters_from`.
 
     Raises UserError if ``hyp`` is neither a recipe nor a file.
     """
-    if hyp == "auto":
-        hyp = "keep_old" if keep_old else "finetune" if pretrained else "scratch"
+    usual = "keep_old" if keep_old else "finetune" if pretrained else "scratch"
+    hyp = usual if hyp == "auto" else hyp
     recipes = {path.stem: path for path in sorted((CONFIGS / "hyp").glob("*.yaml"))}
     if hyp in recipes:
         return hyperparameters_from(str(recipes[hyp]), overrides)
     if not Path(hyp).suffix and not Path(hyp).exists():
         known = ", ".join(["auto", *recipes])
         raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
-    return hyperparameters_from(hyp, overrides, lines)
+    return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[usual])))

@@ -66,6 +66,7 @@ class Space:
 
     ranges: dict[str, Range]
     base: Hyperparameters
+    usual: Hyperparameters = Hyperparameters()  # what a recipe that leaves them out means
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Scalar]:
         return {name: each.suggest(trial) for name, each in self.ranges.items()}
@@ -79,8 +80,9 @@ class Space:
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
         """What differs from the defaults when the searched hyper-parameters have ``values``: a recipe for --hyp."""
-        defaults = asdict(Hyperparameters())
-        return {k: v for k, v in (asdict(self.base) | values).items() if v != defaults[k] or k in values}
+        defaults, usual = asdict(Hyperparameters()), asdict(self.usual)
+        own = asdict(self.base) | values
+        return {k: v for k, v in own.items() if v != defaults[k] or v != usual[k] or k in values}
 
     def plain(self) -> dict[str, Any]:
         """What must not change while a search goes on."""
@@ -108,13 +110,14 @@ def read_space(config: SearchConfig) -> Space:
     ranges = {name: _range(name, value, f"{path}: {name}") for name, value in values.items() if _is_range(value)}
     if not ranges:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
-    base = asdict(read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old))
-    fixed = from_mapping(Hyperparameters, base | {k: v for k, v in values.items() if k not in ranges}, str(path))
+    usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
+    own = {k: v for k, v in values.items() if k not in ranges}
+    fixed = from_mapping(Hyperparameters, asdict(usual) | own, str(path))
     base = with_overrides(fixed, config.override)
     for item in config.override:
         if (name := item.partition("=")[0].strip()) in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
-    return Space(ranges, base)
+    return Space(ranges, base, usual)
 
 
 def _is_range(value: Any) -> bool:

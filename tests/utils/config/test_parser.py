@@ -349,7 +349,13 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     assert kept == dataclasses.replace(finetune, lr_mult=0.03125)
     assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
     (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
-    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True).mosaic == 0.25
+    for options in ({"pretrained": False}, {"pretrained": True}, {"pretrained": True, "keep_old": True}):
+        usual = read_recipe("auto", **options)
+        assert read_recipe(str(tmp_path / "own.yaml"), **options) == dataclasses.replace(usual, mosaic=0.25)
+    (tmp_path / "own.yaml").write_text("lr_mult: 1.0\n")
+    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == scratch
+    (tmp_path / "own.yaml").write_text("")
+    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == finetune
     with pytest.raises(UserError, match=r"did you mean 'finetune'.*known: auto, debug, finetune, keep_old, scratch"):
         read_recipe("fine-tune", pretrained=True)
     with pytest.raises(UserError, match=r"nowhere\.yaml: no such file"):
