@@ -7,23 +7,23 @@ A detector that finds the objects, be it under the name of another class, has fe
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 from torchvision.ops import box_convert, box_iou
 
 from data.dataset import LoadImagesAndLabels
 from data.index.tiles import TiledIndex
 from engine.optim.schedule import new_layers_lr_mult
-from models.detector import Detector
+from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
-from models.weights.load import load_detector
+from models.weights.load import class_count
+from models.weights.read import COUNTERS, StoredWeights, read_weights
+from models.weights.transfer import transfer_weights
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted
 from utils.structures import SampleKey, to_float
@@ -39,84 +39,96 @@ LEAST_SHARE = 1 / 3  # of it; longer runs than 60 epochs were not measured
 
 
 def choose_lr_mult(
-    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, total_steps: int
+    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, model: Detector, total_steps: int
 ) -> float:
     """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; the main one
     measures, on its device.
 
     Args:
         dataset: the training samples.
-        total_steps: of the run.
+        model: of the run.
+        total_steps: of the run, unless ``--time`` decides.
     """
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-    score = 0.0
+    found: tuple[float, str] = math.nan, ""
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
-            score = _score_of_file(path, dataset, ctx.device, most)
-    score = broadcast_object(ctx, score)
-    epochs = EPOCHS if config.time else config.epochs  # --time: not known yet
-    lr_mult, reason = lr_mult_by_score(score, epochs, total_steps)
-    get_logger().info("lr_mult %g: %s %s (mean score %.3f)", lr_mult, config.weights, reason, score)
+            found = _measure(read_weights(path), model, dataset, ctx.device, most)
+    score, how = broadcast_object(ctx, found)
+    epochs, steps = (EPOCHS, math.inf) if config.time else (config.epochs, total_steps)
+    lr_mult, reason = lr_mult_by_score(score, epochs, steps)
+    get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, config.weights, reason, how)
     return lr_mult
 
 
-def lr_mult_by_score(score: float, epochs: int, total_steps: int) -> tuple[float, str]:
+def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[float, str]:
     """``lr_mult`` and its reason, as the log states it.
 
     In `EPOCHS` to 60 epochs, weights that detect the objects well move equally far: rate times steps is the same.
 
     Args:
-        score: of `score_on_objects`.
+        score: of `score_on_objects`; NaN if it was not measured.
         epochs: of the run.
-        total_steps: of the run.
+        total_steps: of the run; inf if unknown.
     """
+    if math.isnan(score):
+        return LR_MULT_OF_STRANGE, "was not tried on the training objects"
     if score >= WELL_KNOWN:
         longer = f", lowered for {epochs} epochs" if epochs > EPOCHS else ""
         share = min(max(EPOCHS / epochs, LEAST_SHARE), 1.0)
         return LR_MULT_OF_KNOWN * share, f"detects the training objects well{longer}"
-    if not score >= KNOWN:  # NaN, too
+    if score < KNOWN:
         return LR_MULT_OF_STRANGE, "hardly detects the training objects"
     lr_mult = LR_MULT_OF_KNOWN * new_layers_lr_mult(total_steps)  # loaded layers, too, have far to go in few steps
-    few = f", raised for {counted(total_steps, 'step')}" if lr_mult > LR_MULT_OF_KNOWN else ""
+    few = f", raised for {counted(int(total_steps), 'step')}" if lr_mult > LR_MULT_OF_KNOWN else ""
     return lr_mult, f"detects some of the training objects{few}"
 
 
-def _score_of_file(path: Path, dataset: LoadImagesAndLabels, device: torch.device, most: int) -> float:
-    """`score_on_objects` of the detector in a file; 0 if it is none, or takes images of other channels or sizes."""
-    try:
-        detector, _ = load_detector(path)
-    except UserError:  # some of its tensors fit the run's model all the same
-        return 0.0
-    if detector.channels != dataset.index.pixels.channels or dataset.imgsz % detector.stride:
-        return 0.0
-    return score_on_objects(detector.fuse().to(device), dataset, most)
+def _measure(
+    stored: StoredWeights, model: Detector, dataset: LoadImagesAndLabels, device: torch.device, most: int
+) -> tuple[float, str]:
+    """`score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too; and on how many
+    objects, or why it was not measured (NaN)."""
+    classes = class_count(model, stored.shapes)
+    if not classes:
+        return math.nan, "its class layers are not the model's"
+    detector = build_detector(model.spec, classes)
+    report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
+    if strange := [name for name in report.skipped if not name.endswith(COUNTERS)]:
+        return math.nan, f"{len(strange)} of the model's {len(detector.state_dict())} tensors are not in it"
+    score, objects = score_on_objects(detector.eval().fuse().to(device), dataset, most)
+    if not objects:
+        return math.nan, "no object in the images looked at"
+    return score, f"mean score {score:.3f} of {counted(objects, 'object')}"
 
 
 @torch.no_grad()
-def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int) -> float:
+def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int) -> tuple[float, int]:
     """The mean, over the objects of at most ``most`` letterboxed images, of the highest score of a predicted box that
-    overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box.
+    overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box. And
+    the number of objects; without any, the mean is NaN.
 
     Args:
         detector: in eval mode, with any classes.
-        dataset: training samples; images are taken at equal distances.
+        dataset: training samples; of those with objects, some are taken at equal distances.
     """
     device, side = next(detector.parameters()).device, dataset.imgsz
     plain = _without_augmentation(dataset)
-    best: list[Tensor] = []
-    for i in np.unique(np.linspace(0, len(plain) - 1, most).round().astype(np.int64)).tolist():
+    with_objects = np.unique(plain.index.image_of_box[~plain.index.crowd])
+    places = np.linspace(0, len(with_objects) - 1, min(most, len(with_objects))).round().astype(np.int64)
+    best = [torch.zeros(0)]
+    for i in with_objects[places].tolist():
         sample = plain[SampleKey(i, 0, 0, (side, side))]
         labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
-        if len(labels) == 0:
-            continue
         pixels = torch.from_numpy(np.ascontiguousarray(sample.image.transpose(2, 0, 1)))
         images = to_float(pixels[None], device, torch.float32, channels_last=False)
         boxes, scores = detector.decode([level.float() for level in detector(images)])
         objects = box_convert(labels[:, 1:] * side, "cxcywh", "xyxy").to(device)
         overlaps = box_iou(objects, boxes[0]) >= SAME_OBJECT
-        best.append((overlaps * scores[0].amax(1)).amax(1))
-    return torch.cat(best).double().mean().item() if best else 0.0
+        best.append((overlaps * scores[0].amax(1)).amax(1).cpu())
+    values = torch.cat(best).double()
+    return values.mean().item(), len(values)
 
 
 def _without_augmentation(dataset: LoadImagesAndLabels) -> LoadImagesAndLabels:

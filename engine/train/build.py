@@ -87,7 +87,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
     load_or_fit_anchors(run, model, train_loader)
     plan = step_plan(config, len(train_loader))
-    run = with_rate_of_weights(ctx, run, train_loader, plan)
+    run = with_rate_of_weights(ctx, run, train_loader, model, plan)
     if config.export:
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
@@ -239,12 +239,14 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
         get_logger().info("%s", report.line)
 
 
-def with_rate_of_weights(ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader, plan: StepPlan) -> Run:
+def with_rate_of_weights(
+    ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader, model: Detector, plan: StepPlan
+) -> Run:
     """``run`` with a value for ``lr_mult: null``, by `choose_lr_mult`."""
     if run.hyp.lr_mult is not None:  # a resumed run has one
         return run
     config, samples = run.config, train_loader.samples
-    lr_mult = choose_lr_mult(ctx, config, samples, plan.total) if config.weights else 1.0
+    lr_mult = choose_lr_mult(ctx, config, samples, model, plan.total) if config.weights else 1.0
     return replace(run, hyp=replace(run.hyp, lr_mult=lr_mult))
 
 

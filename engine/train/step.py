@@ -6,6 +6,7 @@ Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -290,7 +291,7 @@ def build_step(
         lr_factor=hyp.lr_factor,
         pretrained=pretrained,
         pretrained_lr_mult=hyp.lr_mult,
-        new_lr_mult=new_layers_lr_mult(plan.total),
+        new_lr_mult=new_layers_lr_mult(math.inf if config.time else plan.total),
         momentum=hyp.momentum,
         weight_decay=hyp.weight_decay,
         sharded=config.zero and ctx.is_distributed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import shutil
 from pathlib import Path
 
 import cv2
@@ -17,8 +18,9 @@ from data.index.index import load_index
 from data.index.tiles import TiledIndex
 from engine.optim import pretrained_rate
 from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score_on_objects
-from tests.helpers.tiny import write_dataset, write_tiled_dataset, write_weights
-from utils.config.pixels import PixelFormat
+from models.detector import Detector, build_detector
+from models.weights.load import load_detector
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -83,20 +85,39 @@ def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
     files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
     value = expected(detector, [file.read_text() for file in files])
     assert 0.1 < value < 0.9
-    assert score_on_objects(detector, dataset, 100) == pytest.approx(value, abs=1e-6)
+    score, objects = score_on_objects(detector, dataset, 100)
+    assert score == pytest.approx(value, abs=1e-6)
+    assert objects == sum(len(file.read_text().splitlines()) for file in files)
     assert all(image.shape == (1, 3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
 
 
-def test_images_are_taken_at_equal_distances(dataset, tmp_path):
+def test_images_with_objects_are_taken_at_equal_distances(dataset, tmp_path):
+    labels = tmp_path / "set" / "labels" / "train"
+    texts = [file.read_text() for file in sorted(labels.iterdir())]
+    with_objects = [text for text in texts if text]
+    assert len(with_objects) < len(texts)
+    chosen = [with_objects[i] for i in np.linspace(0, len(with_objects) - 1, 4).round().astype(int)]
     detector = planned()
-    files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
-    chosen = [files[i].read_text() for i in (0, 4, 7, 11)]
-    assert score_on_objects(detector, dataset, 4) == pytest.approx(expected(detector, chosen), abs=1e-6)
+    score, objects = score_on_objects(detector, dataset, 4)
+    assert len(detector.seen) == 4
+    assert (score, objects) == (pytest.approx(expected(detector, chosen), abs=1e-6), len("".join(chosen).splitlines()))
 
 
-def test_without_objects_the_score_is_zero(dataset, tmp_path):
-    (tmp_path / "set" / "labels" / "train" / "000.txt").write_text("")
-    assert score_on_objects(planned(), samples(tmp_path / "set" / "data.yaml", tmp_path / "other"), 1) == 0
+def test_backgrounds_do_not_change_the_score(dataset, tmp_path):
+    images, labels = (tmp_path / "set" / kind / "train" for kind in ("images", "labels"))
+    for i in range(60):
+        shutil.copy(images / "000.png", images / f"{i % 12:03}_{i}.png")
+        (labels / f"{i % 12:03}_{i}.txt").write_text("")
+    more = samples(tmp_path / "set" / "data.yaml", tmp_path / "other")
+    assert len(more) == 72
+    assert score_on_objects(planned(), more, 5) == score_on_objects(planned(), dataset, 5)
+
+
+def test_without_objects_there_is_no_score(dataset, tmp_path):
+    dataset.index = dataset.index.with_boxes(np.zeros_like(dataset.index.crowd))
+    score, objects = score_on_objects(planned(), dataset, 5)
+    assert math.isnan(score)
+    assert objects == 0
 
 
 def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
@@ -112,7 +133,8 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
     moving = LoadImagesAndLabels(index, imgsz=SIDE, augment=True, seed=3, tiles=tiles, image_cache=images)
     detector = planned(200)
-    assert score_on_objects(detector, moving, 100) == pytest.approx(expected(detector, lines), abs=1e-5)
+    score, objects = score_on_objects(detector, moving, 100)
+    assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
 
 
 @pytest.mark.parametrize(
@@ -134,14 +156,12 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
         (0.401, 300, 2700, 0.0625 / 3),
         (0.9, 40, 10_000, 0.03125),
         (0.9, 10, 10_000, 0.0625),
-        (float("nan"), 100, 200, 0.125),
+        (float("nan"), 100, 10, 0.125),
+        (0.2, 100, math.inf, 0.0625),
     ],
 )
-def test_known_objects_get_small_steps(dataset, tmp_path, monkeypatch, score, epochs, steps, lr_mult):
-    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: score)
-    weights = str(write_weights(tmp_path / "a.pt", ["x", "y", "z"]))
-    ctx, config = DistributedContext.single(torch.device("cpu")), TrainConfig(data="d.yaml", weights=weights)
-    assert choose_lr_mult(ctx, replace(config, epochs=epochs), dataset, steps) == pytest.approx(lr_mult)
+def test_known_objects_get_small_steps(score, epochs, steps, lr_mult):
+    assert lr_mult_by_score(score, epochs, steps)[0] == pytest.approx(lr_mult)
 
 
 @pytest.mark.parametrize("steps", [1, 9, 100])
@@ -151,32 +171,78 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
     assert moves == pytest.approx([moves[0]] * 4)
 
 
-def test_a_run_of_unknown_length_gets_the_rate_of_20_epochs(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: 0.9)
+def choose(config: TrainConfig, dataset: LoadImagesAndLabels, model: Detector | None = None, steps: int = 200) -> float:
+    model = model or build_detector(TINY_MODEL, 2)
+    return choose_lr_mult(DistributedContext.single(torch.device("cpu")), config, dataset, model, steps)
+
+
+def of_known_objects(monkeypatch, score: float) -> list[tuple]:
+    """Gives the score to all detectors; returns what is asked for."""
+    asked = []
+    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *given: asked.append(given) or (score, 7))
+    return asked
+
+
+@pytest.mark.parametrize("score", [0.2, 0.9])
+def test_a_run_of_unknown_length_gets_the_rate_of_20_epochs(dataset, tmp_path, monkeypatch, score):
+    of_known_objects(monkeypatch, score)
     config = TrainConfig(data="d.yaml", weights=str(write_weights(tmp_path / "a.pt", ["x"])), epochs=100, time=0.5)
-    assert choose_lr_mult(DistributedContext.single(torch.device("cpu")), config, dataset, 1000) == 0.0625
+    assert choose(config, dataset, steps=1000) == choose(config, dataset, steps=10) == 0.0625
 
 
-def test_weights_of_no_detector_or_for_other_images_count_as_strange(dataset, tmp_path, monkeypatch):
-    ctx = DistributedContext.single(torch.device("cpu"))
-    part = tmp_path / "part.pt"
-    torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, part)
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(part)), dataset, 200) == 0.125
-    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *_: 0.9)
-    four = write_weights(tmp_path / "four.pt", ["x"])
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.0625 / 3
-    dataset.imgsz = 80  # the stride is 32
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.125
-    dataset.imgsz = SIDE
-    dataset.index = replace(dataset.index, pixels=PixelFormat(4))
-    assert choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=str(four)), dataset, 200) == 0.125
+def test_the_detector_that_is_scored_has_the_weights_of_the_file(dataset, tmp_path, monkeypatch, caplog):
+    asked = of_known_objects(monkeypatch, 0.2)
+    path = write_weights(tmp_path / "a.pt", ["x", "X", "dark"])
+    assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset) == 0.0625
+    images = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    of_file = load_detector(path)[0].fuse()
+    for ours, theirs in zip(asked[0][0].decode(asked[0][0](images)), of_file.decode(of_file(images))):
+        assert torch.equal(ours, theirs)
+
+
+def test_gray_images_are_scored_as_their_copies_with_three_channels(dataset, tmp_path, monkeypatch):
+    weights = write_weights(tmp_path / "a.pt", ["x", "y"])
+    asked = of_known_objects(monkeypatch, 0.2)
+    gray = build_detector(TINY_MODEL, 2, channels=1)
+    assert choose(TrainConfig(data="d.yaml", weights=str(weights)), dataset, gray) == 0.0625
+    images = torch.rand(2, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    of_file = load_detector(weights)[0].fuse()
+    ours, theirs = (d.decode(d(x)) for d, x in ((asked[0][0], images), (of_file, images.expand(-1, 3, -1, -1))))
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        (lambda tensors: {k: v for k, v in tensors.items() if k.startswith("model.0.")}, "its class layers are not"),
+        (lambda tensors: {k: v for k, v in tensors.items() if not k.startswith("model.0.")}, "tensors are not in it"),
+        (lambda tensors: tensors | {"model.0.conv.weight": torch.zeros(9, 3, 3, 3)}, "tensors are not in it"),
+    ],
+)
+def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch, caplog, part, what):
+    of_known_objects(monkeypatch, 0.9)
+    model = build_detector(TINY_MODEL, 2)
+    path = tmp_path / "part.pt"
+    torch.save(part(model.state_dict()), path)
+    with caplog.at_level("INFO"):
+        assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset, model) == 0.125
+    assert f"lr_mult 0.125: {path} was not tried on the training objects" in caplog.text
+    assert what in caplog.text
+
+
+def test_the_line_says_how_many_objects_were_seen(dataset, tmp_path, caplog):
+    path = write_weights(tmp_path / "a.pt", ["x"])
+    with caplog.at_level("INFO"):
+        assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset) == 0.125
+    objects = int((~dataset.index.crowd).sum())
+    assert "hardly detects the training objects (mean score 0.00" in caplog.text
+    assert f" of {objects} objects)" in caplog.text
 
 
 @pytest.mark.parametrize(("epochs", "images"), [(1, 3), (2, 6), (100, 100)])
 def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch, epochs, images):
-    asked = []
-    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *given: asked.append(given[-1]) or 0.0)
+    asked = of_known_objects(monkeypatch, 0.0)
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))
-    ctx = DistributedContext.single(torch.device("cpu"))
-    choose_lr_mult(ctx, TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset, 200)
-    assert asked == [images]
+    choose(TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
+    assert asked[0][-1] == images
