@@ -35,6 +35,7 @@ LONGER_S = {  # by name: how long, and why
     "test_two_hundred_inputs_find_nothing": (40.0, "it prepares files of all kinds, exported models too"),
     "test_one_two_and_four_processes_end_with_the_same_bits": (7.0, "eight processes train"),
     "test_a_run_resumes_on_another_number_of_processes": (6.0, "six processes train"),
+    "test_a_plain_command_imports_no_more_than_before": (12.0, "an interpreter of its own runs three commands"),
     "test_a_file_of_full_size_is_fine_tuned": (7.0, "a model of full size"),
 }
 

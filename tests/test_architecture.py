@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,8 @@ MAINS = {name for name in MODULES if name.endswith(".__main__")}
 API = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "lockstep").glob("*.py")}
 SOURCES = {**MODULES, **API, **{name: ROOT / f"{name}.py" for name in SCRIPTS}}
 MOST_MODULES = 8  # of a folder
+# Modules and lines that a plain command has imported when it ends: `python -m benchmarks.reach`. They may only fall.
+REACH = {"train": (220, 29_200), "val": (190, 24_500), "detect": (125, 15_600)}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -166,3 +170,12 @@ def test_import_only_defines():
 def test_modules_are_named_for_a_concept():
     vague = {"misc", "general", "common", "helpers"}
     assert not [name for name in MODULES if name.split(".")[-1] in vague]
+
+
+def test_a_plain_command_imports_no_more_than_before():
+    command = [sys.executable, "-m", "benchmarks.reach"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    counted = re.findall(r"^(\w+): (\d+) modules, (\d+) lines$", done.stdout, re.MULTILINE)
+    assert {script for script, *_ in counted} == set(REACH), done.stderr
+    reached = {script: (int(modules), int(lines)) for script, modules, lines in counted}
+    assert {s: most for s, most in REACH.items() if reached[s][0] > most[0] or reached[s][1] > most[1]} == {}, reached
