@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.requirements import requirements
+from utils.machine.limits import PACKAGES
+
 ROOT = Path(__file__).parents[1]
 LAYERS = ("utils", "data", "models", "engine")
 SCRIPTS = tuple(sorted(path.stem for path in ROOT.glob("*.py")))
@@ -24,10 +27,23 @@ MODULES = {
 # `python -m PACKAGE` runs its __main__.py, which nobody needs to import.
 MAINS = {name for name in MODULES if name.endswith(".__main__")}
 API = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "lockstep").glob("*.py")}
-SOURCES = {**MODULES, **API, **{name: ROOT / f"{name}.py" for name in SCRIPTS}}
+LAUNCHERS = {f"launch.{path.stem}": path for path in (ROOT / "launch").glob("*.py")}
+SOURCES = {**MODULES, **API, **LAUNCHERS, **{name: ROOT / f"{name}.py" for name in SCRIPTS}}
 MOST_MODULES = 8  # of a folder
 # Modules and lines that a plain command has imported when it ends: `python -m benchmarks.reach`. They may only fall.
 REACH = {"train": (220, 29_200), "val": (190, 24_500), "detect": (125, 15_600)}
+# Modules that may import the packages of an extra, besides those of every installation.
+OF_EXTRA = {
+    "convert": ("data.convert",),
+    "export": ("engine.export", "engine.inference.runtimes"),
+    "ray": ("launch",),
+    "search": ("engine.search", "engine.tools.search"),
+    "store": ("utils.store",),
+    "tiff": ("data.image_io.channels",),
+    "trackers": ("engine.report.services",),
+}
+# Packages that users bring along if they call the function that needs it, which says so.
+BROUGHT_ALONG = {"pandas": ("engine.inference.hub", "engine.inference.results"), "shtab": ("lockstep.__main__",)}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -134,7 +150,7 @@ def test_rank_variables_are_read_in_one_place():
     used = {
         name: set(re.findall(rf"[\"']({'|'.join(RANK_VARIABLES)})[\"']", path.read_text(encoding="utf-8")))
         for name, path in SOURCES.items()
-        if name != "utils.distributed.launch"
+        if name != "utils.distributed.launch" and name not in LAUNCHERS  # which set them
     }
     assert not {name: variables for name, variables in used.items() if variables}
 
@@ -164,6 +180,24 @@ def test_import_only_defines():
         return not isinstance(node, allowed) and not is_docstring(node) and not is_main
 
     wrong = [f"{name}:{node.lineno}" for name in (*MODULES, *API) for node in trees()[name].body if runs(node)]
+    assert not wrong
+
+
+def test_every_imported_package_is_required():
+    """By the installation, or by the extra that the importing module belongs to."""
+    product = {*LAYERS, *SCRIPTS, "lockstep", "launch"}
+    needed, wrong = requirements(), []
+    places = [(places, needed[extra]) for extra, places in OF_EXTRA.items()]
+    places += [(places, {package}) for package, places in BROUGHT_ALONG.items()]
+    assert {*needed} == {"", *OF_EXTRA}
+    assert all(any(name.startswith(prefix) for name in SOURCES) for prefixes, _ in places for prefix in prefixes)
+    for name, found in imports().items():
+        allowed = needed[""].union(*(packages for prefixes, packages in places if name.startswith(prefixes)))
+        for imported, line in found:
+            top = imported.partition(".")[0]
+            package = {"mlflow": "mlflow-skinny", **PACKAGES}.get(top, top).lower()
+            if top not in product | sys.stdlib_module_names and package not in allowed:
+                wrong.append(f"{name}:{line} imports {top}, which nothing requires")
     assert not wrong
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torchvision.ops import box_convert, box_iou
 
 from data.dataset import LoadImagesAndLabels
 from data.index.tiles import TiledIndex
@@ -21,6 +20,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import class_count
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from models.weights.transfer import transfer_weights
+from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -124,8 +124,8 @@ def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int
         pixels = torch.from_numpy(np.ascontiguousarray(sample.image.transpose(2, 0, 1)))
         images = to_float(pixels[None], device, torch.float32, channels_last=False)
         boxes, scores = detector.decode([level.float() for level in detector(images)])
-        objects = box_convert(labels[:, 1:] * side, "cxcywh", "xyxy").to(device)
-        overlaps = box_iou(objects, boxes[0]) >= SAME_OBJECT
+        objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
+        overlaps = iou(objects[:, None], boxes[0], eps=0.0) >= SAME_OBJECT
         best.append((overlaps * scores[0].amax(1)).amax(1).cpu())
     values = torch.cat(best).double()
     return values.mean().item(), len(values)

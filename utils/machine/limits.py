@@ -33,9 +33,9 @@ _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
-_PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
+PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
 _KNOWN = {
-    *("torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm", "albumentations", "tensorboard"),
+    *("torch", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm", "albumentations", "tensorboard"),
     *("onnx", "onnxscript", "onnxruntime", "openvino"),
 }
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
@@ -100,8 +100,8 @@ def _explain_import(error: ImportError, advice: str) -> str | None:
             )
         return f"{name} is missing, and a package needs it ({' '.join(str(error).split())})"
     module = (error.name or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and (module in _KNOWN or module in _PACKAGES):
-        package = _PACKAGES.get(module, module)
+    if isinstance(error, ModuleNotFoundError) and (module in _KNOWN or module in PACKAGES):
+        package = PACKAGES.get(module, module)
         return f"the package {package} is not installed: pip install {package}"
     return None
 
@@ -122,7 +122,7 @@ def require_package(module: str, what: str, instead: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        package = _PACKAGES.get(module, module)
+        package = PACKAGES.get(module, module)
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
         reason = "is not installed" if missing else f"cannot be loaded ({' '.join(str(error).split())})"
         raise UserError(f"{what}: the package {package} {reason}; pip install {package}, or {instead}") from None
