@@ -143,8 +143,8 @@ class ValSettings(TileSettings, DataSettings, total=False):
     """images per batch and process"""
     imgsz: int
     """longer image side, pixels; 0: the checkpoint's"""
-    rect: bool
-    """rectangular batches of similar aspect ratio, with minimum padding, if the file takes them"""
+    rect: bool | None
+    """rectangular batches with minimum padding, if the file takes them; default: by head (YOLOX: squares)"""
     conf_thres: float
     """confidence threshold"""
     iou_thres: float | None

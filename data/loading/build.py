@@ -147,6 +147,7 @@ def build_val_loader(
     tile: int = 0,
     hyp: Hyperparameters | None = None,
     canvas_hw: tuple[int, int] | None = None,
+    squares: bool = False,
 ) -> ValidationLoader:
     """This process's batches of a split, each image once over all processes, letterboxed; with ``tile``, each tile of
     this side.
@@ -155,19 +156,20 @@ def build_val_loader(
 
     Args:
         config: a `ValConfig` names the split, the batch size and the shape of the canvases; with ``tile``, a batch
-            is one image at its full size. A training run validates on "val", with rectangular batches of at most
+            is one image at its full size. A training run validates on "val", with batches of at most
             `MOST_VALIDATED` images.
         stride: the model's largest.
         tile: side of the tiles, pixels; 0: whole images.
         hyp: says which labels of tiles are ignored in the loss; None: the defaults.
         canvas_hw: the canvas of every image, of which ``config.imgsz`` is the longer side; None: as ``config`` says.
+        squares: the head's default, if ``config`` does not say whether batches are rectangular.
     """
     check_image_size(config.imgsz, stride)
     if isinstance(config, ValConfig) and config.tile:
         check_image_size(config.tile, stride, flag="--tile")
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
-        split, batch_size, rect, full_size = "val", min(config.batch_size, MOST_VALIDATED), True, False
+        split, batch_size, rect, full_size = "val", min(config.batch_size, MOST_VALIDATED), None, False
         cache = "ram" if config.cache == "device" else config.cache
     else:
         split, batch_size, rect, full_size = config.task, config.batch_size, config.rect, bool(config.tile)
@@ -195,7 +197,7 @@ def build_val_loader(
             batch_size=batch_size,
             imgsz=config.imgsz,
             stride=stride,
-            rect=rect and canvas_hw is None,
+            rect=canvas_hw is None and (not squares if rect is None else rect),
             pad=VALIDATION_PAD,
             **shard,
         )

@@ -47,6 +47,7 @@ def export_metadata(
         nms_iou=nms_iou,
         box_voting=options.box_voting,
         validation_iou=detector.head.validation_iou,
+        squares=detector.head.squares,
         confidence=model.confidence,
         data=data,
         description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
@@ -110,6 +111,7 @@ def model_card(
     needs = "no NMS" if metadata.nms_iou is None else f"NMS with IoU {metadata.nms_iou:g}"
     needs += " (NMS and box voting are inside)" * metadata.box_voting
     steps = preprocessing(PixelFormat(metadata.channels, metadata.bits))
+    canvases = "square" if metadata.squares else "rectangular"
     rows = {
         "Model": metadata.description,
         "Exported from": weights.name,
@@ -119,7 +121,7 @@ def model_card(
         f"fingerprint {info.get('data', {}).get('fingerprint', UNKNOWN)}",
         "Epochs": f"{progress.get('epoch', UNKNOWN)} of {config.get('epochs', UNKNOWN)}",
         "AP in training": f"{UNKNOWN if ap is None else f'{ap:.4f}'} "
-        "(COCO's AP50-95 on the validation set, rectangular canvases, in training's autocast type)",
+        f"(COCO's AP50-95 on the validation set, {canvases} canvases, in training's autocast type)",
         "Confidence with the best F1": confidence,
         "Input": _input_text(metadata),
         "Preprocessing": f"{steps['colors']}, times {steps['scale']}; letterbox: scaled to fit, "

@@ -43,6 +43,7 @@ class InferenceModel(nn.Module):
         ignores_nms: whether it is a checkpoint with one branch, for which ``nms`` of `open_model` does nothing.
         votes: whether box voting is inside, so that it cannot be left out.
         validation_iou: as published for the model's head, whether or not NMS is needed.
+        squares: whether validation pads images to squares by default.
         confidence: the threshold with the best F1 in validation; None if unknown.
         info: the checkpoint's content, or the metadata of an exported file.
         device: where images are expected and outputs are.
@@ -60,6 +61,7 @@ class InferenceModel(nn.Module):
     ignores_nms: bool = False
     votes: bool
     validation_iou: float
+    squares: bool
     confidence: float | None
     info: dict[str, Any]
     device: torch.device
@@ -101,6 +103,7 @@ class CheckpointModel(InferenceModel):
             self.pixels = PixelFormat.checked(detector.channels, info.get("bits", 8), "images")
         self.input_hw = self.batch = None
         self.nms_iou, self.validation_iou, self.votes = detector.nms_iou, detector.head.validation_iou, False
+        self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
         stored = info.get("progress", {}).get("confidence")
         self.confidence = stored if isinstance(stored, float) and 0 <= stored <= 1 else None
@@ -163,7 +166,7 @@ class ExportedModel(InferenceModel):
         default = None if metadata.is_ours or is_final or metadata.end2end else FOREIGN_IOU
         self.nms_iou = metadata.nms_iou if metadata.is_ours else default
         self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
-        self.confidence = metadata.confidence
+        self.squares, self.confidence = metadata.squares, metadata.confidence
 
     def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:
         return self._reopen, ()

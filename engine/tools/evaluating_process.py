@@ -113,7 +113,8 @@ class _Scorer:
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
         built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
         self._model = built[0]
-        self._loader = build_val_loader(ctx, config, spec, stride=self._model.stride, tile=spec.tile, hyp=self._hyp)
+        canvases = {"stride": self._model.stride, "tile": spec.tile, "squares": self._model.head.squares}
+        self._loader = build_val_loader(ctx, config, spec, **canvases, hyp=self._hyp)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
                 raise UserError(f"{name} differs from that of the training processes")

@@ -134,6 +134,7 @@ def score(
         stride=model.stride,
         tile=tiles.size if in_loader else 0,
         canvas_hw=canvas_hw,
+        squares=model.squares,
     )
     iou_thres = suppression_iou(model.nms_iou, config.iou_thres)
     find = partial(
@@ -186,7 +187,8 @@ def _validate_one(
     result, evaluator, index = score(config, model, spec, canvas_hw, ctx, check_folder)
     if ctx.is_main:
         imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
-        subject = Subject.of_checkpoint(replace(config, imgsz=imgsz), ctx, index, model.stride)
+        rect = not model.squares if config.rect is None else config.rect
+        subject = Subject.of_checkpoint(replace(config, imgsz=imgsz, rect=rect), ctx, index, model.stride)
         _report(config, result, evaluator, index.names, subject)
 
 

@@ -80,7 +80,8 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         for line in unused_settings(ctx, run, model.head, channels=model.channels, tile=spec.tile):
             get_logger().warning("%s", line)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
-    val_loader = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=run.hyp)
+    canvases = {"stride": model.stride, "tile": spec.tile, "squares": model.head.squares}
+    val_loader = build_val_loader(ctx, config, spec, **canvases, hyp=run.hyp)
     fitness.check_objects(val_loader.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)

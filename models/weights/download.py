@@ -5,6 +5,7 @@ An interrupted or stalled transfer is resumed. A file whose checksum differs fro
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import os
@@ -143,6 +144,14 @@ def _public_origin(path: Path) -> Origin:
     return Origin(path.name, f"{entry.license}, if it was the public file of this name")
 
 
+@functools.cache  # once a process
+def _warn_of_other_file(path: Path) -> None:
+    """Says that a file with the name of a public one has another content."""
+    if catalog_name(path.name) in (load_yaml(CATALOG) or {}) and _public_origin(path).license == UNKNOWN:
+        text = "%s: has the name of a public file but another checksum; its license is unknown"
+        get_logger().warning(text, path)
+
+
 STALL_S = 30.0  # seconds without a byte
 TRIES, WAIT_S = 4, 1.0  # seconds before the second try; doubled for each further one
 CHUNK_BYTES = 1 << 18
@@ -267,6 +276,7 @@ def fetch_weights(
     path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):
         if path.is_file():
+            _warn_of_other_file(path)
             return path
         entry = find_entry(name_or_path, catalog)
         target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")

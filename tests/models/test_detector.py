@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,9 @@ def test_parameter_counts_equal_the_published_ones(name: str) -> None:
 
 def test_every_built_in_model_has_a_tested_parameter_count() -> None:
     assert sorted(known_models()) == sorted(COUNTS)
+    for path in MODEL_FOLDER.glob("*.yaml"):
+        stated = re.findall(r"([\d,]+) parameters", path.read_text())
+        assert {int(count.replace(",", "")) for count in stated} <= set(COUNTS.values()), path
 
 
 @pytest.mark.parametrize("name", NANO)

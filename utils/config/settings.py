@@ -337,8 +337,9 @@ class ValConfig(_TileConfig, _DataConfig):
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
-    rect: bool = setting(
-        True, help="rectangular batches of similar aspect ratio, with minimum padding, if the file takes them"
+    rect: bool | None = setting(
+        None,
+        help="rectangular batches with minimum padding, if the file takes them; default: by head (YOLOX: squares)",
     )
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(

@@ -282,9 +282,9 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
         if plain in ("false", "none") and key in _OFF:
             return []
         raise UserError(_OTHER_MEANING.get(key) or reason(script, flag))
-    takes_none = fixed or action.nargs == "?" or isinstance(action, argparse.BooleanOptionalAction)
-    if takes_none and plain in ("true", "false"):
-        off = [f"--no-{name[2:]}"] if action.default is True else []
+    is_switch = isinstance(action, argparse.BooleanOptionalAction)
+    if (fixed or action.nargs == "?" or is_switch) and plain in ("true", "false"):
+        off = [f"--no-{name[2:]}"] if is_switch and action.default is not False else []
         return [name, *fixed] if plain == "true" else off
     if name == "--format" and conversion(plain):
         raise UserError(conversion(plain))

@@ -52,6 +52,7 @@ class ExportMetadata:
     nms_iou: float | None = None  # None: the detections need no NMS
     box_voting: bool = False  # by the NMS inside
     validation_iou: float | None = None  # as published for the model's head
+    squares: bool = False  # whether validation pads images to squares by default
     confidence: float | None = None  # threshold with the best F1 in validation
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
@@ -96,6 +97,7 @@ class ExportMetadata:
             "nms_iou": self.nms_iou,
             "box_voting": self.box_voting,
             "validation_iou": self.validation_iou,
+            "squares": self.squares,
             "confidence": self.confidence,
             "preprocessing": preprocessing(PixelFormat(self.channels, self.bits)),
             "bits": self.bits,
@@ -160,12 +162,10 @@ def _with_own(parsed: ExportMetadata, text: str) -> ExportMetadata:
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(f"damaged metadata ('{KEY}' is not ours)") from None
-    known = {"version", "layout", "needs_nms", "box_voting", "preprocessing", "bits", "data", *fractions}
+    known = {"version", "layout", "needs_nms", "box_voting", "squares", "preprocessing", "bits", "data", *fractions}
     details = {key: value for key, value in own.items() if key not in known}
-    box_voting = own.get("box_voting") is True  # files without the entry are older
-    return replace(
-        parsed, layout=own["layout"], box_voting=box_voting, bits=bits, data=data, details=details, **fractions
-    )
+    flags = {key: own.get(key) is True for key in ("box_voting", "squares")}
+    return replace(parsed, layout=own["layout"], bits=bits, data=data, details=details, **flags, **fractions)
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:

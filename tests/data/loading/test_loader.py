@@ -46,12 +46,13 @@ def open_loader(index, monkeypatch):
     class Spec:
         source, tile = "synthetic.yaml", 0
 
-    def build(*, ctx=SINGLE, training=True, **options):
-        config = TrainConfig(**({"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0} | options))
+    def build(*, ctx=SINGLE, training=True, squares=False, config=TrainConfig, **options):
+        own = {"epochs": 20} if config is TrainConfig else {"weights": []}
+        config = config(**({"imgsz": 64, "batch_size": 8, "workers": 0} | own | options))
         if training:
             check_loader_settings(ctx, config, HYP)
             return build_train_loader(ctx, config, HYP, Spec(), stride=32)
-        return build_val_loader(ctx, config, Spec(), stride=32)
+        return build_val_loader(ctx, config, Spec(), stride=32, squares=squares)
 
     return build
 
@@ -300,6 +301,14 @@ def test_a_real_data_set_gives_well_formed_batches(tmp_path):
     batches = list(loader)
     assert [len(b.images) for b in batches] == [3, 2]
     assert all(len(b.targets) == len(b.images) for b in batches)
+
+
+@pytest.mark.parametrize(("squares", "rect", "square"), [(False, None, False), (True, None, True), (True, True, False)])
+def test_the_head_decides_about_squares_unless_a_flag_does(open_loader, squares, rect, square):
+    trained = open_loader(training=False, imgsz=160, squares=squares) if rect is None else None
+    validated = open_loader(training=False, imgsz=160, squares=squares, rect=rect, config=ValConfig)
+    for loader in filter(None, (trained, validated)):
+        assert all(batch.images.shape[2] == batch.images.shape[3] for batch in loader) == square
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])

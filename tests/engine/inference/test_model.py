@@ -23,7 +23,9 @@ from utils.files.checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
 NAMES = ("light", "dark", "gray")
-OURS = ExportMetadata(names=NAMES, imgsz_hw=(64, 96), layout="raw", nms_iou=0.6, validation_iou=0.6, confidence=0.3)
+OURS = ExportMetadata(
+    names=NAMES, imgsz_hw=(64, 96), layout="raw", nms_iou=0.6, validation_iou=0.6, confidence=0.3, squares=True
+)
 BOXES = torch.tensor([[10.0, 20, 30, 60], [0, 0, 64, 64], [40, 8, 48, 24], [1, 2, 3, 5], [9, 9, 40, 40]])
 SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.3, 0.8], [0.0, 0.0, 0.0], [0.5, 0.6, 0.1], [0.4, 0.3, 0.2]])
 

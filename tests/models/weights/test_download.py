@@ -381,6 +381,17 @@ def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
     assert origin_of({}, public) == ("tiny.pt, a file of unknown origin", "unknown")
 
 
+def test_a_file_of_unknown_license_under_a_public_name_is_named_once(fetch, public, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(downloads.get_logger(), "propagate", True)
+    mine, changed = shutil.copy(public, tmp_path / "mine.pt"), tmp_path / "other/tiny.pt"
+    changed.parent.mkdir()
+    changed.write_bytes(b"others")
+    for path in (public, mine, changed, changed):
+        fetch(str(path), offline=True)
+    (line,) = caplog.messages
+    assert line == f"{changed}: has the name of a public file but another checksum; its license is unknown"
+
+
 def test_checkpoints_pass_on_the_origin_that_they_store(public, tmp_path):
     first = origin_of_run(stored(public))
     second = origin_of_run(stored(tmp_path / "a.pt", format="lockstep", origin=first._asdict(), config={"epochs": 3}))

@@ -138,6 +138,7 @@ save_dir: runs/detect/train
         ("train.py", "lr=0.1 multi_scale=0.25", "train.py --set lr0=0.1 --multi-scale --set multi_scale_range=0.25"),
         ("train.py", "plots=False cos_lr=True cache=True amp=False", "train.py --noplots --cos-lr --cache --amp off"),
         ("train.py", "val=False cache=disk rect=False", "train.py --val-every 0 --cache disk"),
+        ("val.py", "model=a.pt rect=False", "val.py --weights a.pt --no-rect"),
         ("train.py", "device=[0, 1] freeze=[0,1] name='my run'", "train.py --device 0,1 --freeze 0 1 --name 'my run'"),
         ("train.py", "freeze=[3] imgsz=[640,480]", "train.py --freeze 3 3 --imgsz 640"),
         ("train.py", "freeze=3 nbs=64 device=None classes=[]", "train.py --freeze 3 --nominal-batch 64"),
