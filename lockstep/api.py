@@ -7,6 +7,7 @@ Ctrl-C, or interrupting a notebook's kernel, reaches the command once. A trainin
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -20,7 +21,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, Unpack
@@ -30,7 +30,7 @@ from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 from utils.config.parser import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.spawn import end_with_parent, failure_reason
-from utils.errors import INTERRUPTED, REQUEUE, UserError
+from utils.errors import INTERRUPTED, REQUEUE, UserError, has_control_characters, one_line
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 
@@ -183,6 +183,7 @@ def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tup
     Returns:
         its exit status, and its lines.
     """
+    _check_text(*flags)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -207,7 +208,7 @@ def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tup
                 child.wait()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _interrupts() -> Iterator[list[Callable[[], object]]]:
     """In the block, an interrupt raises nothing, which could lose output, but calls the functions in the list."""
     functions: list[Callable[[], object]] = []
@@ -263,10 +264,21 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
         raise UserError(f"data: must hold texts, numbers, lists and mappings ({error})") from None
+    _check_text(f"project={project}")
     file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def _check_text(*flags: str) -> None:
+    """Raises UserError for a flag that no process can be started with, or that lines of its log cannot name."""
+    for flag in flags:
+        with contextlib.suppress(UnicodeEncodeError):
+            os.fsencode(flag)
+            if not has_control_characters(flag):
+                continue
+        raise UserError(f"{one_line(flag)}: contains a control character or half a character, as in {flag[:80]!r}")
 
 
 def _plain(value: Any) -> Any:

@@ -64,6 +64,27 @@ def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys
         lockstep.export("best.pt")
 
 
+@pytest.mark.parametrize("text", ["a\0b", "a\nb", "a\x1b[31mb", "a\ud800b"])
+def test_arguments_with_control_characters_are_one_line(command, text):
+    command("print('run folder a b (settings.yaml: all settings)')")
+    folder = {"path": ".", "train": "a", "names": ["a"]}
+    for start in (
+        lambda: lockstep.train(text),
+        lambda: lockstep.train(name=text),
+        lambda: lockstep.train(folder, project=text),
+        lambda: lockstep.train(hyp=text),
+        lambda: lockstep.train(classes=["a", text]),
+        lambda: lockstep.train(callbacks=text),
+        lambda: lockstep.resume(text),
+        lambda: lockstep.val(text),
+        lambda: lockstep.val("best.pt", text),
+        lambda: lockstep.export(text),
+        lambda: lockstep.check(text),
+    ):
+        with pytest.raises(lockstep.Error, match="contains a control character or half a character"):
+            start()
+
+
 def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path):
     command("""
 def stop(*_):

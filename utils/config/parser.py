@@ -71,6 +71,8 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
         raise UserError(f"{where}: must be a finite number, got {value!r}")
     if any(isinstance(v, int) and not fits_64_bits(v) for v in (value if origin is list else [value])):
         raise UserError(f"{where}: {TOO_LONG}")
+    if field.name in ("project", "name") and one_line(value) != value:  # a line of the log names the folder
+        raise UserError(f"{where}: {value!r} contains a control character or is not UTF-8; choose another name")
     meta = field.metadata
     wrong = [v for v in (value if origin is list else [value]) if meta["choices"] and v not in meta["choices"]]
     if wrong:

@@ -24,7 +24,15 @@ from utils.config.parser import (
 )
 from utils.config.reference import COMMANDS
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import (
+    TOPICS,
+    CompareConfig,
+    DetectConfig,
+    ExportConfig,
+    Hyperparameters,
+    TrainConfig,
+    ValConfig,
+)
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 
@@ -260,6 +268,15 @@ def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
         load_yaml(tmp_path / "x.yaml")
     with pytest.raises(UserError, match="--set lr0: the value is nested too deeply"):
         hyperparameters_from("", ["lr0=" + "[" * 100_000])
+
+
+@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, CompareConfig, KfoldConfig, SearchConfig])
+@pytest.mark.parametrize("flag", ["--name", "--project"])
+@pytest.mark.parametrize("text", ["a\nb", "a\x1bb", "a\udcffb", "a\u2028b"])
+def test_folders_that_no_line_can_name_are_refused(cls, flag, text):
+    required = {ValConfig: ["--weights", "a"], DetectConfig: ["--weights", "a", "--source", "a"], CompareConfig: ["a"]}
+    with pytest.raises(UserError, match=f"^{flag}: 'a.* contains a control character or is not UTF-8"):
+        parse_config(cls, [*required.get(cls, []), f"{flag}={text}"], "")
 
 
 def test_overriding_a_merged_key_is_not_a_repetition(tmp_path):
