@@ -38,7 +38,7 @@ EXPLANATIONS = {
     scan_kinds.NO_AREA: "training leaves these boxes out",
     scan_kinds.NOT_FINITE: "training leaves these images out",
     scan_kinds.OUTSIDE: "training leaves these boxes out",
-    scan_kinds.DUPLICATE: "training uses the first of equal rows",
+    scan_kinds.DUPLICATE: "training uses the first of equal rows, scores count all as pycocotools does",
     scan_kinds.SIZE: "labels may belong to another version of the image",
     scan_kinds.REPEATED_IMAGE: "training uses it once",
     scan_kinds.UNLISTED: "training leaves these images out",

@@ -43,9 +43,10 @@ def neighbors_in_runs(keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray
 
 
 def box_pairs(split: CheckedSplit) -> list[Issue]:
-    """Pairs of boxes of an image with an IoU above `SAME_IOU`. Crowd regions are left out."""
+    """Pairs of boxes of an image with an IoU above `SAME_IOU`. Crowd regions, and repetitions, which the scan reports,
+    are left out."""
     index = split.index
-    rows = np.flatnonzero(~index.crowd)
+    rows = np.flatnonzero(~index.crowd & ~index.repeated)
     image = index.image_of_box[rows]
     x, y, w, h = index.boxes_xywh_px[rows].T
     issues = []

@@ -32,14 +32,14 @@ from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 2  # increase it when the arrays or their meaning change
+CACHE_VERSION = 3  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
 # object and no label file; in VOC and exports of labeling services, every image has a label file. The usual advice is
 # at most 10 % backgrounds, and more can be declared with empty files.
 MAX_UNLABELED = 0.1
 SINGLE_CLASS_NAME = "object"
 _LEFT_OUT = -2  # the number of a class that is not used
-_OF_BOXES = ("boxes_xywh_px", "classes", "crowd", "area_px")  # arrays of an index that have a row per box
+_OF_BOXES = ("boxes_xywh_px", "classes", "crowd", "area_px", "repeated")  # arrays of an index that have a row per box
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class DatasetIndex(LabelArrays):
     classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
     crowd: np.ndarray  # bool (M,) regions in which a class is ignored
     area_px: np.ndarray  # float64 (M,) of the object if the labels have it, else of the box
+    repeated: np.ndarray  # bool (M,) equal to an earlier box of its image
     report: ScanReport
     fingerprint: str = ""
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
@@ -90,6 +91,13 @@ class DatasetIndex(LabelArrays):
         """The index of the same images with the boxes of ``rows``, bool (m,), only."""
         boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
         return replace(self, offsets=np.r_[0, np.cumsum(rows)][self.offsets], **boxes)
+
+    def without_repeats(self) -> DatasetIndex:
+        """The index with each box once."""
+        if not self.repeated.any():
+            return self
+        once = self.with_boxes(~self.repeated)
+        return replace(once, report=replace(self.report, totals=self.report.totals | _totals(once)))
 
     def labels(self, i: int) -> np.ndarray:
         """Of image i, see `labels_of`."""
@@ -152,6 +160,7 @@ def load_index(
     verify: str = "sample",
     fraction: float = 1.0,
     seed: int = 0,
+    repeats: bool = True,
     progress: bool = True,
 ) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
@@ -164,6 +173,7 @@ def load_index(
         single_cls: treat all classes as one.
         verify: "sample" or "full", see `data.index.scan.scan_split`.
         fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
+        repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training does without.
         progress: show a progress bar.
 
     Raises:
@@ -172,11 +182,12 @@ def load_index(
     """
     part, split = split, "train" if spec.held_out and split == "val" else split
     chooses = bool(spec.classes or spec.class_of)
+    use = {"fraction": fraction, "seed": seed, "repeats": repeats}
     if spec.split(split).parts:
         index = _load_parts(
             spec, split, cache_dir=cache_dir, workers=workers, max_bad=max_bad, verify=verify, progress=progress
         )
-        index = _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
+        index = _used(index, spec, part, single_cls=single_cls, **use)
         get_logger().info("%s: %s", part, index.report.summary())
         _check_some_objects(index, "", spec, part)
         _check_backgrounds(index, spec, part)
@@ -186,7 +197,7 @@ def load_index(
         if spec.pixels != RGB8:
             fingerprint = _digest(index.fingerprint, spec.pixels.content())
             index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
-        whole, index = index.report, _used(index, spec, part, single_cls=single_cls, fraction=fraction, seed=seed)
+        whole, index = index.report, _used(index, spec, part, single_cls=single_cls, **use)
         get_logger().info("%s: %s (shards)", part, index.report.summary())
         _check_bad_images(whole, split, max_bad, "")
         _check_some_objects(index, shards.name, spec, part)
@@ -217,7 +228,7 @@ def load_index(
         write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
     index = replace(index, pixels=spec.pixels)
     whole = index.report
-    index = _used(index, used, part, single_cls=single_cls and chooses, fraction=fraction, seed=seed)
+    index = _used(index, used, part, single_cls=single_cls and chooses, **use)
     hold(index, path)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
@@ -272,6 +283,7 @@ def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
         classes=np.r_[number[index.classes], np.tile(missing, len(index))][order],
         crowd=np.r_[index.crowd, np.ones(len(image), bool)][order],
         area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
+        repeated=np.r_[index.repeated, np.zeros(len(image), bool)][order],
     )
 
 
@@ -285,10 +297,12 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
 
 
 def _used(
-    index: DatasetIndex, spec: DatasetSpec, part: str, *, single_cls: bool, fraction: float, seed: int
+    index: DatasetIndex, spec: DatasetSpec, part: str, *, single_cls: bool, fraction: float, seed: int, repeats: bool
 ) -> DatasetIndex:
     """What a run uses of ``index``, which has all images and the classes of the labels. ``part``: the split that the
     run asks for, of which the training images may hold some out."""
+    if not repeats:  # before classes are merged
+        index = index.without_repeats()
     if spec.held_out and part in ("train", "val"):
         index = _part(index, part, spec)
     if single_cls or spec.classes or spec.class_of:

@@ -58,6 +58,7 @@ class ScannedSplit(NamedTuple):
     classes: np.ndarray
     crowd: np.ndarray
     area_px: np.ndarray
+    repeated: np.ndarray
     report: ScanReport
 
 
@@ -285,6 +286,7 @@ def _assemble(
         classes=boxes.classes,
         crowd=boxes.crowd,
         area_px=boxes.area_px,
+        repeated=boxes.repeated,
         report=ScanReport.of([*general, *(p.finding for p in found)], totals),
     )
     return Scan(split, source, np.array(kept, np.int64), boxes.line, found, general)

@@ -14,7 +14,7 @@ from utils.errors import UserError
 from utils.store.shards import SUFFIX, open_shards
 from utils.strings import class_difference
 
-VERSION = 1  # of the layout and of what the arrays mean
+VERSION = 2  # of the layout and of what the arrays mean
 _CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
 
@@ -55,6 +55,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "classes": (np.int32, (boxes,)),
         "crowd": (np.bool_, (boxes,)),
         "area_px": (np.float64, (boxes,)),
+        "repeated": (np.bool_, (boxes,)),
     }
     wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
@@ -66,6 +67,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "image_hw": bool((image_hw > 0).all()),
         "classes": bool(((classes >= -1) & (classes < len(names))).all()),
         "crowd": bool((arrays["crowd"].view(np.uint8) <= 1).all()),
+        "repeated": bool((arrays["repeated"].view(np.uint8) <= 1).all()),
         "area_px": bool(np.isfinite(arrays["area_px"]).all()),
         "text": isinstance(names, list) and all(isinstance(text, str) for text in texts),
         "totals": all(type(n) is int and n >= 0 for n in numbers) and meta["totals"]["images"] == count,

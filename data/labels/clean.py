@@ -13,7 +13,7 @@ import numpy as np
 from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
 
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
-PARSER_VERSION = 2
+PARSER_VERSION = 3
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
 
@@ -68,11 +68,12 @@ class Boxes(NamedTuple):
     area_px: np.ndarray  # float64 (M,)
     crowd: np.ndarray  # bool (M,)
     line: np.ndarray  # int64 (M,) where the label file has it: of `LabelSource.where`
+    repeated: np.ndarray  # bool (M,) equal to an earlier box of the image: scored, but not trained on
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
 def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
-    """Clips boxes to their images and removes boxes without area, outside the image, or repeated exactly.
+    """Clips boxes to their images, removes boxes without area or outside the image, and marks exact repetitions.
 
     Args:
         table: float64 (R, 9), see `row_table`; images ascending.
@@ -80,7 +81,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
         normalized: corners and areas are fractions of the image size, not pixels.
 
     Returns:
-        the remaining boxes; and for each row that was removed or clipped, its image and the problem.
+        the remaining boxes; and for each row that was removed, clipped or repeated, its image and the problem.
     """
     from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_dataset` does without
 
@@ -95,15 +96,15 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     inside_size = inside[:, 2:] - inside[:, :2]
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
     kept = has_area & ~outside
-    duplicate = kept & _repeated(np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), kept)
+    repeated = _repeated(np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), kept)
     # Labels are rounded to 0.01 px (COCO) or 1e-6 of the image size (YOLO); less is not reported.
     tolerance = 0.01 + 1e-5 * np.maximum(height, width)
-    clipped = kept & ~duplicate & (np.abs(inside - corners).max(1, initial=0) > tolerance)
+    clipped = kept & (np.abs(inside - corners).max(1, initial=0) > tolerance)
     findings = _findings(
-        table, corners, image_hw, {NO_AREA: ~has_area, OUTSIDE: outside, DUPLICATE: duplicate, CLIPPED: clipped}
-    )
+        table, corners, image_hw,
+        {NO_AREA: ~has_area, OUTSIDE: outside, DUPLICATE: repeated, CLIPPED: clipped & ~repeated},
+    )  # fmt: skip
 
-    kept &= ~duplicate
     table, area, inside_size = table[kept], area[kept], inside_size[kept]
     # The area of a clipped object is reduced by the same factor as its box.
     area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
@@ -115,6 +116,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
         area_px=area,
         crowd=table[:, CROWD] != 0,
         line=table[:, LINE].astype(np.int64),
+        repeated=repeated[kept],
     )
     return boxes, findings
 
@@ -140,7 +142,7 @@ def _findings(
             text = {
                 NO_AREA: f"corners {box} px; left out",
                 OUTSIDE: f"corners {box} px, image {width}x{height}; left out",
-                DUPLICATE: f"corners {box} px repeat an earlier row; left out",
+                DUPLICATE: f"corners {box} px repeat an earlier row; training uses it once",
                 CLIPPED: f"corners {box} px exceed the image, {width}x{height}; clipped to it",
             }[kind]
             line, class_id = int(table[row, LINE]), int(table[row, CLASS])

@@ -337,6 +337,7 @@ def _open_split(
             verify=config.verify,
             fraction=fraction,
             seed=options.get("seed", 0),
+            repeats=not options.get("augment"),
             progress=ctx.is_node_leader,
         )
     if tile not in (0, index.tile):  # of the checkpoint, not of the YAML

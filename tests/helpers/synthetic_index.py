@@ -48,6 +48,7 @@ def index_of(
         classes=np.asarray(classes, np.int32),
         crowd=np.zeros(len(boxes_xywh_px), bool),
         area_px=boxes_xywh_px[:, 2:].prod(1),
+        repeated=np.zeros(len(boxes_xywh_px), bool),
         report=ScanReport.of([], totals),
     )
 

@@ -1,7 +1,9 @@
 """Scanning: the formats agree, every defect is reported, the data set is not changed, and caches are never stale."""
 
+import contextlib
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -20,8 +22,11 @@ from data.index import scan
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from data.index.index import load_index
+from engine.evaluation.metrics import score_detections
 from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
+from utils.boxes import xywh_to_xyxy
 from utils.errors import UserError
 from utils.files import array_file as index_cache
 from utils.files.locks import flock
@@ -342,6 +347,37 @@ def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):
     )
 
 
+def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, tmp_path):
+    coco, cocoeval = pytest.importorskip("pycocotools.coco"), pytest.importorskip("pycocotools.cocoeval")
+    path = root / "instances.json"
+    content = json.loads(path.read_text())
+    count = len(content["annotations"])
+    content["annotations"] += [content["annotations"][i] | {"id": 50 + i} for i in (0, 2)]
+    path.write_text(json.dumps(content))
+    write_yaml(root, "annotations: instances.json\n", names=None)
+    index = load(root, tmp_path / "cache")
+    gt = index.ground_truth()
+    assert len(gt.classes) == count + 2
+    image = index.image_of_box[:-1]  # the last object is missed
+    scores = np.linspace(0.9, 0.5, len(image))
+    table = make_table(image, xywh_to_xyxy(gt.boxes_xywh_px[:-1]), scores, gt.classes[:-1])
+    found = [
+        {"image_id": gt.image_ids[i], "category_id": gt.category_ids[c], "bbox": box.tolist(), "score": score}
+        for i, c, box, score in zip(image, gt.classes, gt.boxes_xywh_px, scores)
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference = coco.COCO(path)
+        evaluation = cocoeval.COCOeval(reference, reference.loadRes(found), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    assert 0 < evaluation.stats[0] < 1
+    assert score_detections(gt, table, len(NAMES)).ap == pytest.approx(evaluation.stats[0], abs=1e-12)
+    once = load(root, tmp_path / "cache", repeats=False)
+    assert once.report.totals["boxes"] == len(once.classes) == count
+    np.testing.assert_array_equal(once.boxes_xywh_px, index.boxes_xywh_px[~index.repeated])
+
+
 def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     images, labels = root / "images/train", root / "labels/train"
     rows = ["0 0.5 0.5 0.2 0.2", "0 0.5 0.5", "7 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2 0.2", "1 0.9 0.5 0.4 0.2"]
@@ -355,7 +391,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     (images / "f.gif").write_bytes(b"GIF89a")
     (images / "._a.jpg").write_bytes(b"left by macOS")
     before = tree_state(root)
-    index = load(root, tmp_path / "cache", max_bad=0.9)
+    index = load(root, tmp_path / "cache", max_bad=0.9, repeats=False)
     assert tree_state(root) == before
     assert list(index.paths) == [f"images/train/{n}" for n in ("a.jpg", "e.jpg", "ü.jpg")]
     np.testing.assert_allclose(index.labels(0), [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.85, 0.5, 0.3, 0.2]], atol=1e-7)

@@ -204,7 +204,7 @@ def test_boxes_beyond_the_image_are_clipped_and_their_area_is_reduced():
     assert [(f.line, f.kind) for f in findings] == [(1, CLIPPED)]
 
 
-def test_useless_boxes_are_left_out_and_reported():
+def test_useless_boxes_are_left_out_and_repetitions_marked():
     rows = [
         (0, 1, 1, 1, 5, 0, 0, 1),
         (0, 5, 5, 1, 9, -16, 0, 2),
@@ -212,8 +212,9 @@ def test_useless_boxes_are_left_out_and_reported():
         (0, 1, 1, 5, 5, 16, 0, 4),
     ]
     boxes, findings = clean(*rows, rows[3], (1, *rows[3][1:]), (*rows[3][:6], 1, 5))
-    np.testing.assert_array_equal(boxes.classes, [0, 1, 0])
-    np.testing.assert_array_equal(boxes.crowd, [False, False, True])
+    np.testing.assert_array_equal(boxes.classes, [0, 0, 1, 0])
+    np.testing.assert_array_equal(boxes.repeated, [False, True, False, False])
+    np.testing.assert_array_equal(boxes.crowd, [False, False, False, True])
     assert sorted((f.line, f.kind) for f in findings) == [(1, NO_AREA), (2, NO_AREA), (3, OUTSIDE), (4, DUPLICATE)]
 
 
@@ -233,7 +234,7 @@ def test_no_rows_give_no_boxes():
 
 def reference(rows, height, width):
     """The rules, one row at a time."""
-    kept, seen = [], set()
+    kept, rows_seen = [], []
     for c, x1, y1, x2, y2, *_ in rows:
         x1, x2, y1, y2 = x1 * width, x2 * width, y1 * height, y2 * height
         if not (
@@ -242,11 +243,11 @@ def reference(rows, height, width):
             continue
         a1, a2 = min(max(x1, 0), width), min(max(x2, 0), width)
         b1, b2 = min(max(y1, 0), height), min(max(y2, 0), height)
-        if not (a2 - a1 >= MIN_SIDE_PX and b2 - b1 >= MIN_SIDE_PX) or (c, x1, y1, x2, y2) in seen:
+        if not (a2 - a1 >= MIN_SIDE_PX and b2 - b1 >= MIN_SIDE_PX):
             continue
-        seen.add((c, x1, y1, x2, y2))
-        kept.append((c, a1, b1, a2 - a1, b2 - b1))
-    return np.array(kept).reshape(-1, 5)
+        kept.append((c, a1, b1, a2 - a1, b2 - b1, (c, x1, y1, x2, y2) in rows_seen))
+        rows_seen.append((c, x1, y1, x2, y2))
+    return np.array(kept).reshape(-1, 6)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -259,8 +260,9 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside_the_image(seed):
     boxes, findings = clean_rows(row_table([0], [raw]), np.array([[120, 90]]), True)
     expected = reference(raw.rows, 120.0, 90.0)
     np.testing.assert_array_equal(boxes.classes, expected[:, 0])
-    np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:])
-    lost = [f for _, f in findings if f.kind != CLIPPED]
+    np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:5])
+    np.testing.assert_array_equal(boxes.repeated, expected[:, 5])
+    lost = [f for _, f in findings if f.kind not in (CLIPPED, DUPLICATE)]
     assert len(boxes.image) + len(lost) == 300  # nothing is dropped silently
     assert np.isfinite(boxes.area_px).all()
     assert (boxes.boxes_xywh_px[:, :2] >= 0).all()

@@ -206,7 +206,8 @@ def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
         ("totals", {}),
         ("names", "light"),
         ("fingerprint", 3),
-        ("version", 2),
+        ("version", 99),
+        ("repeated", lambda v: v[:-1]),
         ("category_ids", ["x", "y"]),
     ],
 )

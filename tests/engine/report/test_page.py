@@ -56,6 +56,7 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
         classes=rng.integers(0, len(names), total).astype(np.int32),
         crowd=np.zeros(total, bool),
         area_px=boxes[:, 2:].prod(1),
+        repeated=np.zeros(total, bool),
         report=report,
     )
 
