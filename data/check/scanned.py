@@ -7,37 +7,42 @@ from typing import NamedTuple
 import numpy as np
 
 from data.check.issues import Box, Issue
-from data.index.dataset_yaml import DatasetSpec
-from data.index.files import list_split
-from data.index.index import DatasetIndex, load_index, without_labels
-from data.index.scan import Scan, scan_split
-from data.index.sharded import shards_of
+from data.index.dataset_yaml import IGNORED, DatasetSpec
+from data.index.index import DatasetIndex, ScannedPart, load_index
+from data.labels.findings import Finding, relative_name
 from utils.boxes import xywh_to_xyxy
-from utils.logger import get_logger
 
 
 class CheckedSplit(NamedTuple):
-    """A split of N usable images and M boxes."""
+    """A split of N usable images and M boxes, as training reads it."""
 
     name: str
     index: DatasetIndex
-    scan: Scan | None = None  # None: not at hand, so that nothing is known about the label files
+    parts: tuple[ScannedPart, ...] = ()  # in the order of the images; empty: not at hand
 
     def box(self, row: int) -> Box:
         """Box ``row`` of the index."""
-        index, scan = self.index, self.scan
+        index = self.index
         image = self.image_of(row)
         return Box(
             index.names[index.classes[row]],
             int(index.classes[row]),
             tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
             int(row - index.offsets[image]),
-            scan.source.where(int(scan.numbers[image]), int(scan.lines[row])) if scan else None,
+            self._where(row, image),
         )
 
     def image_of(self, row: int) -> int:
         """The image of box ``row``."""
         return int(np.searchsorted(self.index.offsets, row, side="right")) - 1
+
+    def part_of(self, image: int) -> tuple[ScannedPart, int] | None:
+        """The part that ``image`` is from, and its number in the label files; None if these are not at hand."""
+        for part in self.parts:
+            if image < len(part.index):
+                return part.scan and (part, int(part.scan.numbers[image]))
+            image -= len(part.index)
+        return None
 
     def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
         """An issue about boxes of one image."""
@@ -45,34 +50,49 @@ class CheckedSplit(NamedTuple):
         image = self.index.paths[self.image_of(rows[0])]
         return Issue(kind, text, self.name, (image,), boxes[-1].where or "", boxes)
 
+    def relative(self, part: ScannedPart, name: str) -> str:
+        """``name``, relative to the folder of ``part``, relative to that of the data set."""
+        return name if part.index.root == self.index.root else relative_name(part.index.root / name, self.index.root)
+
+    def _where(self, row: int, image: int) -> str | None:
+        line, found = int(self.index.line[row]), self.part_of(image)
+        if line < 0 or found is None:
+            return None
+        part, number = found
+        return self.relative(part, part.scan.source.where(number, line))
+
 
 def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, verify: str) -> list[CheckedSplit]:
-    """Scans ``splits``; nothing is cached. Arguments and errors are those of `scan_split` and `list_split`."""
+    """Scans ``splits``; nothing is cached. Arguments and errors are those of `load_index`."""
     scanned = []
     for split in splits:
-        if shards_of(spec, split):  # they were scanned when they were written
-            scanned.append(CheckedSplit(split, load_index(spec, split, max_bad=1.0)))
-            continue
-        listing = list_split(spec, split)
-        if what := without_labels(listing, spec, split):
-            get_logger().warning("%s", what)
-        scan = scan_split(spec, split, listing, workers=workers, single_cls=False, show_progress=True, verify=verify)
-        index = DatasetIndex(spec.names, spec.root, **scan.split._asdict(), pixels=spec.pixels, tile=spec.tile)
-        scanned.append(CheckedSplit(split, index, scan))
+        parts: list[ScannedPart] = []
+        index = load_index(spec, split, workers=workers, verify=verify, checked=parts)
+        scanned.append(CheckedSplit(split, index, tuple(parts)))
     return scanned
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
     """The findings of the scan, by kind."""
-    if split.scan is None:
-        lines = (line.split(": ", 2) for line in split.index.report.lines if line.count(": ") > 1)
-        return sorted((Issue(kind, text, split.name, (), where) for where, kind, text in lines), key=lambda i: i.kind)
-    images, names = split.scan.source.images, split.index.names
-    issues = [Issue(f.kind, f.text, split.name, (), f.where) for f in split.scan.general]
-    for p in split.scan.found:
+    issues = [issue for part in split.parts for issue in _issues_of(split, part)]
+    return sorted(issues, key=lambda issue: issue.kind)
+
+
+def _issues_of(split: CheckedSplit, part: ScannedPart) -> list[Issue]:
+    if part.scan is None:
+        lines = (line.split(": ", 2) for line in part.index.report.lines if line.count(": ") > 1)
+        return [Issue(kind, text, split.name, (), split.relative(part, where)) for where, kind, text in lines]
+
+    def issue(found: Finding, images: tuple[str, ...] = (), boxes: tuple[Box, ...] = ()) -> Issue:
+        return Issue(found.kind, found.text, split.name, images, split.relative(part, found.where), boxes)
+
+    issues = [issue(finding) for finding in part.scan.general]
+    images = part.scan.source.images
+    for p in part.scan.found:
         boxes = ()
         if p.xyxy_px and np.isfinite(p.xyxy_px).all():
-            boxes = (Box(names[p.class_id], p.class_id, p.xyxy_px, where=p.finding.where),)
-        f = p.finding
-        issues.append(Issue(f.kind, f.text, split.name, (images[p.image].name,), f.where, boxes))
-    return sorted(issues, key=lambda issue: issue.kind)
+            name = part.learned[p.class_id] or part.index.names[p.class_id]
+            number = split.index.names.index(name) if name in split.index.names else IGNORED
+            boxes = (Box(name, number, p.xyxy_px, where=split.relative(part, p.finding.where)),)
+        issues.append(issue(p.finding, (split.relative(part, images[p.image].name),), boxes))
+    return issues

@@ -56,7 +56,9 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     """Raises UserError when the split, its folder, its annotations or any image is missing, or it joins data sets."""
     source = spec.split(split)
     if source.parts:
-        raise UserError(f"{spec.source}: '{split}' joins other data sets, which is for training and scoring; name one")
+        raise UserError(
+            f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
+        )
     found: dict[str, ImageFile] = {}
     findings: list[Finding] = []
     lists: dict[Path, list[str]] = {}

@@ -7,17 +7,19 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.image_io.decode import unread_summary
 from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split, unread_files
-from data.index.scan import scan_split
+from data.index.scan import Scan, scan_split
 from data.index.sharded import sharded_content, shards_of
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
@@ -32,14 +34,21 @@ from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 3  # increase it when the arrays or their meaning change
+CACHE_VERSION = 4  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
 # object and no label file; in VOC and exports of labeling services, every image has a label file. The usual advice is
 # at most 10 % backgrounds, and more can be declared with empty files.
 MAX_UNLABELED = 0.1
 SINGLE_CLASS_NAME = "object"
 _LEFT_OUT = -2  # the number of a class that is not used
-_OF_BOXES = ("boxes_xywh_px", "classes", "crowd", "area_px", "repeated")  # arrays of an index that have a row per box
+_OF_BOXES = (
+    "boxes_xywh_px",
+    "classes",
+    "crowd",
+    "area_px",
+    "repeated",
+    "line",
+)  # arrays of an index that have a row per box
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class DatasetIndex(LabelArrays):
     crowd: np.ndarray  # bool (M,) regions in which a class is ignored
     area_px: np.ndarray  # float64 (M,) of the object if the labels have it, else of the box
     repeated: np.ndarray  # bool (M,) equal to an earlier box of its image
+    line: np.ndarray  # int32 (M,) as `LabelSource.where` takes it; -1: no label file has this box
     report: ScanReport
     fingerprint: str = ""
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
@@ -149,6 +159,20 @@ class DatasetIndex(LabelArrays):
         return max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1)
 
 
+class ScannedPart(NamedTuple):
+    """What has been read for a split: all of it, or one of the data sets that it joins."""
+
+    spec: DatasetSpec
+    index: DatasetIndex  # all images, with the classes of the labels
+    scan: Scan | None  # None: shards, which were scanned when they were written
+
+    @property
+    def learned(self) -> list[str | None]:
+        """What the classes of the labels are called for the model; None: they are ignored."""
+        names = {IGNORED: None} | dict(enumerate(self.spec.names))
+        return [names[number] for number in self.spec.class_of or range(len(self.spec.names))]
+
+
 def load_index(
     spec: DatasetSpec,
     split: str,
@@ -162,6 +186,7 @@ def load_index(
     seed: int = 0,
     repeats: bool = True,
     progress: bool = True,
+    checked: list[ScannedPart] | None = None,
 ) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
     data set.
@@ -175,6 +200,8 @@ def load_index(
         fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
         repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training does without.
         progress: show a progress bar.
+        checked: for a check: receives what has been scanned, in the order of the images. No cache is read or written,
+            and what is wrong with the split as a whole is a warning, not an error.
 
     Raises:
         UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
@@ -182,36 +209,42 @@ def load_index(
     """
     part, split = split, "train" if spec.held_out and split == "val" else split
     chooses = bool(spec.classes or spec.class_of)
+    refusing = partial(_refusing, checked is not None)
     use = {"fraction": fraction, "seed": seed, "repeats": repeats}
     if spec.split(split).parts:
         index = _load_parts(
-            spec, split, cache_dir=cache_dir, workers=workers, max_bad=max_bad, verify=verify, progress=progress
-        )
+            spec, split, cache_dir=cache_dir, workers=workers, max_bad=max_bad, verify=verify, progress=progress,
+            checked=checked,
+        )  # fmt: skip
         index = _used(index, spec, part, single_cls=single_cls, **use)
         get_logger().info("%s: %s", part, index.report.summary())
-        _check_some_objects(index, "", spec, part)
-        _check_backgrounds(index, spec, part)
+        with refusing():
+            _check_some_objects(index, "", spec, part)
+            _check_backgrounds(index, spec, part)
         return index
     if shards := shards_of(spec, split):
         index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
         if spec.pixels != RGB8:
             fingerprint = _digest(index.fingerprint, spec.pixels.content())
             index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
+        if checked is not None:
+            checked.append(ScannedPart(spec, index, None))
         whole, index = index.report, _used(index, spec, part, single_cls=single_cls, **use)
         get_logger().info("%s: %s (shards)", part, index.report.summary())
-        _check_bad_images(whole, split, max_bad, "")
-        _check_some_objects(index, shards.name, spec, part)
+        with refusing():
+            _check_bad_images(whole, split, max_bad, "")
+            _check_some_objects(index, shards.name, spec, part)
         return index
     merged = single_cls and not chooses  # by the scan, which then checks no class
     used, spec = spec, spec.as_labeled()
     listing = list_split(spec, split)
-    if what := without_labels(listing, spec, split):  # before its images are read
-        raise UserError(what)
+    with refusing():  # before its images are read
+        _check_some_labels(listing, spec, split)
     fingerprint = _fingerprint(spec, split, listing, merged, verify)
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
     names = class_names(spec, merged)
-    index = open_cached(path, names, spec.root, fingerprint)
+    index = open_cached(path, names, spec.root, fingerprint) if checked is None else None
     cached = index is not None
     if index is None:
         scan = scan_split(
@@ -222,10 +255,13 @@ def load_index(
             single_cls=merged,
             show_progress=progress,
             verify=verify,
-            partial=folder / f"{split}-{fingerprint}",
+            partial=folder / f"{split}-{fingerprint}" if checked is None else None,
         )
         index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
-        write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
+        if checked is None:
+            write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
+        else:
+            checked.append(ScannedPart(used, index, scan))
     index = replace(index, pixels=spec.pixels)
     whole = index.report
     index = _used(index, used, part, single_cls=single_cls and chooses, **use)
@@ -237,10 +273,22 @@ def load_index(
         if unread := unread_files(listing.findings):
             get_logger().warning("%s: %s", split, unread_summary(unread))
         _warn_of_missing_labels(listing, spec, split)
-    _check_bad_images(whole, split, max_bad, details)
     first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
-    _check_some_objects(index, first, used, part)
+    with refusing():
+        _check_bad_images(whole, split, max_bad, details)
+        _check_some_objects(index, first, used, part)
     return index
+
+
+@contextmanager
+def _refusing(is_check: bool) -> Iterator[None]:
+    """Lets the UserErrors of the block pass; for a check, they are warnings."""
+    try:
+        yield
+    except UserError as error:
+        if not is_check:
+            raise
+        get_logger().warning("%s", error)
 
 
 def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
@@ -261,11 +309,18 @@ def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
         root=spec.root,
         paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
         **concatenated([_with_names(index, names) for index in indexes]),
-        report=ScanReport(dict(totals), FlatStrings.of(line for index in indexes for line in index.report.lines)),
+        report=ScanReport(
+            dict(totals), FlatStrings.of(_from(spec.root, i.root, line) for i in indexes for line in i.report.lines)
+        ),
         fingerprint=_digest([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )
     return replace(joined, report=replace(joined.report, totals=joined.report.totals | _totals(joined)))
+
+
+def _from(root: Path, part: Path, name: str) -> str:
+    """``name``, relative to the folder ``part``, relative to ``root``."""
+    return relative_name(os.path.join(part, name), root)
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
@@ -284,6 +339,7 @@ def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
         crowd=np.r_[index.crowd, np.ones(len(image), bool)][order],
         area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
         repeated=np.r_[index.repeated, np.zeros(len(image), bool)][order],
+        line=np.r_[index.line, np.full(len(image), -1, np.int32)][order],
     )
 
 
@@ -373,14 +429,13 @@ def _unlabeled(listing: Listing) -> list[str]:
     return [file.name for file in listing.labels if file.stamp is None]
 
 
-def without_labels(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """What is wrong with a split without any label file, and what to do; "" if there is one."""
+def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError for a split without any label file, with what to do."""
     missing = _unlabeled(listing)
-    if len(missing) < len(listing.labels):
-        return ""
-    images = counted(len(listing.images), "image")
-    text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
-    return f"{text}{_absolute(spec, missing[0])}{labels_elsewhere(listing, spec, split)}"
+    if len(missing) == len(listing.labels):
+        images = counted(len(listing.images), "image")
+        text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
+        raise UserError(f"{text}{_absolute(spec, missing[0])}{labels_elsewhere(listing, spec, split)}")
 
 
 def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:

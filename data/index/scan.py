@@ -59,16 +59,16 @@ class ScannedSplit(NamedTuple):
     crowd: np.ndarray
     area_px: np.ndarray
     repeated: np.ndarray
+    line: np.ndarray
     report: ScanReport
 
 
 class Scan(NamedTuple):
-    """A scanned split, and where in the files its images, boxes and findings are."""
+    """A scanned split, and where in the files its images and findings are."""
 
     split: ScannedSplit
     source: LabelSource
     numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
-    lines: np.ndarray  # int64 (M,) of the boxes, as `LabelSource.where` takes them
     found: list[LocatedFinding]  # findings about an image in ``source.images``
     general: list[Finding]  # all others
 
@@ -287,6 +287,7 @@ def _assemble(
         crowd=boxes.crowd,
         area_px=boxes.area_px,
         repeated=boxes.repeated,
+        line=boxes.line,
         report=ScanReport.of([*general, *(p.finding for p in found)], totals),
     )
-    return Scan(split, source, np.array(kept, np.int64), boxes.line, found, general)
+    return Scan(split, source, np.array(kept, np.int64), found, general)

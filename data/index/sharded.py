@@ -14,7 +14,7 @@ from utils.errors import UserError
 from utils.store.shards import SUFFIX, open_shards
 from utils.strings import class_difference
 
-VERSION = 2  # of the layout and of what the arrays mean
+VERSION = 3  # of the layout and of what the arrays mean
 _CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
 
@@ -56,6 +56,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "crowd": (np.bool_, (boxes,)),
         "area_px": (np.float64, (boxes,)),
         "repeated": (np.bool_, (boxes,)),
+        "line": (np.int32, (boxes,)),
     }
     wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]

@@ -67,7 +67,7 @@ class Boxes(NamedTuple):
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     area_px: np.ndarray  # float64 (M,)
     crowd: np.ndarray  # bool (M,)
-    line: np.ndarray  # int64 (M,) where the label file has it: of `LabelSource.where`
+    line: np.ndarray  # int32 (M,) where the label file has it: of `LabelSource.where`
     repeated: np.ndarray  # bool (M,) equal to an earlier box of the image: scored, but not trained on
 
 
@@ -115,7 +115,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
         boxes_xywh_px=xyxy_to_xywh(inside[kept]),
         area_px=area,
         crowd=table[:, CROWD] != 0,
-        line=table[:, LINE].astype(np.int64),
+        line=table[:, LINE].astype(np.int32),
         repeated=repeated[kept],
     )
     return boxes, findings

@@ -144,13 +144,14 @@ class Galleries:
         """What to write into the labels."""
         if issue.suggestion is None:
             return Markup("delete this label")
-        box, scan = np.array(issue.suggestion.xyxy_px), self._splits[issue.split].scan
-        if scan and scan.source.normalized:
+        box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
+        part, _ = self._splits[issue.split].part_of(self._numbers[issue.split, issue.images[0]]) or (None, 0)
+        if part and part.scan.source.normalized and name in part.learned:
             box = clip_xyxy(box, source.width, source.height)
             cxcywh = scale_boxes(xyxy_to_cxcywh(box), 1 / source.width, 1 / source.height)
-            row = " ".join([str(issue.suggestion.class_id), *(f"{v:.6f}" for v in cxcywh)])
+            row = " ".join([str(part.learned.index(name)), *(f"{v:.6f}" for v in cxcywh)])
         else:
-            row = f"{issue.suggestion.class_name}, corners {', '.join(f'{v:.1f}' for v in box)} px"
+            row = f"{name}, corners {', '.join(f'{v:.1f}' for v in box)} px"
         return Markup("{} {}").format("write" if issue.boxes else "add", code(row))
 
 

@@ -93,7 +93,7 @@ class IssueGalleries(Galleries):
                 for box, style in zip(issue.boxes[::-1], ("spurious", "label")):
                     shapes.append(view.rect(np.array(box.xyxy_px), style, box.where or "", box.class_name))
                 picture = view.svg(f"{issue.kind} in {issue.images[0]}", shapes)
-        classes = sorted({box.class_id for box in issue.boxes})
+        classes = sorted({box.class_id for box in issue.boxes if box.class_id >= 0})
         tags = [(issue.kind, issue.split, str(c)) for c in classes] or [(issue.kind, issue.split, "")]
         note = f"{issue.split}: {issue.where or issue.images[0]}"
         return Card([("", picture)], f"{issue.kind}: {issue.text}", note, tags)

@@ -119,8 +119,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         label_errors, detections, results = label_issues(predictor, scanned, options.min_score)
         issues += label_errors
         trust = trust_lines(model_name(predictor, options.weights), results, spec.names, label_errors)
-    lines = [f"{split.name}: {split.index.report.summary()}" for split in scanned] + trust
-    lines += summary_lines(issues) or ["nothing to report"]
+    lines = trust + (summary_lines(issues) or ["nothing to report"])
     report = None
     if not options.noplots:
         report = write_page(options.out, spec, scanned, issues, detections, trust, imgsz=imgsz, weights=options.weights)

@@ -52,7 +52,8 @@ def _inside(path: Path, spec: DatasetSpec) -> str:
 def _data_folders(spec: DatasetSpec) -> list[str]:
     """The smallest folder that holds what the YAML names below its root, and each folder that it names elsewhere."""
     named = []
-    for source in spec.splits.values():
+    sources = [part.split(s) for s, source in spec.splits.items() for part in source.parts or (spec,)]
+    for source in sources:
         named += [str(p if p.is_dir() else p.parent) for p in (*source.images, *filter(None, [source.annotations]))]
         if source.annotations is None:  # YOLO txt: the last folder `images` becomes `labels`
             parts = [os.path.join(str(p), "").rpartition(f"{os.sep}images{os.sep}") for p in source.images]
@@ -134,7 +135,7 @@ def _content(
         "data": census_content(censuses, [split.index for split in splits], imgsz=imgsz, stride=SIZE_STEP),
         "samples": samples,
         "sampled": sampled,
-        "used": len(set().union(*(split.index.classes.tolist() for split in splits))),
+        "used": len(set().union(*(split.index.classes[~split.index.crowd].tolist() for split in splits))),
         "findings": page.Table(
             ("finding", "split", "where", "what", "probability"),
             [

@@ -106,7 +106,7 @@ def test_held_out_images_are_those_of_the_whole(root):
 
 
 def test_what_does_not_join_says_so(root):
-    with pytest.raises(UserError, match=r"'train' joins other data sets, which is for training and scoring; name one"):
+    with pytest.raises(UserError, match=r"'train' joins other data sets, which are not copied; name one, or"):
         list_split(spec_of(root), "train")
 
 

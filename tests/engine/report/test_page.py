@@ -57,6 +57,7 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
         crowd=np.zeros(total, bool),
         area_px=boxes[:, 2:].prod(1),
         repeated=np.zeros(total, bool),
+        line=np.full(total, -1, np.int32),
         report=report,
     )
 

@@ -1,0 +1,107 @@
+"""A check reads a data set as training does: classes that are merged or ignored, joined data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data.check.issues import DOUBLED
+from data.check.labels import box_pairs
+from data.check.scanned import scan_dataset, scan_issues
+from data.convert.__main__ import convert
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from data.labels.findings import CLIPPED
+from tests.helpers.editable_set import EditableSet
+from tests.helpers.tiny import write_dataset
+
+NAMES = ["cat", "dog", "DontCare"]
+# Class, x1, y1, x2, y2 in images of 160 x 128: a doubled box, one that exceeds its image, and a region to ignore.
+OBJECTS = [(0, 16, 16, 80, 64), (1, 16, 16, 80, 65), (1, 120, 16, 168, 64), (2, 0, 80, 160, 128)]
+
+
+def write_yolo(data: EditableSet) -> dict:
+    rows = (((x1 + x2) / 320, (y1 + y2) / 256, (x2 - x1) / 160, (y2 - y1) / 128) for _, x1, y1, x2, y2 in OBJECTS)
+    data.write("train/0", "".join(f"{c} {' '.join(map(str, row))}\n" for (c, *_), row in zip(OBJECTS, rows)))
+    return {}
+
+
+def write_coco(data: EditableSet) -> dict:
+    annotations = [
+        {"id": i, "image_id": 0, "category_id": c, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        for i, (c, x1, y1, x2, y2) in enumerate(OBJECTS)
+    ]
+    images = [{"id": i, "file_name": f"{i}.png"} for i in range(4)]
+    categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (data.root / "train.json").write_text(json.dumps(content))
+    return {"annotations": {"train": "train.json"}}
+
+
+def write_voc(data: EditableSet) -> dict:
+    (data.root / "voc").mkdir()
+    text = "".join(
+        f"<object><name>{NAMES[c]}</name><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
+        "</bndbox></object>\n"
+        for c, x1, y1, x2, y2 in OBJECTS
+    )
+    (data.root / "voc" / "0.xml").write_text(f"<annotation>\n{text}</annotation>")
+    return {"annotations": {"train": "voc"}}
+
+
+@pytest.mark.parametrize("write", [write_yolo, write_coco, write_voc])
+def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, write):
+    data = EditableSet(tmp_path / "set")
+    content = {"train": "images/train", "names": NAMES, "classes": {"dog": "cat"}, "ignore": ["DontCare"]}
+    data.yaml.write_text(yaml.safe_dump(content | write(data)))
+    spec = load_dataset_spec(data.yaml)
+    (split,) = scan_dataset(spec, ("train",), workers=0, verify="sample")
+    trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
+    assert split.index.names == trained.names == ("cat",)
+    assert split.index.report.totals == trained.report.totals
+    for array in ("offsets", "boxes_xywh_px", "classes", "crowd"):
+        np.testing.assert_array_equal(getattr(split.index, array), getattr(trained, array))
+    (clipped,) = [issue for issue in scan_issues(split) if issue.boxes]
+    assert (clipped.kind, clipped.boxes[0].class_name, clipped.boxes[0].class_id) == (CLIPPED, "cat", 0)
+    doubled = next(issue for issue in box_pairs(split) if issue.images == ("images/train/0.png",))
+    assert (doubled.kind, [box.class_name for box in doubled.boxes]) == (DOUBLED, ["cat", "cat"])
+    where = split.parts[0].scan.source.where(0, int(trained.line[1]))
+    assert doubled.where == where
+
+
+def test_regions_that_convert_writes_are_no_unknown_class(tmp_path):
+    data = EditableSet(tmp_path / "set")
+    (tmp_path / "kitti").mkdir()
+    rows = [("Car", 16, 16, 80, 64), ("DontCare", 0, 80, 150, 120)]
+    text = "".join(f"{name} 0 0 0 {x1} {y1} {x2} {y2} 0 0 0 0 0 0 0\n" for name, x1, y1, x2, y2 in rows)
+    (data.root / "images/train/0.txt").write_text(text)
+    convert(data.root / "images/train", tmp_path / "out.json", "kitti")
+    (split,) = scan_dataset(load_dataset_spec(tmp_path / "out.yaml"), ("train",), workers=0, verify="sample")
+    assert [issue.kind for issue in scan_issues(split) if "class" in issue.kind] == []
+    assert split.index.report.totals["boxes"] == split.index.report.totals["crowd"] == 1
+
+
+def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
+    for name in "ab":
+        write_dataset(tmp_path / name, train=4, val=3)
+    (tmp_path / "b" / "data.yaml").write_text("train: images/train\nnames: [dark, glow]\n")
+    (tmp_path / "b/labels/train/001.txt").write_text("1 0.5 0.5 0.25 0.25\n0 0.9 0.5 0.4 0.2\n1 0.5 0.5 0.25 0.251\n")
+    (tmp_path / "both.yaml").write_text("train: [a/data.yaml, b/data.yaml]\n")
+    spec = load_dataset_spec(tmp_path / "both.yaml")
+    (split,) = scan_dataset(spec, ("train",), workers=0, verify="sample")
+    trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
+    np.testing.assert_array_equal(split.index.boxes_xywh_px, trained.boxes_xywh_px)
+    assert list(trained.report.lines) == list(split.index.report.lines)
+    (clipped,) = scan_issues(split)
+    assert (clipped.where, clipped.images) == ("b/labels/train/001.txt:2", ("b/images/train/001.png",))
+    assert clipped.boxes[0].class_name == "dark"
+    assert f"{Path('b/labels/train/001.txt:2')}: box clipped" in trained.report.lines[0]
+    doubled = box_pairs(split)[-1]
+    assert [(box.where, box.class_name) for box in doubled.boxes] == [
+        ("b/labels/train/001.txt:1", "glow"),
+        ("b/labels/train/001.txt:3", "glow"),
+    ]
