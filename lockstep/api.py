@@ -25,18 +25,18 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, Unpack
 
+from lockstep.keywords import check_text, flags_of_keywords, in_python, path_text
 from lockstep.run import Run
 from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 from utils.config.parser import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.spawn import end_with_parent, failure_reason
-from utils.errors import INTERRUPTED, REQUEUE, UserError, has_control_characters, one_line
+from utils.errors import INTERRUPTED, REQUEUE, UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Data = str | os.PathLike[str] | Mapping[str, Any]
-_HYPERPARAMETERS = {field.name for field in dataclasses.fields(Hyperparameters)}
 _STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
 # What the commands print about what they have written.
 _TRAINED = r"run folder (.+) \(settings\.yaml: all settings\)"
@@ -81,7 +81,7 @@ def train(
     flags = [f"--data={_data_file(data, settings.get('project', TrainConfig.project))}"]
     flags += [f"--spawn={devices}"] if devices > 1 else []
     flags += [f"--callbacks={_callbacks_name(callbacks)}"] if callbacks is not None else []
-    return _train([*flags, *_flags(settings)])
+    return _train([*flags, *flags_of_keywords("train", settings)])
 
 
 @_with_settings(TrainSettings, TrainConfig, Hyperparameters)
@@ -94,8 +94,8 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
     Raises as `train`.
     """
-    flags = [f"--resume={run.folder if isinstance(run, Run) else os.fspath(run)}"]
-    return _train([*flags, *([f"--spawn={devices}"] if devices > 1 else []), *_flags(settings)])
+    flags = [f"--resume={run.folder if isinstance(run, Run) else path_text('run', run)}"]
+    return _train([*flags, *([f"--spawn={devices}"] if devices > 1 else []), *flags_of_keywords("train", settings)])
 
 
 @_with_settings(ValSettings, ValConfig)
@@ -108,9 +108,9 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={os.fspath(weights)}"]
+    flags = [f"--weights={path_text('weights', weights)}"]
     flags += [] if data is None else [f"--data={_data_file(data, settings.get('project', ValConfig.project))}"]
-    return Run(_found(_SCORED, _finished(*_run("val", [*flags, *_flags(settings)])))[-1])
+    return Run(_found(_SCORED, _finished("val", *_run("val", [*flags, *flags_of_keywords("val", settings)])))[-1])
 
 
 @_with_settings(ExportSettings, ExportConfig)
@@ -119,8 +119,8 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    output = _finished(*_run("export", [f"--weights={os.fspath(weights)}", *_flags(settings)]))
-    return [Path(path) for path in _found(_EXPORTED, output)]
+    flags = [f"--weights={path_text('weights', weights)}", *flags_of_keywords("export", settings)]
+    return [Path(path) for path in _found(_EXPORTED, _finished("export", *_run("export", flags)))]
 
 
 def check(
@@ -143,12 +143,13 @@ def check(
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     given = {"split": list(split), "weights": weights or None, "out": out or None, **settings}
-    flags = _flags({name: value for name, value in given.items() if value is not False})
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    flags = [word for name, value in given.items() if value not in ([], ()) for word in flag_of(name, value)]
     with tempfile.TemporaryFile() as content:
         code, output = _run("check", [os.fspath(_data_file(data, "runs/check")), "--json", *flags], content)
         content.seek(0)
         text = content.read()
-        _finished(0 if code == 1 and text else code, output)  # 1: there are issues
+        _finished("train", 0 if code == 1 and text else code, output)  # 1: there are issues
         return json.loads(text)
 
 
@@ -157,16 +158,16 @@ def _train(flags: list[str]) -> Run:
     folders = _found(_TRAINED, output)
     run = Run(folders[-1]) if folders else None
     if run is None or not run.last.is_file() or code not in _STOPPED:
-        _finished(code, output)
+        _finished("train", code, output)
     return run
 
 
-def _finished(code: int, output: list[str]) -> list[str]:
+def _finished(command: str, code: int, output: list[str]) -> list[str]:
     """``output`` of a command that has succeeded. Raises UserError or KeyboardInterrupt for any other."""
     if code in _STOPPED:
         raise KeyboardInterrupt
     if code:
-        raise UserError(failure_reason(code, output))
+        raise UserError(in_python(command, failure_reason(code, output)))
     return output
 
 
@@ -183,7 +184,7 @@ def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tup
     Returns:
         its exit status, and its lines.
     """
-    _check_text(*flags)
+    check_text(*flags)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -239,24 +240,11 @@ def _shown(pipe: IO[bytes]) -> list[str]:
     return lines
 
 
-def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """The flags of a command that mean ``settings``, hyper-parameters among them; None: not given."""
-    flags = []
-    for name, value in settings.items():
-        if value is None:
-            continue
-        if name in _HYPERPARAMETERS:
-            flags.append(f"--set={name}={json.dumps(value, default=float)}")  # JSON is YAML
-        elif value not in ([], ()):
-            flags += flag_of(name, value)
-    return flags
-
-
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """The file of a data set. One that is given by its content is written to ``project``, from which checkpoints name
     it."""
     if not isinstance(data, Mapping):
-        return data
+        return path_text("data", data)
     import yaml
 
     content = {**_plain(data), "path": os.path.abspath(data.get("path", ""))}
@@ -264,21 +252,11 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
         raise UserError(f"data: must hold texts, numbers, lists and mappings ({error})") from None
-    _check_text(f"project={project}")
+    check_text(f"project={project}")
     file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def _check_text(*flags: str) -> None:
-    """Raises UserError for a flag that no process can be started with, or that lines of its log cannot name."""
-    for flag in flags:
-        with contextlib.suppress(UnicodeEncodeError):
-            os.fsencode(flag)
-            if not has_control_characters(flag):
-                continue
-        raise UserError(f"{one_line(flag)}: contains a control character or half a character, as in {flag[:80]!r}")
 
 
 def _plain(value: Any) -> Any:

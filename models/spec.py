@@ -17,10 +17,10 @@ from typing import Any
 
 from utils.config.pixels import PixelFormat
 from utils.config.yaml_files import load_yaml, suggestion
-from utils.config.yolo_command import other_task
+from utils.config.yolo_command import WEIGHTS_SUFFIXES, other_task
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.logger import get_logger
+from utils.logger import get_logger, log_when_configured
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
@@ -98,12 +98,16 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if is_yaml and path.is_file():
         return _from_file(path)
-    name = path.stem if is_yaml and path.parent == Path(".") else str(model)
+    name = path.stem if is_yaml else str(model)
     for known in (name, re.sub("[-_]", "", name)):  # yolox-s and yolox_s are yoloxs
         if known in _built_in():
+            if is_yaml and path.parent != Path("."):
+                log_when_configured(f"{model}: no such file; the built-in model {known} is used")
             return parse_spec(copy.deepcopy(_built_in()[known]) | {"name": known}, known)
     if text := other_task(str(model)):
         raise UserError(text)
+    if path.suffix.lower() in WEIGHTS_SUFFIXES:
+        raise UserError(f"--model {model}: is a file of weights; to start from it, write --weights {model}")
     if is_yaml:
         raise UserError(f"{model}: no such file; built-in models are named like yolov8n")
     hint = suggestion(name.lower(), known_models())

@@ -24,6 +24,7 @@ LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows on a terminal what this one prints
 KEPT_RECORDS = 100_000  # until `continue_in_file`
+_early: dict[str, None] = {}
 
 
 def get_logger() -> logging.Logger:
@@ -119,6 +120,18 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follo
         logger.addHandler(handler)
     logger.setLevel(logging.INFO if ctx_is_main else logging.WARNING)
     logger.propagate = False
+    for line in _early:
+        logger.info("%s", line)
+    _early.clear()
+
+
+def log_when_configured(*lines: str) -> None:
+    """Logs ``lines``, which are known before there is a log, at INFO; each once."""
+    if get_logger().handlers:
+        for line in lines:
+            get_logger().info("%s", line)
+    else:
+        _early.update(dict.fromkeys(lines))
 
 
 def continue_in_file(file: Path, opener: Callable[[str, int], int] | None = None) -> None:

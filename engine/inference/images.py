@@ -14,6 +14,7 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import orient, read_image
+from data.sources import VIDEO_SUFFIXES
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -87,6 +88,8 @@ def _read(path: str, pixels: PixelFormat) -> np.ndarray:
         raise UserError(f"{path!r}: is not a path: it contains a null character")
     if Path(path).is_dir():
         raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
+    if Path(path).suffix.lower() in VIDEO_SUFFIXES:
+        raise UserError(f"{path}: is a video; use stream(), which yields a result for each frame, or detect.py")
 
     def warn(path: str, complaint: str) -> None:
         get_logger().warning("%s: is damaged (%s); it is used as decoded", path, complaint)

@@ -20,6 +20,7 @@ from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
+from utils.machine.amp import resolve_amp
 from utils.machine.limits import explanation
 from utils.strings import counted
 
@@ -88,6 +89,17 @@ class InferenceModel(nn.Module):
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         raise NotImplementedError
+
+
+def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
+    """The autocast type of ``model`` for ``--amp``, None for its own type. float16 on a CPU, which `--half` asks for by
+    habit, is float32 with a line in the log."""
+    if model.format != "checkpoint":
+        return None
+    if amp == "fp16" and model.device.type == "cpu":
+        get_logger().warning("float16 (--half, --amp fp16): not on a CPU, which computes in float32")
+        return None
+    return resolve_amp(amp, model.device)
 
 
 class CheckpointModel(InferenceModel):

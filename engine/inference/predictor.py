@@ -15,14 +15,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
 
 from data.sources import FileProblem, Frame, open_source
 from engine.inference.images import Color, InputImage, Source, as_images
-from engine.inference.model import InferenceModel
+from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.pipeline import DetectionSettings, Pipeline
 from engine.inference.results import Results, boxes_of
 from engine.inference.runtimes.open import is_exported, open_model
@@ -31,10 +31,10 @@ from models.postprocess.tiling import Tiles
 from models.weights.download import fetch_weights
 from utils.config.pixels import as_rgb8
 from utils.config.settings import check_image_size, class_numbers
+from utils.config.yaml_files import suggestion
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
-from utils.machine.amp import resolve_amp
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead
 from utils.structures import DetectionTable
@@ -42,6 +42,21 @@ from utils.structures import DetectionTable
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 CONFIDENCE = 0.25  # threshold for a model that does not store one
 THREADS = 4  # for reading, and as many for drawing, beside a GPU
+
+
+_METHODS = {  # what to use for a keyword of Ultralytics' models
+    "save": "call save() of a result, or use detect.py",
+    "save_txt": "call save_txt(FILE) of a result",
+    "save_crop": "call save_crop(FOLDER) of a result",
+    "show": "call show() of a result",
+    "stream": "call model.stream(SOURCE), which yields results one by one",
+    "vid_stride": "call model.stream(SOURCE, vid_stride=N)",
+    "augment": "val.py --tta evaluates a model with test-time augmentation",
+    "half": "give amp='fp16' to load()",
+    "agnostic_nms": "write agnostic=True",
+    "batch": "write batch_size=N",
+    "tracker": "object tracking is not supported",
+}
 
 
 class Keywords(TypedDict, total=False):
@@ -84,6 +99,7 @@ class Predictor:
         **settings: Unpack[Keywords],
     ) -> None:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
+        settings = _check_keywords(settings)
         self.model, self.device, self.color = model, model.device, color
         self.names = dict(enumerate(model.names))
         given = DetectionSettings(**settings)
@@ -125,6 +141,7 @@ class Predictor:
         """
         if device is not None and parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
+        settings = _check_keywords(settings)
         images = as_images(source, color or self.color, self.model.pixels)
         tables, speeds = self.pipeline([image.image for image in images], self._settings(**settings), batch_size)
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
@@ -210,11 +227,9 @@ class Predictor:
     def _autocast_type(self, amp: str) -> torch.dtype | None:
         if amp not in AMP_TYPES:
             raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
-        if self.model.format == "checkpoint":
-            return resolve_amp(amp, self.device)
-        if amp in ("off", "auto"):
-            return None
-        raise UserError(f"--amp {amp}: {self.model.path} computes in the type it was exported with; use --amp off")
+        if self.model.format != "checkpoint" and amp not in ("off", "auto"):
+            raise UserError(f"--amp {amp}: {self.model.path} computes in the type it was exported with; use --amp off")
+        return autocast_type(self.model, amp)
 
     def _settings(self, **changes: Unpack[Keywords]) -> DetectionSettings:
         """The predictor's settings with those of ``changes`` that are not None. Raises UserError if one does not
@@ -243,6 +258,17 @@ class Predictor:
         if iou is None and (given.agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return replace(given, imgsz=imgsz, max_det=max_det, classes=classes, iou=iou)
+
+
+def _check_keywords(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `Keywords`; those of other programs that are switched off are left out. Raises UserError for
+    others."""
+    known = {name: value for name, value in settings.items() if name in Keywords.__annotations__}
+    for name, value in settings.items():
+        if name not in known and value not in (False, None):
+            why = _METHODS.get(name) or f"unknown{suggestion(name, Keywords.__annotations__)}"
+            raise UserError(f"{name}={value!r}: {why}")
+    return known
 
 
 def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:
@@ -311,6 +337,8 @@ def open_weights(
     trust: bool = False,
 ) -> InferenceModel:
     """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
     if not os.fspath(path):
         raise UserError("an empty path; give a checkpoint, an exported file, or the name of public weights")
     devices = parse_devices(str(device))

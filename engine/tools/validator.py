@@ -14,7 +14,7 @@ from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
 from engine.inference.data_set import class_columns, open_data
-from engine.inference.model import InferenceModel
+from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.runtimes.open import is_exported, open_model
 from engine.report.page import ReportPage, Subject, Validation
 from engine.train.process import check_same_model, check_same_start
@@ -32,7 +32,6 @@ from utils.drawing.plots import plot_confusion, plot_metric_curves
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, file_bytes, increment_path
 from utils.logger import get_logger, progress
-from utils.machine.amp import resolve_amp
 from utils.machine.limits import require_package
 from utils.structures import EvalResult
 
@@ -152,7 +151,7 @@ def score(
         postprocess=TiledDetector.stitch if config.tile else find,
         stitch=TileStitcher.of(loader.samples.tiles, iou_thres, config.max_det),
         ctx=ctx,
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp if model.format == "checkpoint" else "off", ctx.device)),
+        amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     before()

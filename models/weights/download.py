@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from utils.config.parser import from_mapping
 from utils.config.settings import setting
 from utils.config.yaml_files import load_yaml, suggestion
-from utils.config.yolo_command import other_task
+from utils.config.yolo_command import WEIGHTS_SUFFIXES, other_task
 from utils.errors import UserError
 from utils.files.checked_open import open_own
 from utils.files.folders import CONFIGS, cache_folder
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
-SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; names of the catalog may have one
 UNKNOWN = "unknown"
 
 
@@ -90,7 +89,7 @@ def check_weights(name_or_path: str) -> None:
 
 def catalog_name(text: str) -> str:
     """``yolov8n`` for ``yolov8n.pt``."""
-    return next((text.removesuffix(suffix) for suffix in SUFFIXES if text.endswith(suffix)), text)
+    return next((text.removesuffix(suffix) for suffix in WEIGHTS_SUFFIXES if text.endswith(suffix)), text)
 
 
 class Origin(NamedTuple):

@@ -16,6 +16,7 @@ import pytest
 
 import lockstep
 from lockstep import api
+from lockstep.keywords import flags_of_keywords, in_python
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
@@ -48,7 +49,8 @@ def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
     config = parse_config(ValConfig, words[1:], "")
     assert words[0] == "val"
     assert (config.weights, config.device, config.rect, config.tta) == ([str(tmp_path / "best.pt")], "0", False, True)
-    flags = api._flags({"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []})
+    given = {"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []}
+    flags = flags_of_keywords("train", given)
     config = parse_config(TrainConfig, flags, "")
     assert config.override == ["lr0=0.01", "close_mosaic=3"]
     assert (config.freeze, config.cache, config.batch_size) == ([1, 2], "ram", 8)
@@ -124,11 +126,42 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"epochs": 0}, "--epochs: must be at least 1"), ({"epocs": 1}, "did you mean '--epochs'"), ({"lr0": "x"}, "lr0")],
+    [
+        ({"epochs": 0}, "^epochs: must be at least 1"),
+        ({"epocs": 1}, "^epocs=1: unknown .did you mean 'epochs'"),
+        ({"lr0": "x"}, "lr0"),
+        ({"lr": 0.1}, "^lr=0.1: write lr0=0.1$"),
+        ({"val": False}, "^val=False: write val_every=0$"),
+        ({"plots": False}, "^plots=False: write noplots=True$"),
+        ({"save": False}, "^save=False: checkpoints are always written$"),
+        ({"half": True}, "^half=True: use amp='bf16' or amp='fp16'; amp='auto' uses"),
+        ({"resume": True}, "^resume=True: call lockstep.resume"),
+        ({"pretrained": True}, "^pretrained=True: name the weights .* with weights$"),
+        ({"data": None}, "^data: must be a path, got None$"),
+    ],
 )
 def test_mistakes_in_settings(given, message):
     with pytest.raises(lockstep.Error, match=message):
         lockstep.train(**given)
+
+
+def test_keywords_that_change_nothing_are_a_line(capsys):
+    given = {"verbose": False, "val": True, "plots": True, "augment": True, "cache": False, "amp": False}
+    assert flags_of_keywords("train", given) == ["--amp", "off"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "verbose=False: without effect (there is one level of detail)"
+    assert [line.split("=")[0] for line in lines] == ["verbose", "val", "plots", "augment"]
+
+
+def test_messages_name_keywords_and_not_flags():
+    for told, expected in {
+        "train it longer, or use --no-check": "train it longer, or use check=False",
+        "--batch-size 3: write --batch-size 4 or --epochs N": "batch_size=3: write batch_size=4 or epochs=N",
+        "--rect leaves mosaic out; write --set lr0=0.1": "rect=True leaves mosaic out; write lr0=0.1",
+        "--data a.yaml: no such file in a--data or --nothing": "data a.yaml: no such file in a--data or --nothing",
+    }.items():
+        command = "export" if "check" in told else "train"
+        assert in_python(command, told) == expected
 
 
 class Hooks:

@@ -21,6 +21,7 @@ from models.layers.gelan import ADown
 from models.spec import MODEL_FOLDER, known_models, load_spec
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
 from utils.errors import UserError
+from utils.logger import configure_logging
 
 PARAMETERS = {
     "yolov5": (1_872_157, 7_235_389, 21_190_557, 46_563_709, 86_749_405),
@@ -358,6 +359,14 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         build_detector("yolv8n", 3)
     with pytest.raises(UserError, match=r"nowhere/my\.yaml: no such file"):
         build_detector("nowhere/my.yaml", 3)
+    with pytest.raises(UserError, match=r"--model yolov8n\.pt: is a file of weights; .* write --weights yolov8n\.pt$"):
+        build_detector("yolov8n.pt", 3)
+
+
+def test_a_built_in_model_is_found_in_another_programs_folder(capsys) -> None:
+    configure_logging(True)
+    assert load_spec("models/yolov5n.yaml").plain == load_spec("yolov5n").plain
+    assert capsys.readouterr().out == "models/yolov5n.yaml: no such file; the built-in model yolov5n is used\n"
 
 
 def test_a_users_yaml_is_built(tiny) -> None:

@@ -369,7 +369,7 @@ def test_names_with_line_breaks_and_terminal_codes_stay_in_their_lines(world, tm
     content = yaml.safe_load(data.read_text()) | {"train": "list.txt"}
     (root / "listed.yaml").write_text(yaml.safe_dump(content))
     (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{forged}"}))
-    runs, cached = tmp_path / f"runs{forged}", tmp_path / "cache"
+    runs, cached = tmp_path / "runs", tmp_path / "cache"
     shared = ["--max-bad", "1", "--project", str(runs), "--cache-dir", str(cached)]
     train_flags = [*flags(world), *shared, "--epochs", "1", "--data"]
     run_main(train.main, [*train_flags, str(data)])
@@ -378,7 +378,7 @@ def test_names_with_line_breaks_and_terminal_codes_stay_in_their_lines(world, tm
     one, two = ["--weights", str(weights)], ["--weights", str(weights), str(world / "runs" / "exp" / "last.pt")]
     for given in (one, two):
         run_main(val.main, [*given, *shared, "--data", str(data), "--device", "cpu", "--workers", "0", "--noplots"])
-    images, found = str(root / "images" / "val"), ["--device", "cpu", "--project", str(tmp_path / f"found{forged}")]
+    images, found = str(root / "images" / "val"), ["--device", "cpu", "--project", str(tmp_path / "found")]
     check = [str(data), "--out", str(tmp_path / f"checked{forged}"), "--noplots"]
     outputs = [capsys.readouterr()]
     for main, *given in (

@@ -376,7 +376,6 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
         (["--classes", "dics"], "--classes dics: the model has no class of this name .did you mean 'disc'"),
         (["--save-conf"], "give --save-txt"),
         (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),
-        (["--amp", "fp16"], "not on a CPU"),
         (["--device", "7"], "no GPU 7|no CUDA"),
         (["--source", "nowhere.jpg"], "no such file"),
         (["--weights", "nowhere.pt"], "nowhere.pt"),

@@ -103,6 +103,16 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     assert "sizes" not in results
 
 
+def test_half_on_a_cpu_computes_in_float32(tiny, tmp_path, capsys):
+    for name, more in {"plain": [], "half": ["--half", "--quiet"]}.items():
+        val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
+    lines = capsys.readouterr().out.splitlines()
+    assert "--quiet: --no-verbose leaves out the table of classes" in lines
+    assert "warning: float16 (--half, --amp fp16): not on a CPU, which computes in float32" in lines
+    plain, half = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("plain", "half"))
+    assert plain == half
+
+
 def test_spreadsheets_compute_no_class_name(tmp_path):
     data, names = render_set(tmp_path / "set"), ["=1+1", "@box"]
     data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))

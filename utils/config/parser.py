@@ -31,7 +31,7 @@ from utils.config.settings import (
 )
 from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
 from utils.config.yolo_command import Program, command_line, is_yolo_command, recipe, unknown_hyperparameter
-from utils.config.yolo_flags import advice, translated
+from utils.config.yolo_flags import advice, translated, without_harmless
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
 from utils.program import COMMANDS
@@ -103,7 +103,7 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 def unknown_key(cls: type, key: str) -> str:
     """Says what to do about a key that is not a field of ``cls``."""
     if cls is Hyperparameters:
-        return unknown_hyperparameter(key, _program("train"))
+        return unknown_hyperparameter(key, program_of("train"))
     return f"unknown key '{key}'{suggestion(key, [f.name for f in dataclasses.fields(cls)])}"
 
 
@@ -131,7 +131,7 @@ def hyperparameters_from(
     """
     values = load_yaml(path) if path else {}
     if isinstance(values, dict):
-        values, unused = recipe(values, path, _program)
+        values, unused = recipe(values, path, program_of)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
@@ -169,14 +169,15 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, *, script: str, **options: Any) -> None:
         super().__init__(**options)
         self._script = script
+        self.lines: list[str] = []  # for the log
 
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
         if self._script in _CONFIGS and is_yolo_command(given):
-            self.error(command_line(self._script, given, _program))
-        given = translated(self._script, given)
+            self.error(command_line(self._script, given, program_of))
+        given, self.lines = without_harmless(self._script, translated(self._script, given))
         if line := advice(self._script, given, self._option_string_actions, _HYPERPARAMETERS):
             self.error(line)
         return super().parse_known_args(given, namespace)
@@ -202,7 +203,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
 
 
-def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
+def build_parser(cls: type, description: str) -> _Parser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     required = [field for field in fields.values() if default_of(field) is MISSING]
@@ -253,7 +254,12 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
 
 def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
     """Parses a command line. Raises UserError for values out of range; argparse exits for unknown flags."""
-    values = vars(build_parser(cls, description).parse_args(argv))
+    parser = build_parser(cls, description)
+    values = vars(parser.parse_args(argv))
+    if parser.lines:
+        from utils.logger import log_when_configured  # with logging, which --help does without
+
+        log_when_configured(*parser.lines)
     known = {f.name: f for f in dataclasses.fields(cls)}
     return cls(**{k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()})
 
@@ -326,7 +332,8 @@ def _raise(message: str) -> typing.NoReturn:
 
 
 @functools.cache
-def _program(script: str) -> Program:
+def program_of(script: str) -> Program:
+    """The command line of a script."""
     cls = _CONFIGS[script]
     flags = {name: a for name, a in build_parser(cls, "")._option_string_actions.items() if a.dest != "help"}
     known = {*_HYPERPARAMETERS, *(old for f in _HYPERPARAMETERS.values() for old in f.metadata["formerly"])}

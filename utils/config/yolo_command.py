@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from utils.config.yaml_files import suggestion
-from utils.config.yolo_flags import SYNONYMS, conversion, reason, translated
+from utils.config.yolo_flags import SYNONYMS, conversion, is_harmless, reason, translated
 from utils.errors import UserError
 from utils.program import COMMANDS
 
@@ -74,8 +74,8 @@ _ON = (  # with True; here, too
 _OFF = (  # with False or None; here, too
     "agnostic_nms", "augment", "classes", "compile", "conf", "dnn", "dynamic", "embed", "end2end", "fraction",
     "half", "int8", "keras", "line_width", "nms", "opset", "optimize", "plots", "profile", "resume", "retina_masks",
-    "save_conf", "save_crop", "save_frames", "save_json", "save_txt", "show", "source", "stream_buffer", "time",
-    "visualize", "workspace",
+    "save_conf", "save_crop", "save_frames", "save_json", "save_txt", "show", "source", "stream", "stream_buffer",
+    "time", "verbose", "visualize", "workspace",
 )  # fmt: skip
 _OTHER_MEANING = {"cfg": "flags are not read from files", "tracker": "object tracking is not supported"}
 _NOT_OF_THE_RUN = ("cfg", "mode", "save_dir", "task", "tracker")  # in args.yaml
@@ -95,7 +95,7 @@ _OF_YOLOV5 = {
     "anchors": ("0", "the model's YAML says how many anchors there are"),
 }
 _MOST_NAMED = 12
-_WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
 class Program(NamedTuple):
@@ -163,7 +163,7 @@ def recipe(values: dict[Any, Any], where: str, programs: Callable[[str], Program
 
 def _has_effect(key: str, text: str, program: Program) -> bool:
     try:
-        return bool(program.changes(_flags("train", key, text, program)))
+        return bool(program.changes(foreign_flags("train", key, text, program)))
     except UserError:
         return True
 
@@ -229,7 +229,7 @@ def _translation(
     line, without = [], []
     for key, value in [*_with_our_keys(given, program).items(), (None, "")]:
         try:
-            flags = list(rest) if key is None else _flags(script, key, value, program)
+            flags = list(rest) if key is None else foreign_flags(script, key, value, program)
             if program.changes(flags) or defaults:
                 line += flags
         except UserError as error:
@@ -249,7 +249,7 @@ def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]
         del given["task"]
     no = ("", "false", "none")
     model, resume, pretrained = (given.get(key, "") for key in ("model", "resume", "pretrained"))
-    has_weights = model.endswith(_WEIGHTS_SUFFIXES) or "--model" not in program.flags
+    has_weights = model.endswith(WEIGHTS_SUFFIXES) or "--model" not in program.flags
     if "--resume" in program.flags and resume.lower() not in no:  # with True, model= names the checkpoint
         given |= {"resume": model} if resume.lower() == "true" and has_weights and model else {}
         given.pop("model", None)
@@ -262,7 +262,7 @@ def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]
     return given
 
 
-def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
+def foreign_flags(script: str, key: str, value: str, program: Program) -> list[str]:
     """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError with the reason if there are
     none."""
     plain, flag, hyperparameter = _plain(value), "--" + key.replace("_", "-"), SYNONYMS.get(key, key)
@@ -279,7 +279,7 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
     if is_set:
         return ["--set", f"{hyperparameter}={value}"]
     if action is None:
-        if plain in ("false", "none") and key in _OFF:
+        if (plain in ("false", "none") and key in _OFF) or (plain == "true" and is_harmless(script, flag)):
             return []
         raise UserError(_OTHER_MEANING.get(key) or reason(script, flag))
     is_switch = isinstance(action, argparse.BooleanOptionalAction)

@@ -1,7 +1,8 @@
 """Flags of YOLOv5 and its successors that have another name or no equivalent in this program.
 
-None is silently ignored: a flag is either replaced by its equivalent (`translated`) or refused with one line that says
-what to write instead (`advice`). Scripts are named as their settings are: "train" for `settings.TrainConfig`.
+None is silently ignored: a flag is replaced by its equivalent (`translated`), left out with a line in the log if that
+changes nothing (`without_harmless`), or refused with one line that says what to write instead (`advice`). Scripts are
+named as their settings are: "train" for `settings.TrainConfig`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ _MEANINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "--linear-lr": ("--no-cos-lr",),
         "--cache-images": ("--cache", "ram"),
         "--nbs": ("--nominal-batch",),
-        "--augment": ("--render-on",),  # its former name; YOLOv5's flag of this name belongs to val.py
     },
     "val": {**_HALF, "--split": ("--task",)},
     "detect": {**_HALF, "--line-width": ("--line-thickness",)},
@@ -37,16 +37,52 @@ _NO_SEARCH = "search hyper-parameters with python -m engine.search (--help lists
 _LABEL_FILES = "label files are written by detect.py (--save-txt, --save-conf); val.py writes predictions.json"
 _ONE_VIEW = "detect.py has no test-time augmentation; val.py --tta evaluates a model with it. Leave it out"
 _NO_SUCH_FORMAT = "belongs to a format that is not supported; --format takes onnx, openvino, torchscript and pt2"
-_NOT_COMPILED = "only train.py compiles; export.py writes faster files. Leave it out"
+_NOT_COMPILED = "only train.py compiles; export.py writes faster files"
+_OWN_BATCHES = "a GPU takes up to 16 images at once, a CPU one"
 _PLOTS = "plots are drawn unless --noplots is given"
 _FILES_BESIDE_WEIGHTS = "exported files lie beside the weights. Leave it out"
 _EVERYWHERE = {"--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out"}
-_ONE_LOG = {"--verbose": "there is one level of detail. Leave it out"}
+_ONE_LOG = dict.fromkeys(("--verbose", "--quiet"), "there is one level of detail")
 _NO_TRACKING = {"--tracker": "object tracking is not supported. Leave it out"}
+# Flags that ask for what is so already, or for nothing that changes results.
+_HARMLESS: dict[str, dict[str, str]] = {
+    "train": {
+        **_ONE_LOG,
+        "--augment": "training images are always augmented, as --hyp says; val.py --tta is test-time augmentation",
+        "--dropout": "detectors have no dropout",
+        "--plots": _PLOTS,
+        "--save": "checkpoints are always written",
+        "--val": "every epoch is validated, or every --val-every",
+    },
+    "val": {
+        "--compile": _NOT_COMPILED,
+        "--plots": _PLOTS,
+        "--quiet": "--no-verbose leaves out the table of classes",
+    },
+    "detect": {
+        **_ONE_LOG,
+        "--batch": _OWN_BATCHES,
+        "--batch-size": _OWN_BATCHES,
+        "--compile": _NOT_COMPILED,
+        "--data": "the checkpoint contains the class names",
+        "--rect": "each image is padded to whole strides only",
+        "--retina-masks": "there are no masks, only boxes",
+        "--save": "results are saved unless --nosave is given",
+        "--show-boxes": "detections are drawn with their boxes",
+        "--stream": "videos and streams are always read frame by frame",
+    },
+    "export": {
+        **_ONE_LOG,
+        "--device": "models are exported on the CPU",
+        "--grid": "decoding is always part of the graph",
+        "--inplace": "models are exported for inference",
+        "--simplify": "graphs are always simplified",
+    },
+}
+_WITH_VALUE = {"--batch", "--batch-size", "--data", "--device", "--dropout"}  # of the harmless ones
 _ADVICE: dict[str, dict[str, str]] = {
     "train": {
         **_EVERYWHERE,
-        **_ONE_LOG,
         "--nosave": "last.pt is always written at the end of an epoch, so that the run can be resumed; within an "
         "epoch, --save-minutes (0: never) and --save-steps decide. Leave it out",
         **dict.fromkeys(("--evolve", "--evolve-population", "--resume-evolve"), _NO_SEARCH),
@@ -57,52 +93,33 @@ _ADVICE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--erasing", "--auto-augment", "--bgr", "--augmentations"), _NO_SUCH_AUGMENTATION),
         "--pretrained": "use --weights to name the weights to start from; without it a run starts from scratch",
         "--half": "use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it",
-        "--plots": _PLOTS,
-        "--save": "checkpoints are always written. Leave it out",
         "--split": "'train' and 'val' of the data set's YAML are used; val.py --task chooses a split",
-        "--val": "every epoch is validated; use --val-every N to validate less often, 0 to validate at the end only",
-        "--dropout": "detectors have no dropout. Leave it out",
         "--profile": "benchmarks/ has scripts that measure speed. Leave it out",
     },
     "val": {
         **_EVERYWHERE,
         **_NO_TRACKING,
         **dict.fromkeys(("--save-txt", "--save-conf", "--save-hybrid"), _LABEL_FILES),
-        "--plots": _PLOTS,
         "--agnostic-nms": "detections are scored class by class; detect.py has this flag. Leave it out",
         "--visualize": "feature maps are not drawn; report.html shows the worst images. Leave it out",
-        "--compile": _NOT_COMPILED,
     },
     "detect": {
         **_EVERYWHERE,
-        **_ONE_LOG,
         **_NO_TRACKING,
-        "--data": "the checkpoint contains the class names. Leave it out",
         **dict.fromkeys(("--augment", "--tta"), _ONE_VIEW),
         "--visualize": "feature maps are not drawn. Leave it out",
-        "--compile": _NOT_COMPILED,
-        "--rect": "each image is padded to whole strides only. Leave it out",
         "--embed": "there are no embeddings, only detections. Leave it out",
         "--stream-buffer": "of a stream, the newest frame is taken. Leave it out",
         "--save-frames": "an annotated video is written as a video. Leave it out",
-        "--show-boxes": "detections are drawn with their boxes; use --nosave to draw nothing",
         "--update": "checkpoints are not changed. Leave it out",
         "--save-csv": "use --save-txt or --save-json",
-        **dict.fromkeys(("--batch-size", "--batch"), "a GPU takes up to 16 images at once, a CPU one. Leave it out"),
-        "--save": "results are saved unless --nosave is given",
-        "--retina-masks": _BOXES_ONLY,
         "--show": "use --view-img",
-        "--stream": "videos and streams are always read frame by frame. Leave it out",
     },
     "export": {
-        **_ONE_LOG,
         "--fraction": "use --calibration-images to calibrate --int8 with fewer images",
-        "--simplify": "graphs are always simplified. Leave it out",
         "--end2end": "use --layout end2end",
-        "--device": "models are exported on the CPU. Leave it out",
-        "--grid": "decoding is always part of the graph. Leave it out",
         "--agnostic-nms": "NMS in the graph is by class. Leave it out",
-        **dict.fromkeys(("--train", "--inplace", "--optimize"), "models are exported for inference. Leave it out"),
+        **dict.fromkeys(("--train", "--optimize"), "models are exported for inference. Leave it out"),
         **dict.fromkeys(("--project", "--name"), _FILES_BESIDE_WEIGHTS),
         **dict.fromkeys(("--conf-thres", "--conf"), "NMS in the graph keeps scores above 0.001. Leave it out"),
         "--max-det": "NMS in the graph keeps up to 300 detections. Leave it out",
@@ -134,6 +151,7 @@ _VALUES = {
     "export": dict.fromkeys(("--format", "--include"), _CONVERSIONS),
 }
 # The other programs that train have the flags of train.py.
+_HARMLESS = _HARMLESS | dict.fromkeys(("kfold", "search"), _HARMLESS["train"])
 _ADVICE = _ADVICE | dict.fromkeys(("kfold", "search"), _ADVICE["train"])
 _MEANINGS = _MEANINGS | {"kfold": _MEANINGS["train"], "search": {**_MEANINGS["train"], "--iterations": ("--trials",)}}
 SYNONYMS = {"lr": "lr0", "learning_rate": "lr0", "wd": "weight_decay"}  # of hyper-parameters
@@ -147,6 +165,27 @@ def translated(script: str, arguments: Sequence[str]) -> list[str]:
         ours = _MEANINGS.get(script, {}).get(flag, (flag,))
         result += [*ours[:-1], ours[-1] + separator + value]
     return result
+
+
+def without_harmless(script: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``arguments``, after `translated`, without flags that change nothing, and a line for the log about each."""
+    kept: list[str] = []
+    lines: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, separator, _ = word.partition("=")
+        if why := _HARMLESS.get(script, {}).get(flag):
+            lines.append(f"{flag}: {why}")
+            if flag in _WITH_VALUE and not separator:
+                next(words, None)
+        else:
+            kept.append(word)
+    return kept, lines
+
+
+def is_harmless(script: str, flag: str) -> bool:
+    """Whether ``flag``, given without a value, changes nothing."""
+    return flag in _HARMLESS.get(script, {})
 
 
 def advice(
@@ -192,7 +231,7 @@ def conversion(export_format: str) -> str:
 
 def reason(script: str, flag: str) -> str:
     """Why ``script`` has no ``flag``; "" if that is not known."""
-    return _ADVICE[script].get(flag, "").removesuffix(". Leave it out")
+    return (_ADVICE[script] | _HARMLESS[script]).get(flag, "").removesuffix(". Leave it out")
 
 
 def _values(arguments: Sequence[str], flag: str) -> list[list[str]]:

@@ -24,7 +24,7 @@ from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
-from utils.logger import configure_logging
+from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead
 
 
@@ -356,6 +356,7 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
         ("nowhere.jpg", "nowhere.jpg: no such image"),
         ("https://example.com/a.jpg", "are not downloaded"),
         (".", "is a folder; give a list of files"),
+        ("clip.mp4", r"^clip.mp4: is a video; use stream\(\)"),
         ("", "^an empty path; give the path of an image file"),
         (["", "a.jpg"], "^an empty path"),
         (7, "int is not an image"),
@@ -410,6 +411,10 @@ def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
         ({"conf": 25}, "conf: must be between 0 and 1"),
         ({"iou": -0.1}, "iou: must be between 0 and 1"),
         ({"max_det": 0}, "max_det: must be at least 1"),
+        ({"save": True}, r"^save=True: call save\(\) of a result"),
+        ({"stream": True}, r"^stream=True: call model.stream"),
+        ({"agnostic_nms": True}, "^agnostic_nms=True: write agnostic=True$"),
+        ({"cnf": 0.1}, "^cnf=0.1: unknown .did you mean 'conf'"),
         ({"batch_size": -1}, "batch_size: must be at least 0"),
         ({"device": 7}, "no GPU 7|no CUDA"),
         ({"color": "BGR"}, "must be 'rgb' or 'bgr', got 'BGR'"),
@@ -428,6 +433,7 @@ def test_unfit_settings_are_one_line(weights, predictor, settings, message):
     [
         (("nowhere.pt",), "nowhere.pt"),
         (("",), "^an empty path; give a checkpoint"),
+        ((None,), "^None: is not a path; give a checkpoint"),
         (("yolov8nn",), "no such file or name of public weights"),
         (("best.pt", "0,1"), "no CUDA|no GPU|runs on one device"),
     ],
@@ -452,6 +458,14 @@ def test_models_that_cannot_be_opened(arguments, message):
 def test_settings_of_another_type_are_user_errors(predictor, settings, word):
     with pytest.raises(UserError, match=word):
         predictor(picture(), color="rgb", **settings)
+
+
+def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    given = {"device": "cpu", "conf": 0.0, "max_det": 5}
+    plain, half = predictor(picture(), color="rgb"), load(weights, **given, amp="fp16", save=False)
+    assert caplog.messages == ["float16 (--half, --amp fp16): not on a CPU, which computes in float32"]
+    assert rows(half(picture(), color="rgb", stream=False, show=None)) == rows(plain)
 
 
 def test_settings_may_be_numbers_of_numpy_and_torch(predictor):

@@ -35,6 +35,7 @@ from utils.config.settings import (
 )
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,8 +101,6 @@ def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
         (TrainConfig, ["--cache", "--epochs", "3"], {"cache": "ram", "epochs": 3}),
         (TrainConfig, ["--cache", "disk"], {"cache": "disk"}),
         (TrainConfig, ["--noval"], {"val_every": 0}),
-        (TrainConfig, ["--augment", "device"], {"render_on": "device"}),
-        (TrainConfig, ["--augment=device"], {"render_on": "device"}),
         (ValConfig, ["--weights", "x.pt", "--augment"], {"tta": True}),
         (TrainConfig, ["--adam", "--nbs=64"], {"optimizer": "Adam", "nominal_batch": 64}),
         (TrainConfig, ["--img", "320", "--batch", "4", "--cfg", "yolov5s.yaml"], {"imgsz": 320, "batch_size": 4}),
@@ -132,7 +131,7 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
         (DetectConfig, ["--dnn"], "--dnn: only .pt"),
         (ExportConfig, ["--workspace", "4"], "--workspace: belongs to a format that is not supported"),
-        (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint contains the class names"),
+        (TrainConfig, ["--augment", "device"], "unrecognized arguments: device"),
     ],
 )
 def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
@@ -143,6 +142,36 @@ def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
     assert line in text
     assert text.startswith("error: ")
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "flags"),
+    [
+        (TrainConfig, ["--augment", "--quiet", "--verbose", "--save", "--val", "--plots"], None),
+        (TrainConfig, ["--dropout", "0.1", "--quiet=1"], ["--dropout", "--quiet"]),
+        (ValConfig, ["--weights", "a.pt", "--quiet", "--plots"], ["--quiet", "--plots"]),
+        (DetectConfig, ["--weights", "a", "--data", "coco.yaml", "--source", "b", "--rect"], ["--data", "--rect"]),
+        (ExportConfig, ["--weights", "a.pt", "--simplify", "--device", "0", "--half"], ["--simplify", "--device"]),
+    ],
+)
+def test_flags_that_change_nothing_are_a_line_of_the_log(cls, argv, flags, caplog, monkeypatch):
+    assert given_flags(cls, argv) <= {"weights", "source", "half"}
+    configure_logging(True)
+    caplog.clear()
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    parse_config(cls, argv, "")
+    assert [line.split(":")[0] for line in caplog.messages] == (flags or argv)
+
+
+def test_lines_before_there_is_a_log_are_its_first(capsys):
+    for handler in list(get_logger().handlers):
+        get_logger().removeHandler(handler)
+    parse_config(TrainConfig, ["--quiet"], "")
+    parse_config(TrainConfig, ["--quiet"], "")
+    assert capsys.readouterr().out == ""
+    configure_logging(True)
+    configure_logging(True)
+    assert capsys.readouterr().out == "--quiet: there is one level of detail\n"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +214,7 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     for script, cls in (scripts | {"kfold": KfoldConfig, "search": SearchConfig}).items():
         flags = build_parser(cls, "")._option_string_actions
         assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
+        assert not set(yolo_flags._HARMLESS[script]) & {*flags, *yolo_flags._ADVICE[script]}
         assert {ours[0] for ours in yolo_flags._MEANINGS[script].values()} <= set(flags)
 
 
