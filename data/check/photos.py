@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import cv2
@@ -21,6 +22,7 @@ from utils.structures import GRAY
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page
 MOST_ENLARGED = 3.0
+DARK = 64  # an image whose samples are all below is stretched
 JPEG_QUALITY = 80
 LETTER_PX, LINE_PX = 7.4, 11  # of the text over a photo
 
@@ -86,6 +88,9 @@ def _render(source: Source, window: np.ndarray, side: int) -> Photo:
     scale = min(side / max(x1 - x0, y1 - y0), MOST_ENLARGED)
     least_hw = round(source.height * scale), round(source.width * scale)
     pixels = as_rgb8(read_reduced(source.path, least_hw, pixels=source.pixels)[0])
+    if pixels.max(initial=0) < DARK:  # 16-bit samples of which few bits are used, or night
+        deep = read_reduced(source.path, least_hw, pixels=replace(source.pixels, bits=16))[0]
+        pixels = as_rgb8((deep * (65535.0 / max(deep.max(initial=0), 1))).astype(np.uint16))
     gain = np.array([pixels.shape[1] / source.width, pixels.shape[0] / source.height])
     (left, top), (right, bottom) = np.floor(window[:2] * gain).astype(int), np.ceil(window[2:] * gain).astype(int)
     part = np.ascontiguousarray(pixels[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)])

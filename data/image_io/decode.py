@@ -228,20 +228,24 @@ def decode_image(
     jpeg_flag: int = _COLOR,
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
+    largest: list[int] | None = None,
 ) -> np.ndarray:
+    """The image in ``data``; ``largest`` receives the largest sample of a 16-bit one. Raises UserError."""
+    is_rgb = False
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
         flag = jpeg_flag & ~_COLOR if pixels.channels == 1 else jpeg_flag
-        image = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
-        image = to_format(image, path, pixels, is_rgb=_IS_RGB)
+        image, is_rgb = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning), _IS_RGB
     elif header.kind == "npy":
-        image = to_format(read_npy(data, path, pixels), path, pixels, is_rgb=True)
+        image, is_rgb = read_npy(data, path, pixels), True
     elif header.kind == "tiff" and pixels != RGB8:
         decode = partial(imdecode, data, cv2.IMREAD_UNCHANGED, path, on_warning)
-        image = to_format(read_tiff(data, path, decode), path, pixels, is_rgb=True)
+        image, is_rgb = read_tiff(data, path, decode), True
     else:
-        image = to_format(imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), path, pixels)
-    return with_channels(orient(image, header.orientation))
+        image = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
+    if largest is not None and image.dtype == np.uint16:
+        largest.append(int(image.max(initial=0)))
+    return with_channels(orient(to_format(image, path, pixels, is_rgb=is_rgb), header.orientation))
 
 
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:

@@ -52,13 +52,16 @@ class HiddenDamageError(UserError):
     """Damage that only decoding shows."""
 
 
-def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8) -> tuple[int, int]:
+def check_image(
+    path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8, largest: list[int] | None = None
+) -> tuple[int, int]:
     """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
 
     An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible, unless
     ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill a missing part with gray) and is
     decoded at an eighth of its size, which is faster. Of a .npy file the header is read, or all with ``decode``. Other
-    kinds of files are decoded completely, and the checksums of a PNG, which decoders ignore, are verified.
+    kinds of files are decoded completely, and the checksums of a PNG, which decoders ignore, are verified; ``largest``
+    receives the largest sample of a 16-bit image.
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
     """
@@ -79,7 +82,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
 
     if header.kind != "jpeg":
         defect = png_defect(data) if header.kind == "png" else ""
-        size = decode_image(data, header, path, on_warning=on_warning, pixels=pixels).shape[:2]
+        size = decode_image(data, header, path, on_warning=on_warning, pixels=pixels, largest=largest).shape[:2]
         if defect or warnings:
             raise UserError(f"{path}: damaged image ({defect or warnings[0]})")
         return size

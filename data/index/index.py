@@ -34,7 +34,7 @@ from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 4  # increase it when the arrays or their meaning change
+CACHE_VERSION = 5  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
 # object and no label file; in VOC and exports of labeling services, every image has a label file. The usual advice is
 # at most 10 % backgrounds, and more can be declared with empty files.
@@ -231,6 +231,8 @@ def load_index(
             checked.append(ScannedPart(spec, index, None))
         whole, index = index.report, _used(index, spec, part, single_cls=single_cls, **use)
         get_logger().info("%s: %s (shards)", part, index.report.summary())
+        for advice in whole.advice:
+            get_logger().warning("%s: %s", split, advice)
         with refusing():
             _check_bad_images(whole, split, max_bad, "")
             _check_some_objects(index, shards.name, spec, part)
@@ -270,6 +272,8 @@ def load_index(
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
     get_logger().info("%s: %s%s%s", part, index.report.summary(), " (cached)" if cached else "", details)
     if part == split:
+        for advice in whole.advice:
+            get_logger().warning("%s: %s", split, advice)
         if unread := unread_files(listing.findings):
             get_logger().warning("%s: %s", split, unread_summary(unread))
         _warn_of_missing_labels(listing, spec, split)
@@ -489,7 +493,7 @@ def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: s
         return
     raise UserError(
         f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): "
-        f"{'; '.join(report.bad_lines)}{details}"
+        f"{'; '.join((*report.bad_lines, *report.advice))}{details}"
     )
 
 
@@ -565,6 +569,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
         "category_ids": index.category_ids,
         "totals": report.totals,
         "bad_lines": report.bad_lines,
+        "advice": report.advice,
     }
     return meta, arrays
 
@@ -580,7 +585,7 @@ def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[s
         root=root,
         paths=strings("paths"),
         **{name: arrays[name] for name in _ARRAYS},
-        report=ScanReport(meta["totals"], strings("report"), tuple(meta["bad_lines"])),
+        report=ScanReport(meta["totals"], strings("report"), tuple(meta["bad_lines"]), tuple(meta["advice"])),
         fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         category_ids=tuple(meta["category_ids"]),

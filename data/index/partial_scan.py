@@ -38,6 +38,7 @@ class ScannedChunk(NamedTuple):
     table: np.ndarray  # float64 (R, 9), see data.labels.clean
     found: list[LocatedFinding]
     hidden: int  # images whose damage only decoding showed
+    largest: int  # sample of the 16-bit images; 0 without
 
     def __len__(self) -> int:
         return len(self.image_hw)
@@ -59,10 +60,10 @@ class PartialScan:
         if meta.get("size") != self._size:
             return
         image, row = 0, 0
-        for first, images, rows, found, hidden in meta["chunks"]:
+        for first, images, rows, found, hidden, largest in meta["chunks"]:
             image_hw, table = arrays["image_hw"][image : image + images], arrays["table"][row : row + rows]
-            located = [LocatedFinding(i, line, Finding(*finding)) for i, line, *finding in found]
-            self.chunks.append(ScannedChunk(first, image_hw, table, located, hidden))
+            located = [LocatedFinding(i, line, Finding(*finding), number) for i, line, number, *finding in found]
+            self.chunks.append(ScannedChunk(first, image_hw, table, located, hidden, largest))
             image, row = image + images, row + rows
 
     def add(self, chunk: ScannedChunk) -> None:
@@ -76,10 +77,8 @@ class PartialScan:
     def save(self) -> None:
         if self._path is None or not self.chunks:
             return
-        rows = [
-            [c.first, len(c), len(c.table), [(p.image, p.line, *p.finding) for p in c.found], c.hidden]
-            for c in self.chunks
-        ]
+        found = [[(p.image, p.line, p.class_id, *p.finding) for p in c.found] for c in self.chunks]
+        rows = [[c.first, len(c), len(c.table), f, c.hidden, c.largest] for c, f in zip(self.chunks, found)]
         arrays = {name: np.concatenate([getattr(c, name) for c in self.chunks]) for name in ("image_hw", "table")}
         with contextlib.suppress(OSError):  # an interrupted scan then starts from the beginning
             write_arrays(self._path, {"size": self._size, "chunks": rows}, arrays)

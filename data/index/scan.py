@@ -21,12 +21,13 @@ from data.image_io.verify import HiddenDamageError, check_image
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing
 from data.index.partial_scan import LocatedFinding, PartialScan, ScannedChunk
-from data.labels.clean import Boxes, LabelFileError, RawLabels, clean_rows, row_table
+from data.labels.clean import CLASS, Boxes, LabelFileError, RawLabels, clean_rows, row_table
 from data.labels.findings import (
     BAD_IMAGE,
     BAD_LABEL,
     BAD_ROW,
     IMAGE_LOST,
+    MISREAD,
     NO_LABEL,
     NOT_FINITE,
     OUTSIDE,
@@ -36,6 +37,7 @@ from data.labels.findings import (
     ScanReport,
 )
 from data.labels.label_format import LabelSource
+from data.labels.readings import ids_from_1, other_notation, too_dark
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
@@ -113,16 +115,24 @@ def scan_split(
         decoded[:] = True
         chunks = read("all", f"decoding {split}")
     image_hw = np.concatenate([c.image_hw for c in chunks])
-    boxes, row_problems = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalized)
+    table = np.concatenate([c.table for c in chunks])
+    boxes, row_problems = clean_rows(table, image_hw, source.normalized)
     found = [p for c in chunks for p in c.found]
+    unknown = [p for p in found if p.finding.kind == UNKNOWN_CLASS]
+    advice = [
+        ids_from_1([p.class_id for p in unknown], table[:, CLASS], len(spec.names)),
+        other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized),
+        too_dark(max((c.largest for c in chunks), default=0), spec.pixels.bits),
+    ]
+    misread = [Finding(split, MISREAD, text) for text in advice if text]
     found += [
         _finding(source, image, p.kind, p.text, p.line)._replace(class_id=p.class_id, xyxy_px=p.xyxy_px)
         for image, p in row_problems
     ]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda p: (p.image, p.line))
-    _check_labels_fit(found, len(boxes.image), spec, split)
-    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings])
+    _check_labels_fit(unknown, found, len(boxes.image), spec, split, advice[0])
+    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings, *misread])
 
 
 def _sample(count: int) -> np.ndarray:
@@ -180,25 +190,29 @@ def _read_all(
 
 def _read_chunk(images: range, spec: DatasetSpec, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
     sizes, with_rows, labels, found, hidden = [], [], [], [], 0
+    largest = [0]
     for i in images:
-        size, raw, problems, is_hidden = _read_one(i, spec, source, bool(decoded[i]))
+        size, raw, problems, is_hidden = _read_one(i, spec, source, bool(decoded[i]), largest)
         hidden += is_hidden
         sizes.append(size)
         found += problems
         if raw is not None:
             with_rows.append(i)
             labels.append(raw)
-    return ScannedChunk(images.start, np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden)
+    return ScannedChunk(
+        images.start, np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden, max(largest)
+    )
 
 
 def _read_one(
-    i: int, spec: DatasetSpec, source: LabelSource, decode: bool
+    i: int, spec: DatasetSpec, source: LabelSource, decode: bool, largest: list[int]
 ) -> tuple[tuple[int, int], RawLabels | None, list[LocatedFinding], bool]:
-    """Upright size, labels (None if there are none), findings, and whether only decoding showed damage."""
+    """Upright size, labels (None if there are none), findings, and whether only decoding showed damage. ``largest``: as
+    for `check_image`."""
     name = source.images[i].name
     path = os.path.join(spec.root, name)
     try:
-        size = check_image(path, decode=decode, pixels=spec.pixels)
+        size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
     except UserError as error:
         finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out")
         return (0, 0), None, [LocatedFinding(i, -1, finding)], isinstance(error, HiddenDamageError)
@@ -208,7 +222,7 @@ def _read_one(
         return size, None, [_finding(source, i, BAD_LABEL, f"{error}; image left out")], False
     if raw is None:
         return size, None, [_finding(source, i, NO_LABEL, f"{name} is taken as background")], False
-    problems = [_finding(source, i, p.kind, p.text, p.line) for p in raw.problems]
+    problems = [_finding(source, i, p.kind, p.text, p.line)._replace(class_id=p.class_id) for p in raw.problems]
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"
@@ -241,14 +255,16 @@ def _cause(row: LocatedFinding, source: LabelSource) -> str:
     return re.split(": |, got ", row.finding.text.removesuffix("; left out"))[0]
 
 
-def _check_labels_fit(found: list[LocatedFinding], boxes: int, spec: DatasetSpec, split: str) -> None:
-    unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
+def _check_labels_fit(
+    unknown: list[LocatedFinding], found: list[LocatedFinding], boxes: int, spec: DatasetSpec, split: str, advice: str
+) -> None:
     others = boxes + sum(p.finding.kind in _UNUSABLE for p in found) - len(unknown)
     if len(unknown) > others:
-        first = unknown[0]
+        first = unknown[0].finding
         raise UserError(
             f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + others:,} objects "
             f"in '{split}' have a class that is not in 'names' (first: {first.where}: {first.text})"
+            f"{advice and '; '}{advice}"
         )
 
 

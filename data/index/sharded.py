@@ -14,7 +14,7 @@ from utils.errors import UserError
 from utils.store.shards import SUFFIX, open_shards
 from utils.strings import class_difference
 
-VERSION = 3  # of the layout and of what the arrays mean
+VERSION = 4  # of the layout and of what the arrays mean
 _CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
 
@@ -60,7 +60,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     }
     wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
-    texts = [*names, *meta["bad_lines"], *meta["totals"]]
+    texts = [*names, *meta["bad_lines"], *meta["advice"], *meta["totals"]]
     numbers = [*meta["totals"].values(), *meta["category_ids"]]
     facts = {
         f"array {wrong[:1]}": not wrong,

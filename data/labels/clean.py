@@ -24,7 +24,7 @@ class RowProblem(NamedTuple):
     line: int
     kind: str
     text: str
-    class_id: int = -1  # of a box whose geometry is the problem
+    class_id: int = -1  # of a box whose geometry is the problem, or that YOLO txt gives an unknown class
     xyxy_px: tuple[float, ...] = ()  # its corners as labeled; empty: the row is not a box
 
 

@@ -12,6 +12,7 @@ from data.labels.clean import RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, read_json
 from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelSource, LabelsPerSplit
+from data.labels.readings import TOP_LEFT
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -173,4 +174,4 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
     )
 
 
-COCO = LabelFormat("coco", "a COCO .json", _detect, _read, class_names=category_names)
+COCO = LabelFormat("coco", "a COCO .json", TOP_LEFT, _detect, _read, class_names=category_names)

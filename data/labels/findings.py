@@ -32,6 +32,7 @@ UNLISTED = "image without annotations entry"
 ABSENT = "annotated image not in the split"
 UNSUPPORTED = "file of an unsupported kind"
 NO_LABEL = "missing label file"
+MISREAD = "probably misread"  # of the split as a whole
 
 IMAGE_LOST = (BAD_IMAGE, MISSING_IMAGE, BAD_LABEL)
 _NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})
@@ -55,6 +56,7 @@ class ScanReport:
     totals: dict[str, int]
     lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
     bad_lines: tuple[str, ...] = ()  # why images were left out: the commonest three reasons
+    advice: tuple[str, ...] = ()  # what is probably misread, and what to do
 
     @classmethod
     def of(cls, findings: Iterable[Finding], totals: dict[str, int]) -> ScanReport:
@@ -64,7 +66,8 @@ class ScanReport:
             if f.kind in IMAGE_LOST:
                 alike.setdefault((f.kind, "" if f.kind == MISSING_IMAGE else f.text), []).append(f)
         bad = [_reason(group) for group in sorted(alike.values(), key=len, reverse=True)[:3]]
-        return cls(totals | Counter(f.kind for f in findings), FlatStrings.of(map(str, findings)), tuple(bad))
+        advice = tuple(f.text for f in findings if f.kind == MISREAD)
+        return cls(totals | Counter(f.kind for f in findings), FlatStrings.of(map(str, findings)), tuple(bad), advice)
 
     @property
     def problems(self) -> int:

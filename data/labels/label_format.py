@@ -61,6 +61,7 @@ class LabelFormat:
     Attributes:
         name: part of the fingerprint of an index.
         annotations: what ``annotations`` in the YAML names, for messages; empty if this format needs none.
+        notation: what the numbers of a box mean, one of `data.labels.readings`.
         detect: whether the ``annotations`` of a split (None: the YAML has none) are of this format.
         read: ``read(images, label_files, root, names)`` returns the labels of a split. With ``names`` None every object
             is of class 0. Raises UserError when the labels cannot be used.
@@ -72,6 +73,7 @@ class LabelFormat:
 
     name: str
     annotations: str
+    notation: str
     detect: Callable[[Path | None], bool]
     read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
     label_path: Callable[[ImageFile, Path, Path | None, Callable[[str], bool]], str] | None = None

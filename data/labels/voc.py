@@ -17,6 +17,7 @@ from xml.parsers import expat
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.readings import CORNERS
 from utils.config.yaml_files import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -162,4 +163,4 @@ def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callabl
     return flat if exists(flat) else path
 
 
-VOC = LabelFormat("voc", "a folder of VOC .xml", _detect, _read, _label_path)
+VOC = LabelFormat("voc", "a folder of VOC .xml", CORNERS, _detect, _read, _label_path)

@@ -17,6 +17,7 @@ import numpy as np
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.readings import CENTERS
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.strings import counted
@@ -65,7 +66,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
-        return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)} is not among the classes ({known}); left out")
+        text = f"class {int(class_id)} is not among the classes ({known}); left out"
+        return RowProblem(line, UNKNOWN_CLASS, text, int(class_id))
     if num_classes is None:
         class_id = 0
     if count == 5:
@@ -152,4 +154,4 @@ def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: 
     return os.path.splitext(path)[0] + ".txt"
 
 
-YOLO = LabelFormat("yolo", "", _detect, _read, _label_path)
+YOLO = LabelFormat("yolo", "", CENTERS, _detect, _read, _label_path)
