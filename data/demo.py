@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,8 @@ import cv2
 import numpy as np
 
 from utils.errors import UserError
+from utils.files.checked_open import check_owner
+from utils.files.folders import temporary_folder
 from utils.logger import configure_logging, progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
@@ -52,18 +53,24 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     """
     root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
+    try:
+        check_owner(root, os.lstat(root))
+    except PermissionError as error:
+        raise UserError(f"{root}: {error.strerror}; choose another folder") from None
+    except OSError:  # it does not exist
+        pass
     if _is_complete(root, wanted):
         return root / YAML_NAME
     if root.exists() and not (root / MARKER).exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root}: exists and is not a demo data set; choose an empty or new folder")
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
-            _write_set(Path(scratch) / "fresh", wanted)
+        with temporary_folder(root) as scratch:
+            _write_set(scratch / "fresh", wanted)
             if root.exists() and not _is_complete(root, wanted):
-                root.rename(Path(scratch) / "old")
+                root.rename(scratch / "old")
             try:
-                (Path(scratch) / "fresh").rename(root)
+                (scratch / "fresh").rename(root)
             except OSError:
                 if not _is_complete(root, wanted):  # by another process
                     raise

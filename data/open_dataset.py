@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.demo import ensure_demo
-from data.index.dataset_yaml import DatasetSpec, check_exists, known_by_name, load_dataset_spec
+from data.index.dataset_yaml import DatasetSpec, Stores, check_exists, known_by_name, load_dataset_spec
 from data.index.index import class_names
-from data.staging.stage import stage_dataset
+from data.staging.stage import IN_STORE, stage_dataset
 from utils.config.settings import TrainConfig, typed_classes
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -32,6 +32,7 @@ def open_dataset(
     known_root: str = "",
     optional: Sequence[str] = (),
     stored_in: str = "",
+    is_request: bool = True,
 ) -> DatasetSpec:
     """Opens the data set ``data`` without reading its images. Every process of the run must call this.
 
@@ -45,6 +46,7 @@ def open_dataset(
         known_root: see `load_dataset_spec`.
         optional: more splits to stage, if the data set has them.
         stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
+        is_request: the user asks for what ``stored_in`` names, as ``--resume`` does; else no address is read.
 
     Raises:
         UserError: the YAML does not exist or cannot be read; see also `stage_dataset` and `ensure_demo`.
@@ -54,7 +56,9 @@ def open_dataset(
         if data != "demo" and not is_url(data):
             data = known_by_name(data)
         if stage and is_url(data):
-            raise UserError("--stage: what is read from an object store is kept in --cache-dir; omit --stage")
+            raise UserError(IN_STORE)
+        if is_url(data) and stored_in and not is_request:
+            raise UserError(f"{data}: an address is read only if you name it with --data")
         if is_url(data):
             with torch_distributed_zero_first(ctx):
                 spec = load_dataset_spec(data, cache_dir=cache_dir)
@@ -64,7 +68,9 @@ def open_dataset(
             if stored_in and not Path(data).exists():
                 raise UserError(f"{data}: no such file")
             check_exists(data)
-            spec = load_dataset_spec(data, known_root, cache_dir)
+            spec = load_dataset_spec(
+                data, known_root, stores=Stores(cache_dir, "" if stored_in and not is_request else None)
+            )
             if spec.summary:
                 get_logger().info("%s", spec.summary)
             for split in splits:  # what is missing is known before weights are read

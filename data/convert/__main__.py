@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from data.index.dataset_yaml import SPLITS
 from data.index.folder import read_folder
 from data.labels.coco import read_coco
 from utils.errors import UserError
+from utils.files.folders import temporary_folder
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS
@@ -99,11 +99,11 @@ def _check_new(path: Path) -> None:
 @contextmanager
 def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
     """A folder whose files move to ``folder`` if the block succeeds."""
-    with tempfile.TemporaryDirectory(prefix=f".{stem}-", dir=folder) as temporary:
-        yield Path(temporary)
-        for path in sorted(Path(temporary).iterdir()):
+    with temporary_folder(folder / stem) as temporary:
+        yield temporary
+        for path in sorted(temporary.iterdir()):
             _check_new(folder / path.name)
-        for path in sorted(Path(temporary).iterdir()):  # the YAML last
+        for path in sorted(temporary.iterdir()):  # the YAML last
             path.rename(folder / path.name)
 
 

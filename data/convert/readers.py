@@ -20,7 +20,7 @@ from data.convert.hugging_face import read_image_folder, read_parquet
 from data.image_io.verify import check_image
 from data.labels.json_files import load_json
 from utils.errors import UserError, one_line
-from utils.files.safe_io import read_text
+from utils.files.safe_io import open_regular, read_text
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are told apart
@@ -319,5 +319,8 @@ def detect(source: Path) -> dict[str, list[Path]]:
 
 
 def _head(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
+    try:
+        with open_regular(file) as opened:
+            return opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None

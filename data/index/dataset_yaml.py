@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.index.folder import FolderContent, read_folder
 from data.labels.coco import COCO
@@ -28,7 +28,7 @@ from utils.config.settings import MOST_IMGSZ, class_numbers, typed_classes
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.store.client import is_url, mirrored, refresh
+from utils.store.client import is_url, mirrored, refresh, store_of
 from utils.store.shards import SUFFIX
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
@@ -233,17 +233,36 @@ def _yaml_files_nearby(path: Path) -> Iterator[Path]:
         yield from folder.glob("*.y*ml")
 
 
-def load_dataset_spec(path: str | Path, known_root: str = "", cache_dir: str = "") -> DatasetSpec:
+class Stores(NamedTuple):
+    """How what is in object stores is read."""
+
+    cache_dir: str = ""  # folder of copies; empty: ~/.cache/lockstep
+    only: str | None = None  # the store of a YAML that is in one, which names no other; "": none; None: any
+    why: str = "an address is read only if you name it: with --data, or in a YAML that --data names"
+
+    def mirrored(self, url: str, where: str) -> Path:
+        """`mirrored`. Raises UserError for an address that is not the user's."""
+        if self.only is not None and store_of(url) != self.only:
+            raise UserError(f"{where}: names {url}; {self.why}")
+        return mirrored(url, self.cache_dir)
+
+
+def load_dataset_spec(
+    path: str | Path, known_root: str = "", cache_dir: str = "", *, stores: Stores | None = None
+) -> DatasetSpec:
     """Reads and checks a data set YAML, or a folder (`read_folder`), also of an object store. Raises UserError with the
     file and the key.
 
     Args:
         known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
-        cache_dir: folder of copies of what is in a store; empty: ~/.cache/lockstep.
+        cache_dir: of `Stores`.
+        stores: those that may be read; None: those that the user names.
     """
+    stores = stores or Stores(cache_dir)
     if is_url(str(path)):
         url = str(path) if str(path).endswith((".yaml", ".yml")) else f"{str(path).rstrip('/')}/data.yaml"
-        return replace(load_dataset_spec(mirrored(url, cache_dir), cache_dir=cache_dir), source=str(path))
+        copy = stores.mirrored(url, str(path))
+        return replace(load_dataset_spec(copy, stores=stores._replace(only=store_of(url))), source=str(path))
     path = Path(path)
     content = read_folder(_normal(path)) if path.is_dir() else FolderContent({}, path, "")
     if content.yaml is not None:
@@ -258,7 +277,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "", cache_dir: str = "
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
-        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}", cache_dir)
+        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}", stores)
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -332,25 +351,26 @@ def _normal(path: Path) -> Path:
 
 
 def _read_split(
-    value: Any, annotations: Path | None, root: Path, split: str, where: str, cache_dir: str
+    value: Any, annotations: Path | None, root: Path, split: str, where: str, stores: Stores
 ) -> SplitSource:
     entries = value if isinstance(value, list) else [value]
     if _joins(value):
-        parts = tuple(_read_part(entry, root, split, where, cache_dir) for entry in entries)
+        parts = tuple(_read_part(entry, root, split, where, stores) for entry in entries)
         sources = [os.path.realpath(part.source) for part in parts]
         if twice := next((part.source for i, part in enumerate(parts) if sources[i] in sources[:i]), None):
             raise UserError(f"{where}: joins {twice} twice; name it once")
         if annotations is not None:
             raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
-    images = tuple(_read_entry(entry, root, split, where, cache_dir) for entry in entries)
+    images = tuple(_read_entry(entry, root, split, where, stores) for entry in entries)
     return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
 
 
-def _read_entry(entry: Any, root: Path, split: str, where: str, cache_dir: str) -> Path:
+def _read_entry(entry: Any, root: Path, split: str, where: str, stores: Stores) -> Path:
     """The folder, list or index of shards that an entry names; of an object store, the local copy of the index."""
     if isinstance(entry, str) and is_url(entry):
-        return mirrored(entry if entry.endswith(SUFFIX) else f"{entry.rstrip('/')}/{split}{SUFFIX}", cache_dir)
+        url = entry if entry.endswith(SUFFIX) else f"{entry.rstrip('/')}/{split}{SUFFIX}"
+        return stores.mirrored(url, where)
     path = _resolve(_text_path(entry, where), root)
     return refresh(path) if path.suffix == SUFFIX else path
 
@@ -360,15 +380,15 @@ def _joins(value: Any) -> bool:
     return any(str(e).lower().endswith((".yaml", ".yml")) for e in (value if isinstance(value, list) else [value]))
 
 
-def _read_part(entry: Any, root: Path, split: str, where: str, cache_dir: str) -> DatasetSpec:
+def _read_part(entry: Any, root: Path, split: str, where: str, stores: Stores) -> DatasetSpec:
     is_remote = isinstance(entry, str) and is_url(entry)
-    path = Path(mirrored(entry, cache_dir)) if is_remote else _resolve(_text_path(entry, where), root)
+    path = stores.mirrored(entry, where) if is_remote else _resolve(_text_path(entry, where), root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     content = load_yaml(path)
     if isinstance(content, dict) and _joins(content.get(split)):
         raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
-    part = load_dataset_spec(entry if is_remote else path, cache_dir=cache_dir)
+    part = load_dataset_spec(entry if is_remote else path, stores=stores)
     part.split(split)  # raises UserError
     return part
 

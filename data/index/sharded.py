@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from data.index.dataset_yaml import DatasetSpec
+from data.labels.clean import MIN_SIDE_PX
 from utils.errors import UserError
 from utils.store.shards import SUFFIX, open_shards
 from utils.strings import class_difference
@@ -81,6 +82,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         xywh = arrays["boxes_xywh_px"][first : first + _CHUNK]
         image = np.searchsorted(offsets, np.arange(first, first + len(xywh)), side="right") - 1
         inside = (xywh >= 0) & (np.tile(sizes_wh[image], 2) + _SLACK >= xywh)
+        inside[:, 2:] &= xywh[:, 2:] + _SLACK >= MIN_SIDE_PX
         inside[:, :2] &= xywh[:, :2] + xywh[:, 2:] <= sizes_wh[image] + _SLACK
         if not inside.all():  # NaN is not inside either
             raise ValueError("wrong boxes_xywh_px")

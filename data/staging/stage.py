@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
+from data.index.dataset_yaml import DatasetSpec, Stores, load_dataset_spec
 from data.labels.findings import relative_name
 from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.file_exchange import Piece, exchange_items
@@ -29,6 +29,8 @@ from utils.errors import UserError
 from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
 from utils.strings import counted
+
+IN_STORE = "--stage: what is read from an object store is kept in --cache-dir; omit --stage"
 
 
 def stage_dataset(
@@ -82,7 +84,7 @@ def stage_dataset(
 
 
 def _plan(source: str, splits: Sequence[str], known_root: str, optional: Sequence[str]) -> StagePlan:
-    spec = load_dataset_spec(source, known_root)
+    spec = load_dataset_spec(source, known_root, stores=Stores(only="", why=IN_STORE))
     return plan_stage(spec, (*splits, *(split for split in optional if split in spec.splits)))
 
 

@@ -52,7 +52,7 @@ def open_data(
         splits = dict.fromkeys("train" if split == "val" else split for split in splits)
     optional = ("val",) if held_out else ()
     where = {"stage": stage, "cache_dir": cache_dir, "ctx": ctx, "known_root": root, "optional": optional}
-    where["stored_in"] = stored_in
+    where |= {"stored_in": stored_in, "is_request": False}
     spec = open_dataset(data, tuple(splits), classes=classes, **where)
     if held_out and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(held_out)

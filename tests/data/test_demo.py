@@ -1,4 +1,5 @@
 import hashlib
+import os
 from pathlib import Path
 
 import cv2
@@ -77,6 +78,14 @@ def test_a_folder_of_the_user_is_not_overwritten(tmp_path):
     with pytest.raises(UserError, match="not a demo data set"):
         ensure_demo(tmp_path, **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_set_of_another_user_is_refused(tmp_path):
+    ensure_demo(tmp_path / "demo", **SMALL)
+    os.chown(tmp_path / "demo", 65534, 65534)
+    with pytest.raises(UserError, match=r"demo: belongs to another user \(uid 65534\)"):
+        ensure_demo(tmp_path / "demo", **SMALL)
 
 
 def test_interrupted_rendering_leaves_nothing(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 
 from utils.store import client
 
-FAULTS = ("500", "503", "429", "slow", "cut", "reset", "flip", "empty")
+FAULTS = ("500", "503", "429", "slow", "cut", "reset", "flip", "empty", "long")
 
 
 class ObjectServer(ThreadingHTTPServer):
@@ -26,6 +26,9 @@ class ObjectServer(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.faults, self.faulty, self.is_down = folder, [], ".tar", False
+        self.answers = threading.Event()  # unless it is cleared, in which case requests wait for it
+        self.answers.set()
+        self.sizes: dict[str, int] = {}  # false ones, by name
         self.requests: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
 
@@ -56,6 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_content: bool) -> None:
         server, name = self.server, self.path.partition("?")[0].removeprefix("/bucket/")
         server.requests[f"{self.command} {name}"] += 1
+        server.answers.wait()
         if server.is_down:
             return self._refuse(503, "SlowDown")
         if name.startswith("forbidden"):
@@ -72,7 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
             start, stop = (int(number) for number in wanted.split("-"))
             if start >= len(data):
                 return self._refuse(416, "InvalidRange")
-            headers["Content-Range"] = f"bytes {start}-{min(stop, len(data) - 1)}/{len(data)}"
+            size = server.sizes.get(name, len(data))
+            headers["Content-Range"] = f"bytes {start}-{min(stop, size - 1)}/{size}"
             data, status = data[start : stop + 1], 206
         is_faulty = with_content and server.faults and name.endswith(server.faulty)
         fault = server.faults.pop(0) if is_faulty else ""
@@ -83,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.5)
         if fault == "flip":
             data = bytes([data[0] ^ 1]) + data[1:]
+        if fault == "long":
+            data += data
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

@@ -24,6 +24,7 @@ from utils.files.safe_io import atomic_write
 _MAGIC = b"LKSTIDX1"
 _FIXED = struct.Struct("<8sIII")
 _ALIGN = 64
+_MOST_HEADER = 1 << 28
 
 
 class CacheError(Exception):
@@ -59,6 +60,8 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     magic, length, header_crc, body_crc = _FIXED.unpack(fixed)
     if magic != _MAGIC:
         raise CacheError("not written by this version")
+    if length > _MOST_HEADER:
+        raise CacheError("the header is too long")
     raw = file.read(length)
     if zlib.crc32(raw) != header_crc:
         raise CacheError("the header is damaged")

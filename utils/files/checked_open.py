@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _REASONS = {  # why a file is not opened, for the user
     errno.EISDIR: "is a folder, not a file",
     errno.EINVAL: "is a pipe or device, not a file",
@@ -62,7 +63,8 @@ def open_own(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
 def make_own_folder(path: str | os.PathLike) -> None:
     """Creates a folder that only this user may enter, unless it exists.
 
-    Raises OSError, with a reason for the user, if there is something else, or a folder that `check_owner` refuses.
+    Raises OSError, with a reason for the user, if there is something else, or a folder that `check_owner` refuses or
+    that others may write to.
     """
     try:
         os.mkdir(path, 0o700)
@@ -71,6 +73,8 @@ def make_own_folder(path: str | os.PathLike) -> None:
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "is not a folder", os.fspath(path)) from None
         check_owner(path, status)
+        if status.st_mode & OTHERS_WRITE:
+            raise PermissionError(errno.EPERM, "may be written by other users", os.fspath(path)) from None
 
 
 def check_owner(path: str | os.PathLike, status: os.stat_result) -> None:

@@ -2,12 +2,14 @@
 
 A process of its own talks to the stores (`utils.store.server`). It is started when it is first needed, and forked
 children, such as loader workers, use that of their parent.
+
+An address is one that the user has typed, or that stands in a YAML that the user has named. Which folders mirror one is
+known to this process only (`MIRRORS`): a file that says so might come from anyone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -18,11 +20,14 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from utils.errors import UserError
+from utils.errors import UserError, one_line
+from utils.files.checked_open import make_own_folder
 from utils.files.folders import cache_folder
+from utils.files.locks import flock, remove_abandoned
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
 from utils.machine.limits import require_package
@@ -32,7 +37,10 @@ _PAUSE_S = 1.0
 _URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+")
 _ADVICE = "check the address of what data.shard has written, and the credentials (environment variables, or ~/.aws)"
 FOLDER = "stores"  # of the cache folder
-_ORIGIN = "origin.json"  # in a folder of the cache that mirrors one of a store
+MIRRORS: dict[Path, str] = {}  # by folder of the cache: the address of the folder of a store that it mirrors
+MOST_BYTES = {".yaml": 1 << 24, ".yml": 1 << 24, ".shards": 1 << 36}  # of a file that is read whole
+_PREFIX = "lockstep-store-"  # of the folder of a server, in that of temporary files
+_SILENT_S = 10.0  # after which the user is told that a store has not answered
 _starting = threading.Lock()
 _servers: list[tuple[subprocess.Popen, str]] = []  # the last one is in use, unless it was killed
 
@@ -42,68 +50,76 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
+def store_of(url: str) -> str:
+    """The store of ``url``: its scheme, and its bucket or host."""
+    return _URL.match(url)[0]
+
+
 def mirrored(url: str, cache_dir: str) -> Path:
     """A local copy of the small file ``url``, read anew when it has changed. Files beside it in the store are copied to
     its folder by `refresh`. Raises UserError."""
     require_package("obstore", url, "copy the data set to a local disk")
     base, _, name = url.rpartition("/")
-    folder = cache_folder(cache_dir) / FOLDER / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
+    if not 0 < len(os.fsencode(name)) < 200 or not name.isprintable():  # as a file's name, with a suffix
+        raise UserError(f"{url[:200]!r}: not an address of a file")
+    cache = cache_folder(cache_dir)
+    folder = cache / FOLDER / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _ORIGIN, json.dumps({"url": base}))
+        cache.mkdir(parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            make_own_folder(each)
     except OSError as error:
-        raise UserError(f"{folder}: {str(error.strerror).lower()}; name a writable folder with --cache-dir") from None
+        reason = str(error.strerror).lower()
+        raise UserError(f"{error.filename or folder}: {reason}; name a folder of your own with --cache-dir") from None
+    MIRRORS[folder] = base
     return refresh(folder / name)
 
 
 def refresh(path: Path) -> Path:
     """Reads a file of a `mirrored` folder anew if it is missing or has changed. Leaves other files alone."""
-    base = origin_of(path.parent)
-    if base:
+    if base := MIRRORS.get(path.parent):
         url, tag_file = f"{base}/{path.name}", path.with_name(f"{path.name}.tag")
-        tag = _ask(url, 0.0, {"what": "tag"})[0]
-        if not path.exists() or not tag_file.exists() or read_text(tag_file) != tag:
-            os.close(fetch(url, path, again=True, patience_s=0.0))
+        tag, size = _ask(url, 0.0, {"what": "tag"})[0]
+        if not tag or not path.exists() or not tag_file.exists() or read_text(tag_file) != tag:
+            most = MOST_BYTES.get(path.suffix, 0)
+            if size > most:
+                raise UserError(f"{url}: has {size:,} bytes, more than such a file can need ({most:,})")
+            os.close(fetch(url, path, 0, size, tag=tag, again=True, patience_s=0.0))
             write_whole(tag_file, tag)
     return path
 
 
 def forget(path: Path) -> None:
     """Makes the next `refresh` read a file anew, which is damaged."""
-    with contextlib.suppress(OSError):
-        path.with_name(f"{path.name}.tag").unlink()
-
-
-@functools.lru_cache(maxsize=64)
-def origin_of(folder: Path) -> str:
-    """The address of a mirrored folder; "" for others."""
-    with contextlib.suppress(UserError, ValueError, KeyError, TypeError):
-        url = json.loads(read_text(folder / _ORIGIN))["url"]
-        return url if is_url(url) else ""
-    return ""
+    if path.parent in MIRRORS:
+        with contextlib.suppress(OSError):
+            path.with_name(f"{path.name}.tag").unlink()
 
 
 def fetch(
     url: str,
     path: Path,
-    start: int | None = None,
-    stop: int = 0,
+    start: int,
+    stop: int,
     *,
+    tag: str = "",
     again: bool = False,
     limit: int = 0,
     patience_s: float | None = None,
 ) -> int:
-    """An open file with bytes ``start`` to ``stop`` of ``url``, or without ``start`` with all of them.
+    """An open file with bytes ``start`` to ``stop`` of ``url``.
 
     Args:
-        path: the file. It may be removed when this function returns.
+        path: the file, in a `mirrored` folder or beside one. It may be removed when this function returns.
+        tag: of the object, which must not have changed; "": any.
         again: read the object, even if the file exists.
         limit: bytes that the files of the folder above may take, of which the least recently used are removed; 0: any.
         patience_s: how long to wait for a store that does not answer; None: `PATIENCE_S`.
 
     Raises UserError.
     """
-    request = {"what": "file", "path": str(path), "start": start, "stop": stop, "again": again, "limit": limit}
+    request = {"what": "file", "path": str(path), "start": start, "stop": stop}
+    request |= {"tag": tag, "again": again, "limit": limit}
     return _ask(url, PATIENCE_S if patience_s is None else patience_s, request)[1][0]
 
 
@@ -111,7 +127,7 @@ def _ask(url: str, patience_s: float, request: dict[str, Any]) -> tuple[Any, lis
     """The result of a request about ``url``, and the files that came with it."""
     deadline = time.monotonic() + patience_s
     while True:
-        answer, files = _send(json.dumps(request | {"url": url}).encode() + b"\n")
+        answer, files = _send(url, json.dumps(request | {"url": url}).encode() + b"\n")
         reason = answer.get("error")
         if reason is None:
             return answer.get("result"), files
@@ -128,31 +144,52 @@ def _ask(url: str, patience_s: float, request: dict[str, Any]) -> tuple[Any, lis
         time.sleep(_PAUSE_S)
 
 
-def _send(line: bytes) -> tuple[dict[str, Any], list[int]]:
+def _send(url: str, line: bytes) -> tuple[dict[str, Any], list[int]]:
+    said = ""
     for _ in range(3):  # the server may be killed
         address = _address()
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(address)
             connection.sendall(line)
+            if not wait([connection], _SILENT_S):
+                get_logger().warning("%s: no answer after %g s; waiting for it", url, _SILENT_S)
             start, files, _, _ = socket.recv_fds(connection, 1, 1)
             with connection.makefile("rb") as rest:
                 text = start + rest.readline()
             if text.endswith(b"\n"):
                 return json.loads(text), files
-        with _starting:
-            _servers[:] = [each for each in _servers if each[1] != address]
-    raise UserError("the process that reads object stores ends again and again; the lines above may say why")
+        said = _forget_server(address) or said
+    raise UserError(f"{url}: the process that reads object stores ends again and again{said}")
+
+
+def _forget_server(address: str) -> str:
+    """Removes what a server that has ended left. Returns what it said last, for messages."""
+    folder, said = Path(address).parent, ""
+    with _starting:
+        _servers[:] = [each for each in _servers if each[1] != address]
+    with contextlib.suppress(UserError):
+        lines = [line for line in read_text(folder / "log").splitlines() if line.strip()]
+        said = f" ({one_line(lines[-1])[:200]})" if lines else ""
+    remove_abandoned([folder])
+    return said
 
 
 def _address() -> str:
     """The address of the server, which is started if necessary."""
     with _starting:
         if not _servers:
-            address = os.path.join(tempfile.mkdtemp(prefix="lockstep-"), "socket")
+            remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
+            folder = tempfile.mkdtemp(prefix=_PREFIX)
+            address = os.path.join(folder, "socket")
             command = [sys.executable, str(Path(__file__).with_name("server.py")), address]
-            server = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            )  # not to be ended by Ctrl-C, after which a run still needs images
+            # A session of its own: not to be ended by Ctrl-C, after which a run still needs images.
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+            lock = os.open(folder, os.O_RDONLY)  # the server's, while it lives
+            with contextlib.suppress(OSError):  # a file system without locks
+                flock(lock)
+            with open(os.path.join(folder, "log"), "wb") as log:
+                server = subprocess.Popen(command, stderr=log, pass_fds=(lock,), **pipes)
+            os.close(lock)
             server.stdout.readline()
             _servers.append((server, address))
         return _servers[-1][1]

@@ -16,21 +16,26 @@ import datetime
 import json
 import os
 import re
+import resource
+import shutil
 import socket
 import socketserver
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import obstore
-from obstore.exceptions import BaseError, GenericError
+from obstore.exceptions import GenericError
 from obstore.store import HTTPStore, from_url
 
 _SWEEPS = 64  # a part of the limit that may be written before files are removed
 _KEPT = 0.9  # of the limit, when files are removed
 _UNFINISHED_S = 3600.0  # a temporary file of this age is left from a process that was killed
+_PIECE = 1 << 26  # bytes that are requested at once
+_MEMORY = 1 << 32  # bytes that this process may take, whatever a store answers
+_MADE = re.compile(r"\d{5,}-\d+-\d+(\.[0-9a-f]{8}\.tmp)?")  # names of blocks, see `utils.store.shards`
 _RETRIES = {
     "max_retries": 5,
     "backoff": {
@@ -79,30 +84,40 @@ class Server(socketserver.ThreadingUnixStreamServer):
                 self.stores[base] = store
             return self.stores[base], key
 
-    def file(self, path: Path, url: str, start: int | None, stop: int, again: bool, limit: int) -> int:
-        """An open file with bytes ``start`` to ``stop`` of ``url``, or without ``start`` the whole object. It is the
-        file at ``path``, unless that has to be read ``again``."""
+    def file(self, path: Path, url: str, start: int, stop: int, tag: str, again: bool, limit: int) -> int:
+        """An open file with bytes ``start`` to ``stop`` of ``url``. It is the file at ``path``, unless that has to be
+        read ``again``."""
         with self.writing[hash(path) % len(self.writing)]:
             if not again:
                 with contextlib.suppress(FileNotFoundError):
-                    return os.open(path, os.O_RDONLY)
-            store, key = self.open(url)
-            if start is None:
-                data = obstore.get(store, key).bytes()
-            else:
-                data = obstore.get_range(store, key, start=start, end=stop)
-            path.parent.mkdir(parents=True, exist_ok=True)
+                    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
             try:
-                temporary.write_bytes(data)
+                with open(temporary, "xb") as file:
+                    for first in range(start, stop, _PIECE):
+                        self.copy(url, first, min(first + _PIECE, stop), tag, file)
                 handle = os.open(temporary, os.O_RDONLY)
                 os.replace(temporary, path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
         if limit:
-            self.make_room(path.parents[1], len(data), limit)
+            self.make_room(path.parents[1], stop - start, limit)
         return handle
+
+    def copy(self, url: str, start: int, stop: int, tag: str, file: BinaryIO) -> None:
+        """Appends bytes of ``url`` to ``file``; not more than these, whatever the store sends."""
+        store, key = self.open(url)
+        answer, left = obstore.get(store, key, options={"range": (start, stop)}), stop - start
+        if tag and _tag(answer.meta) != tag:
+            raise GenericError("has changed while it was read")
+        for part in answer.stream(min_chunk_size=1 << 20):
+            left -= len(part)
+            if left < 0:
+                break
+            file.write(part)
+        if left:
+            raise GenericError("an answer of another length")
 
     def make_room(self, folder: Path, size: int, limit: int) -> None:
         """Counts ``size`` new bytes below ``folder``. Removes the least recently used files if they may be too many."""
@@ -114,8 +129,10 @@ class Server(socketserver.ThreadingUnixStreamServer):
             self.written[key] = 0
         files = []
         for path in folder.glob("*/*"):
+            if not _MADE.fullmatch(path.name):
+                continue
             with contextlib.suppress(OSError):
-                status = path.stat()
+                status = path.lstat()
                 if path.suffix != ".tmp" or time.time() - status.st_mtime > _UNFINISHED_S:  # else it is being written
                     files.append((status.st_mtime, status.st_blocks * 512, path))
         total = sum(size for _, size, _ in files)
@@ -126,11 +143,11 @@ class Server(socketserver.ThreadingUnixStreamServer):
                 path.unlink()
             total -= size
 
-    def tag(self, url: str) -> str:
-        """What changes with the object."""
+    def tag(self, url: str) -> tuple[str, int]:
+        """What changes with the object, "" if nothing does, and its size in bytes."""
         store, key = self.open(url)
         meta = obstore.get(store, key, options={"range": (0, 1)}).meta  # the answer to HEAD would have no reason
-        return f"{meta['e_tag']} {meta['size']} {meta['last_modified'].timestamp()}"
+        return _tag(meta), meta["size"]
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -149,7 +166,7 @@ class Handler(socketserver.StreamRequestHandler):
         except OSError as error:  # NotFoundError and PermissionDeniedError, too
             answer["local"] = bool(error.strerror)  # the cache's disk is full
             answer["error"] = f"{error.filename}: {error.strerror}" if error.strerror else _reason(error)[0]
-        except (BaseError, ValueError, ImportError) as error:
+        except BaseException as error:  # PanicException, too
             answer["error"], answer["wait"] = _reason(error)
             answer["is_first"], self.server.is_waiting = not self.server.is_waiting, answer["wait"]
         line = json.dumps(answer).encode() + b"\n"
@@ -158,6 +175,11 @@ class Handler(socketserver.StreamRequestHandler):
             self.request.sendall(line[1:])
         for handle in files:
             os.close(handle)
+
+
+def _tag(meta: dict[str, Any]) -> str:
+    modified = meta["last_modified"].timestamp()
+    return f"{meta['e_tag']} {meta['size']} {modified}" if meta["e_tag"] or modified else ""
 
 
 def _reason(error: BaseException) -> tuple[str, bool]:
@@ -195,14 +217,14 @@ def _read_aws_files() -> None:
 
 def _end_with_parent() -> None:
     sys.stdin.buffer.read()
-    with contextlib.suppress(OSError):
-        os.unlink(sys.argv[1])
-        os.rmdir(os.path.dirname(sys.argv[1]))
+    shutil.rmtree(os.path.dirname(sys.argv[1]), ignore_errors=True)
     os._exit(0)
 
 
 def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _read_aws_files()
     with Server(sys.argv[1]) as server:
         print("ready", flush=True)

@@ -24,7 +24,8 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.caches import cache_limit
-from utils.store.client import fetch, forget, origin_of, refresh
+from utils.files.checked_open import make_own_folder, open_descriptor
+from utils.store.client import MIRRORS, fetch, forget, refresh
 from utils.strings import FlatStrings
 
 SUFFIX = ".shards"  # of an index
@@ -51,9 +52,9 @@ class Shards:
 
     def __init__(self, path: Path, limit: float = 0) -> None:
         """``limit``: of the local cache, bytes. Raises UserError if ``path`` is missing or not a valid index."""
-        self.path = path
+        self.path, self._origin = path, MIRRORS.get(path.parent, "")
         try:
-            self.meta, self.arrays = open_arrays(path, own=False)
+            self.meta, self.arrays = open_arrays(path, own=bool(self._origin))
             self._check()
         except FileNotFoundError:
             raise UserError(f"{path}: no such file") from None
@@ -63,10 +64,15 @@ class Shards:
             forget(path)
             raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
         self.paths = self.strings("paths")
-        self._origin = origin_of(path.parent)
-        key = hashlib.blake2b(f"{self._origin}\0{self.meta['fingerprint']}".encode(), digest_size=12).hexdigest()
-        self._cache, self._limit = path.parents[1] / "blocks" / key, max(int(limit), 1)
-        self._in_blocks = sum(size for _, size in self.meta["shards"]) <= limit / 2
+        if self._origin:
+            key = hashlib.blake2b(f"{self._origin}\0{self.meta['fingerprint']}".encode(), digest_size=12).hexdigest()
+            self._cache, self._limit = path.parents[1] / "blocks" / key, max(int(limit), 1)
+            self._in_blocks = sum(size for _, size in self.meta["shards"]) <= limit / 2
+            try:
+                for folder in (self._cache.parent, self._cache):
+                    make_own_folder(folder)
+            except OSError as error:
+                raise UserError(f"{error.filename}: {str(error.strerror).lower()}; use another --cache-dir") from None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -86,9 +92,9 @@ class Shards:
         count = len(arrays["paths.offsets"]) - 1
         for name, dtype in MEMBER_ARRAYS.items():
             _require(arrays[name].dtype == dtype and arrays[name].shape == (count,), name)
-        _require(isinstance(self.meta["fingerprint"], str), "fingerprint")
+        _require(re.fullmatch(r"[0-9a-f]+", self.meta["fingerprint"]) is not None, "fingerprint")
         for name, size in shards:
-            _require(Path(name).name == name != "..", "name of a shard")
+            _require(re.fullmatch(r"[\w-]{1,100}\.tar", name, re.ASCII) is not None, "name of a shard")
             _require(type(size) is int and 0 <= size < SPAN, "size of a shard")
         shard, start = np.divmod(arrays["position"], SPAN)
         size, ends = arrays["size"], np.array([size for _, size in shards], np.int64)
@@ -132,20 +138,20 @@ class Shards:
         if not self._origin:
             path = self.path.with_name(name)
             try:
-                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                return _part(open_descriptor(path)[0], start, size)
             except FileNotFoundError:
                 raise UserError(f"{path}: not found (named by {self.path})") from None
-            return _part(handle, start, size)
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         first, stop = self._block(i, shard, start, size)
         path = self._cache / f"{shard:05d}-{first}-{stop}"
-        handle = -1
         with contextlib.suppress(FileNotFoundError):
             if not again:
-                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                if time.time() - os.fstat(handle).st_mtime > _TOUCHED_S:
+                handle, status = open_descriptor(path)
+                if time.time() - status.st_mtime > _TOUCHED_S:
                     os.utime(handle)
-        if handle < 0:
-            handle = fetch(f"{self._origin}/{name}", path, first, stop, again=again, limit=self._limit)
+                return _part(handle, start - first, size)
+        handle = fetch(f"{self._origin}/{name}", path, first, stop, again=again, limit=self._limit)
         return _part(handle, start - first, size)
 
     def _block(self, i: int, shard: int, start: int, size: int) -> tuple[int, int]:
@@ -169,7 +175,7 @@ def open_shards(path: Path) -> Shards:
 
 @functools.lru_cache(maxsize=8)
 def _opened(path: Path, *_: Any) -> Shards:
-    if not origin_of(path.parent):
+    if path.parent not in MIRRORS:
         return Shards(path)
     limit = cache_limit(path.parent)
     with contextlib.suppress(UserError):

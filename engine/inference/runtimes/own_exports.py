@@ -9,27 +9,26 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 from pathlib import Path
 
 from engine.inference.runtimes.backends import openvino_files
 from utils.errors import UserError
+from utils.files.checked_open import OTHERS_WRITE, make_own_folder
 from utils.files.folders import cache_folder
-from utils.files.safe_io import open_regular, read_regular
+from utils.files.safe_io import open_regular
 from utils.logger import get_logger
 
-RECORD = "exports.sha256"  # in the cache folder: a line for each file
+RECORD = Path("exports", "sha256")  # in the cache folder: a line for each file
 
 
 def record_export(written: Path, path: Path) -> None:
     """Records that this user has made ``written``, which will be at ``path``. Logs a warning if that fails."""
     record = cache_folder() / RECORD
     try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        _check_private(record.parent, stat.S_IWOTH)
-        with open(record, "a", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            _check_private(record, stat.S_IWGRP | stat.S_IWOTH)
-            file.write(f"{_digest(written)}\n")
+        record.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_own_folder(record.parent)
+        with open(record, "a", encoding="ascii", opener=_open_private) as file:
+            file.write(f"\n{_digest(written)}\n")  # after an incomplete line
     except OSError as error:
         reason = error.strerror or error
         get_logger().warning("%s: cannot be recorded as yours in %s (%s); open it with --trust", path, record, reason)
@@ -38,11 +37,9 @@ def record_export(written: Path, path: Path) -> None:
 def is_own_export(path: Path) -> bool:
     """Whether `record_export` has recorded what ``path`` holds now, by this or another name. Raises UserError for a
     file that cannot be read."""
-    record = cache_folder() / RECORD
     try:
-        _check_private(record.parent, stat.S_IWOTH)
-        _check_private(record, stat.S_IWGRP | stat.S_IWOTH)
-        recorded = read_regular(record)
+        with open(cache_folder() / RECORD, "rb", opener=_open_private) as file:
+            recorded = file.read().split(b"\n")
     except OSError:
         return False
     try:
@@ -51,11 +48,21 @@ def is_own_export(path: Path) -> bool:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _check_private(path: Path, forbidden: int) -> None:
-    """Raises OSError if a file or folder is another user's, or its mode has one of the bits ``forbidden``."""
-    status = path.stat()
-    if status.st_uid != os.getuid() or status.st_mode & forbidden:
-        raise PermissionError(errno.EPERM, f"{path.name} belongs to other users, or they may write to it")
+def _open_private(path: str, flags: int) -> int:
+    """Opens a file. Raises OSError if it or its folder is another user's, or others may write to it."""
+    _check_private(path, os.lstat(os.path.dirname(path)))
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        _check_private(path, os.fstat(handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check_private(path: str, status: os.stat_result) -> None:
+    if status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "it or its folder belongs to other users, or they may write to it", path)
 
 
 def _digest(path: Path) -> str:

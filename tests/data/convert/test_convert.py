@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -375,6 +376,24 @@ def test_a_folder_that_trains_is_not_converted(images):
         (images / f"{name}.txt").write_text(text)
     (images / "classes.txt").write_text("cat\n")
     assert refused(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(UserError, match=r"a\.json: cannot be read \(is a pipe or device"):
+        convert(tmp_path / "a.json", tmp_path / "out.json")
+
+
+def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
+    write_csv(images)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr("data.convert.__main__._write", lambda *_: os._exit(9))
+        convert(images, tmp_path / "out.json")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(tmp_path.glob(".out*"))) == 1
+    convert(images, tmp_path / "out.json")
+    assert list(tmp_path.glob(".out*")) == []
 
 
 def test_fractions_are_not_taken_for_pixels(images):

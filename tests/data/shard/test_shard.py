@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,22 @@ def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "is a pipe or device"),
+        (os.mkdir, "is a folder"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
+)
+def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, make: Callable, reason: str):
+    out = written(source, tmp_path / "out")
+    (out / "train-00000.tar").unlink()
+    make(out / "train-00000.tar")
+    with pytest.raises(UserError, match=rf"train-00000\.tar: cannot be read \({reason}"):
+        read_bytes(index_of(out).path(0))
+
+
+@pytest.mark.parametrize(
     ("name", "change"),
     [
         ("position", lambda v: v + (1 << 40)),  # of a shard that there is not
@@ -202,12 +219,16 @@ def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
         ("crowd", lambda v: v.astype(np.float64)),
         ("shards", [["../train-00000.tar", 10**6]]),
         ("shards", [["/etc/passwd", 10**6]]),
+        *(("shards", [[name, 10**6]]) for name in ("", ".", "a\0b", "\ud800", "a\n.tar", "train.shards")),
         ("shards", 5),
         ("totals", {}),
         ("names", "light"),
         ("fingerprint", 3),
         ("version", 99),
         ("repeated", lambda v: v[:-1]),
+        ("fingerprint", "\ud800"),
+        ("boxes_xywh_px", lambda v: v * [1, 1, 0, 0]),  # the report would divide by their sides
+        ("boxes_xywh_px", lambda v: v * [1, 1, 1e-200, 1]),
         ("category_ids", ["x", "y"]),
     ],
 )

@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import export
@@ -173,6 +175,28 @@ def test_a_data_set_that_is_gone_is_named_with_the_checkpoint_that_stores_its_pa
         assert f"{runs}/set/{gone}" in line
         assert line.endswith(f"({last} stores the path of this data set; --data names another)")
         assert "--data " + str(runs) not in line
+
+
+@pytest.mark.parametrize("named", ["address", "yaml"])
+def test_an_address_that_a_file_names_is_not_read(runs, tmp_path, capsys, named):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "data.yaml").write_text(f"{{train: {url}/set, val: {url}/set, names: [light, dark]}}")
+        content = torch.load(runs / "a" / "last.pt", weights_only=True)
+        content["data"] = {"source": f"{url}/data.yaml" if named == "address" else str(tmp_path / "data.yaml")}
+        last = tmp_path / "last.pt"
+        torch.save(content, last)
+        for command in (
+            (val.main, "--weights", last, "--device", "cpu"),
+            (export.main, "--weights", last, "--format", "torchscript"),
+            (compare.main, last, runs / "b" / "last.pt", "--device", "cpu"),
+        ):
+            line = error_of(capsys, *command)
+            assert "an address is read only if you name it with --data" in line or "with --data, or in a YAML" in line
+            assert str(last) in line
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_differences_pair_the_draws():

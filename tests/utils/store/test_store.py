@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +18,7 @@ import torch
 from data.image_io.decode import read_bytes
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import DatasetIndex, load_index
+from data.loading.worker import init_worker
 from data.open_dataset import open_dataset
 from data.shard.__main__ import write_set
 from tests.helpers.object_server import FAULTS, ObjectServer, used_store
@@ -217,6 +221,120 @@ def test_a_damaged_copy_of_an_index_is_read_again(server: ObjectServer, tmp_path
     with pytest.raises(UserError, match="not an index of shards"):
         opened(tmp_path / "b")
     assert contents(opened(tmp_path / "b")) == expected
+
+
+def test_a_local_folder_is_read_locally_and_not_written_to(
+    server: ObjectServer, bucket: Path, tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever it holds, such as the marks of a folder that mirrors a store."""
+    local = tmp_path / "set"
+    shutil.copytree(bucket / "set", local)
+    (local / "origin.json").write_text('{"url": "s3://bucket/set"}')
+    (tmp_path / "blocks" / "mine").mkdir(parents=True)
+    (tmp_path / "blocks" / "mine" / "thesis.doc").write_bytes(bytes(10**5))
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
+    before = sorted(tmp_path.rglob("*"))
+    assert contents(opened(tmp_path / "c", str(local))) == expected
+    assert server.requests.total() == 0
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_room_is_made_of_blocks_only(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
+    index = opened(tmp_path)
+    (thesis,) = (folder / "thesis.doc" for folder in (tmp_path / "stores" / "blocks").iterdir())
+    thesis.write_bytes(bytes(10**5))
+    contents(index)
+    assert thesis.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("place", ["lockstep", "lockstep/stores", "lockstep/stores/*", "lockstep/stores/blocks"])
+def test_what_another_user_has_put_into_a_shared_cache_is_refused(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_index(load_dataset_spec("s3://bucket/set"), "train", progress=False)
+    folder = next(path for path in tmp_path.glob(place) if path.name != "blocks" or "blocks" in place)
+    shards._opened.cache_clear()
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(UserError, match=rf"^{folder}: belongs to another user \(uid 65534\); (name|set|use)"):
+        load_index(load_dataset_spec("s3://bucket/set"), "train", progress=False)
+    os.chown(folder, 0, 0)
+    folder.chmod(0o775)
+    if place != "lockstep":
+        with pytest.raises(UserError, match=rf"^{folder}: may be written by other users; "):
+            load_index(load_dataset_spec("s3://bucket/set"), "train", progress=False)
+
+
+def test_a_store_does_not_decide_how_much_is_read(server: ObjectServer, tmp_path: Path):
+    server.sizes = {"set/data.yaml": 10**11}
+    with pytest.raises(UserError, match=r"set/data\.yaml: has 100,000,000,000 bytes, more than such a file can need"):
+        opened(tmp_path)
+    server.sizes = {"set/data.yaml": 10**6}  # more is promised than sent
+    with pytest.raises(UserError, match=r"set/data\.yaml: "):
+        opened(tmp_path)
+    server.sizes, server.faulty, server.faults = {}, "data.yaml", ["", "long"]
+    with pytest.raises(UserError, match=r"set/data\.yaml: cannot be read"):
+        opened(tmp_path)
+    assert not list((tmp_path / "stores").rglob("*.tmp"))
+
+
+def test_a_yaml_in_a_store_names_no_other_store(server: ObjectServer, bucket: Path, tmp_path: Path):
+    (bucket / "far").mkdir(exist_ok=True)
+    for url in ("s3://other/set", "http://169.254.169.254/set"):
+        (bucket / "far" / "data.yaml").write_text(f"{{train: '{url}', names: [light, dark]}}")
+        with pytest.raises(
+            UserError, match=rf"data\.yaml: train: names {url}/train\.shards; an address is read only if you name it"
+        ):
+            opened(tmp_path, "s3://bucket/far")
+    (bucket / "far" / "data.yaml").write_text("{train: 's3://bucket/set', val: '', names: [light, dark]}")
+    assert len(opened(tmp_path, "s3://bucket/far")) == COUNT
+
+
+def test_a_silent_store_is_waited_for_with_a_line(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog
+):
+    assert client._SILENT_S <= 15
+    monkeypatch.setattr(client, "_SILENT_S", 0.05)
+    server.answers.clear()
+    threading.Timer(0.5, server.answers.set).start()
+    assert contents(opened(tmp_path)) == expected
+    assert "s3://bucket/set/data.yaml: no answer after 0.05 s; waiting for it" in caplog.messages
+
+
+def test_a_reader_that_aborts_ends_in_one_line(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    (tmp_path / "obstore.py").write_text("import os\nos.write(2, b'memory allocation failed\\n\\n')\nos.abort()")
+    (tmp_path / "t").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    with pytest.raises(UserError, match=r"data\.yaml: .* ends again and again \(memory allocation failed\)$"):
+        opened(tmp_path / "c")
+    assert list((tmp_path / "t").iterdir()) == []
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/{}.yaml".format("x" * 300), "s3://bucket/a\0b.yaml", "s3://bucket/\n.yaml"]
+)
+def test_addresses_that_name_no_file_are_one_line(tmp_path: Path, url: str):
+    pytest.importorskip("obstore")
+    with pytest.raises(UserError, match="not an address of a file"):
+        opened(tmp_path, url)
+
+
+def test_workers_that_are_not_forked_know_the_mirrors(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
+    index = opened(tmp_path)
+    child = os.fork()
+    if child == 0:
+        mirrors = dict(client.MIRRORS)
+        client.MIRRORS.clear()
+        shards._opened.cache_clear()
+        init_worker(os.getppid(), mirrors, 0)
+        os._exit(0 if contents(index) == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.slow

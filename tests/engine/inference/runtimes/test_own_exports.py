@@ -97,7 +97,7 @@ def test_what_was_recorded_is_known_by_other_names_until_a_byte_changes(tmp_path
     finally:
         os.umask(usual)
     record = cache_folder() / RECORD
-    assert (record.stat().st_mode & 0o777, len(record.read_text())) == (0o600, 65)
+    assert (record.stat().st_mode & 0o777, len(record.read_text())) == (0o600, 66)
     record.write_text("torn")  # by a crash
     record_export(path, path)
     record_export(model, model)
@@ -127,8 +127,8 @@ def test_a_record_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypat
     path = tmp_path / "a.pt2"
     path.write_bytes(b"program")
     record_export(path, path)
-    record, folder = cache_folder() / RECORD, cache_folder()
-    for changed, mode in ((record, 0o620), (record, 0o602), (folder, 0o777)):
+    record = cache_folder() / RECORD
+    for changed, mode in ((record, 0o620), (record, 0o602), (record.parent, 0o777), (record.parent, 0o770)):
         usual = changed.stat().st_mode & 0o777
         assert is_own_export(path)
         changed.chmod(mode)
@@ -139,6 +139,16 @@ def test_a_record_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypat
         assert f"{path}: cannot be recorded as yours in {record}" in caplog.messages[-1]
         assert "--trust" in caplog.messages[-1]
         changed.chmod(usual)
+    digest, copy = record.read_text().strip(), tmp_path / "copy"
+    for content in (f"no{digest}", f"{digest[:-1]}\n{digest[-1]}"):
+        record.write_text(content)
+        assert not is_own_export(path)
+    copy.write_text(f"{digest}\n")
+    record.unlink()
+    record.symlink_to(copy)
+    assert not is_own_export(path)
+    record.unlink()
+    record_export(path, path)
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     assert not is_own_export(path)
