@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import yaml
 
 from data.convert.annotations import Annotations, Picked, files_below
 from data.convert.readers import FORMATS, detect, image_size
-from data.index.dataset_yaml import SPLITS
+from data.index.dataset_yaml import SPLITS, normal_path
 from data.index.folder import read_folder
 from data.labels.coco import read_coco
 from utils.errors import UserError
@@ -73,18 +74,19 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     for path in (out, out.with_suffix(".yaml")):
         _check_new(path)
     name, files = _files(source, name)
-    out = out.absolute()
+    source, out = normal_path(source), normal_path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
-        into = Annotations(source.absolute(), extracted=folder / out.stem)
+        into = Annotations(source, extracted=folder / out.stem)
         if FORMATS[name].is_per_image and source.is_dir():  # one beside them that does not fit is damaged, or empty
             fitting, folders = set(files), {file.parent for file in files}
             every = files_below(source, {FORMATS[name].suffix})
             files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
         for file in files:
-            FORMATS[name].read(file.absolute(), into)
+            FORMATS[name].read(normal_path(file), into)
         if not into.objects:
-            raise UserError(f"{source}: {counted(len(files), 'file')} of {FORMATS[name].title} without an object")
+            found = f"{counted(len(files), 'file')} of {FORMATS[name].title} without an object"
+            raise UserError(f"{source}: {'; '.join(filter(None, (found, into.skipped_text())))}")
         written = _write(into, folder, out)
         if lost := {each: count - written[each] for each, count in into.objects.items() if count != written[each]}:
             raise UserError(f"{source}: objects that {out} would not have: {lost}")
@@ -110,18 +112,20 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
 def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
     """Writes the files of ``out`` to ``folder``, and returns the number of boxes by class that they have."""
     names, written = into.class_names(), Counter()
-    values: dict[str, Any] = {"path": str(out.parent)}
+    values: dict[str, Any] = {"path": "."}
     annotations = {}
     for split, images in sorted(into.images.items(), key=lambda item: SPLITS.index(item[0])):
         path = folder / (out.name if len(into.images) == 1 else f"{out.stem}-{split}.json")
         others = [image for other, found in into.images.items() if other != split for image in found]
-        values[split], base = _images_of(list(images), others, path.with_suffix(".txt"))
+        base = _folder_of(list(images), others)
+        at = base or path.with_suffix(".txt")
+        values[split] = _relative(at, folder, out.parent)
+        if base is None:
+            write_whole(at, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotations[split] = path.name
         for image in read_coco(path, tuple(names)).images:
             written.update(names[row[0]] for row in image.labels.rows)
-    if (extracted := folder / out.stem).is_dir():
-        values |= {split: str(Path(out.stem, Path(values[split]).relative_to(extracted))) for split in annotations}
     values |= {"names": names, "annotations": annotations}
     if into.ignored:
         values["ignore"] = sorted(into.ignored)
@@ -140,7 +144,7 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
         with suppress(UserError):
             summary = read_folder(source).summary
         if summary:
-            raise UserError(f"{summary}: it trains as it is: {COMMANDS['train']} --data {source}")
+            raise UserError(f"{summary}: it trains as it is: {COMMANDS['train']} --data {shlex.quote(str(source))}")
     if len(found) != 1:
         what = "has files of several formats" if found else "no format is recognized"
         known = ", ".join(FORMATS)
@@ -153,19 +157,22 @@ def _instead(found: Mapping[str, list[Path]]) -> str:
     return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in found.items())}" if found else ""
 
 
-def _images_of(images: list[Path], others: Sequence[Path], file: Path) -> tuple[str, Path | None]:
-    """What the YAML names for a split, and the folder to which names of images are relative.
+def _relative(path: Path, *folders: Path) -> str:
+    """``path`` relative to the first of ``folders`` that it is in, so that the YAML's folder can be moved."""
+    folder = next(filter(path.is_relative_to, folders), None)
+    return path.relative_to(folder).as_posix() if folder else str(path)
 
-    The folder of all images if no other split has one there; else a list, ``file``, in whose JSON names are bare.
-    """
+
+def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
+    """The folder of a split's images, to which their names in the JSON are relative; None if images of other splits
+    are there, too: the split is then a list, and the names are bare."""
     base = Path(os.path.commonpath([image.parent for image in images]))
     if not any(other.is_relative_to(base) for other in others):
-        return str(base), base
+        return base
     if twice := [name for name, count in Counter(image.name for image in images).items() if count > 1]:
         text = "several images have this name, and images of other splits are beside them; give each split its folder"
         raise UserError(f"{base / twice[0]}: {text}")
-    write_whole(file, "".join(f"{image}\n" for image in sorted(images)))
-    return file.name, None
+    return None
 
 
 def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
@@ -179,7 +186,7 @@ def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) ->
             w, h = box.x2 - box.x1, box.y2 - box.y1
             annotations.append(
                 {"id": len(annotations) + 1, "image_id": number, "category_id": category_ids[box.name],
-                 "bbox": [box.x1, box.y1, w, h], "area": w * h, "iscrowd": 0}
+                 "bbox": [box.x1, box.y1, w, h], "area": w * h, "iscrowd": int(box.crowd)}
             )  # fmt: skip
     categories = [{"id": i, "name": name} for name, i in category_ids.items()]
     return {"images": entries, "annotations": annotations, "categories": categories}
@@ -190,9 +197,16 @@ def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> l
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
+    if groups := sum(box.crowd for images in into.images.values() for p in images.values() for box in p.boxes):
+        lines.append(f"{counted(groups, 'box')} around groups (IsGroupOf): regions to ignore")
+    lines += filter(None, [into.skipped_text()])
     if left_out := into.num_images() - sum(map(len, into.images.values())):
         lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
-    return [f"{title}: {sizes}", *lines, f"train: {COMMANDS['train']} --data {out.with_suffix('.yaml')}"]
+    return [
+        f"{title}: {sizes}",
+        *lines,
+        f"train: {COMMANDS['train']} --data {shlex.quote(str(out.with_suffix('.yaml')))}",
+    ]
 
 
 if __name__ == "__main__":

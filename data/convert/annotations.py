@@ -27,6 +27,7 @@ class Box(NamedTuple):
     y1: float
     x2: float
     y2: float
+    crowd: bool = False  # around a group: a region to ignore
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Annotations:
         self.images: dict[str, dict[Path, Picked]] = {}  # by split
         self.objects: Counter[str] = Counter()  # in the source, of any shape
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
+        self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
+        self.first_skipped = ""
         self._by_name: dict[str, list[Path]] = {}
         for path in files_below(self.root, IMAGE_SUFFIXES):
             for name in (path.name, path.stem):
@@ -55,7 +58,7 @@ class Annotations:
     def add(
         self,
         image: str | Path,
-        boxes: Iterable[Box],
+        boxes: Iterable[Box | None],
         *,
         where: str,
         near: Path,
@@ -66,6 +69,8 @@ class Annotations:
 
         Args:
             image: its path, as the annotations name it, with or without suffix; a `Path` is one that exists.
+            boxes: None for a shape that was skipped. An image with such shapes alone is left out: as a background it
+                would teach the model to ignore its objects.
             where: the file, and the line or entry if there is one, for messages.
             near: the annotation file; an image in its folder is preferred.
             split: as the annotations call it; empty: by the names of folders and files.
@@ -73,17 +78,30 @@ class Annotations:
 
         Raises UserError if the image cannot be found, or a box is none.
         """
+        boxes = list(boxes)
+        if boxes and not any(boxes):
+            return
         path = image if isinstance(image, Path) else self.find(image, where, near, split)
         named = split_of(split) or _split_of_paths(path, near, self.root)
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
-        for box in boxes:
+        for box in filter(None, boxes):
             box = box._replace(name=box.name.strip())
             check_box(box, where)
             if (other := picked.files.setdefault(box, near)) != near:
                 raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
             self.objects[box.name] += 1
             picked.boxes.append(box)
+
+    def skip(self, kind: str, where: str) -> None:
+        """Counts a shape that is no box, nor has one around it."""
+        self.first_skipped = self.first_skipped or where
+        self.skipped[kind] += 1
+
+    def skipped_text(self) -> str:
+        """What was skipped; "" if nothing was."""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
+        return kinds and f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
 
     def keep(self, content: bytes, file: Path, row: int) -> Path:
         """Writes an image that ``file`` stores, into a folder of the split, and returns its path."""
@@ -174,7 +192,7 @@ def check_box(box: Box, where: str) -> None:
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")
     if box.x2 < box.x1 or box.y2 < box.y1:
-        corners = " ".join(f"{value:g}" for value in box[1:])
+        corners = " ".join(f"{value:g}" for value in box[1:5])
         raise UserError(f"{where}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")
 
 

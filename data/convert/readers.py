@@ -21,6 +21,7 @@ from data.image_io.verify import check_image
 from data.labels.json_files import load_json
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_regular, read_text
+from utils.strings import counted
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are told apart
@@ -49,20 +50,22 @@ def read_cvat(file: Path, into: Annotations) -> None:
     for image in root.iter("image"):
         name = image.get("name", "")
         where = f"{file}: image {one_line(name)[:100]!r}"
-        boxes = [_cvat_box(shape, where) for shape in image if shape.get("label") is not None and shape.tag != "tag"]
+        boxes = [
+            _cvat_box(shape, where, into) for shape in image if shape.get("label") is not None and shape.tag != "tag"
+        ]
         into.add(name, boxes, where=where, near=file, split=image.get("subset", ""), size=_size(image.attrib, where))
-    frames: dict[int, list[Box]] = {}
+    frames: dict[int, list[Box | None]] = {}
     for track in root.iter("track"):
         where = f"{file}: track {track.get('id', '')}"
         for shape in track:
             if shape.get("outside") != "1":
                 shape.set("label", track.get("label", ""))
-                frames.setdefault(int(number(shape.get("frame"), where)), []).append(_cvat_box(shape, where))
+                frames.setdefault(int(number(shape.get("frame"), where)), []).append(_cvat_box(shape, where, into))
     for frame, boxes in sorted(frames.items()):
         into.add(f"frame_{frame:06}", boxes, where=f"{file}: frame {frame}", near=file)
 
 
-def _cvat_box(shape: ElementTree.Element, where: str) -> Box:
+def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box | None:
     name = shape.get("label", "")
 
     def value(key: str) -> float:
@@ -79,7 +82,7 @@ def _cvat_box(shape: ElementTree.Element, where: str) -> Box:
     if shape.tag == "mask":
         left, top, width, height = map(value, ("left", "top", "width", "height"))
         return Box(name, left, top, left + width, top + height)
-    raise UserError(f"{where}: a <{shape.tag}> of '{name}' has no area; remove it, or draw a rectangle or polygon")
+    return into.skip(shape.tag, where)
 
 
 def _turned(
@@ -108,8 +111,11 @@ def read_labelme(file: Path, into: Annotations) -> None:
             (cx, cy), (x, y) = points
             radius = math.hypot(x - cx, y - cy)
             points = [(cx - radius, cy - radius), (cx + radius, cy + radius)]
-        elif kind not in ("rectangle", "oriented_rectangle", "polygon", "mask") or len(points) < 2:
-            raise UserError(f"{where}: '{kind}' of '{one_line(name)}' has no area; remove it, or draw a rectangle")
+        elif kind not in ("rectangle", "oriented_rectangle", "polygon", "mask"):
+            boxes.append(into.skip(one_line(str(kind))[:60], where))
+            continue
+        elif len(points) < 2:
+            raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
         boxes.append(around(name, points))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
     into.add(str(content.get("imagePath")), boxes, where=str(file), near=file, size=size)
@@ -153,12 +159,14 @@ _COLUMNS = {
     "ymin": ("ymin", "y1"),
     "xmax": ("xmax", "x2"),
     "ymax": ("ymax", "y2"),
+    "crowd": ("isgroupof",),
 }
 
 
 def read_csv(file: Path, into: Annotations) -> None:
     """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
-    corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text)."""
+    corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text; ``IsGroupOf`` 1
+    makes a region to ignore)."""
     text = read_text(file, most=1 << 32)
     rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
     try:
@@ -197,7 +205,8 @@ def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
             x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
-        into.add(image, [Box(name, x1, y1, x2, y2)], where=where, near=file, size=size)
+        crowd = "crowd" in columns and row[columns["crowd"]].strip() == "1"
+        into.add(image, [Box(name, x1, y1, x2, y2, crowd)], where=where, near=file, size=size)
     if not is_relative and 0 < largest <= 1:
         raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +131,7 @@ class DatasetSpec:
         given = {name.strip().lower(): name for name in reversed(names)}
         renamed = [given.get(name.strip().lower(), name) for name in self.names]
         used = [renamed[number] for number in self.classes or range(len(renamed))]
-        if twice := next((name for i, name in enumerate(used) if name in used[:i]), None):
+        if twice := next((name for name, count in Counter(used).items() if count > 1), None):
             raise UserError(f"{self.source}: two of its classes are '{twice}' of {owner}; merge them with 'classes:'")
         number = tuple(range(len(renamed)))
         part = replace(
@@ -264,7 +265,7 @@ def load_dataset_spec(
         copy = stores.mirrored(url, str(path))
         return replace(load_dataset_spec(copy, stores=stores._replace(only=store_of(url))), source=str(path))
     path = Path(path)
-    content = read_folder(_normal(path)) if path.is_dir() else FolderContent({}, path, "")
+    content = read_folder(normal_path(path)) if path.is_dir() else FolderContent({}, path, "")
     if content.yaml is not None:
         path = content.yaml
     values = load_yaml(path) if content.yaml is not None else content.values | {"path": str(path.absolute())}
@@ -300,7 +301,8 @@ def load_dataset_spec(
     names = tuple(dict.fromkeys(name for name in targets if name is not None))
     if not names:
         raise UserError(f"{path}: classes: all classes are ignored; there is nothing to learn")
-    class_of = tuple(IGNORED if name is None else names.index(name) for name in targets)
+    number = {None: IGNORED} | {name: i for i, name in enumerate(names)}
+    class_of = tuple(number[name] for name in targets)
     return replace(spec, names=names, label_names=label_names, class_of=class_of)
 
 
@@ -336,16 +338,16 @@ def _text_path(value: Any, where: str) -> Path:
 def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     home = yaml_path.absolute().parent
     if value in (None, ""):
-        return _normal(home)
+        return normal_path(home)
     given = _text_path(value, f"{yaml_path}: path")
     candidates = [given] if given.is_absolute() else [home / given, Path.cwd() / given]
     if known_root and not given.is_absolute():
         candidates.append(Path(known_root))
     missing = candidates[1] if home == YAML_FOLDER and not given.is_absolute() else candidates[0]
-    return _normal(next((c for c in candidates if c.is_dir()), missing))
+    return normal_path(next((c for c in candidates if c.is_dir()), missing))
 
 
-def _normal(path: Path) -> Path:
+def normal_path(path: Path) -> Path:
     """Absolute, without ``..``. Symbolic links are kept where possible."""
     return path.resolve() if ".." in path.parts else path.absolute()
 
@@ -399,7 +401,7 @@ def _resolve(given: Path, root: Path) -> Path:
         inside = Path(*given.parts[1:])
         if not os.path.exists(root / given) and os.path.exists(root / inside):
             given = inside
-    return _normal(root / given)
+    return normal_path(root / given)
 
 
 def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
@@ -441,9 +443,10 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
         raise UserError(
             f"{path}: names: {broken!r} contains a line break or another control character; class names are one line"
         )
-    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
-    if twice is not None:
-        first, second = [i for i, n in enumerate(names) if n == twice][:2]
+    last = {name: i for i, name in enumerate(names)}
+    if len(last) < len(names):
+        first, twice = next((i, name) for i, name in enumerate(names) if last[name] != i)
+        second = names.index(twice, first + 1)
         raise UserError(
             f"{path}: names: classes {first} and {second} are both called '{twice}'; class names must be unique"
         )
@@ -471,8 +474,9 @@ def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[st
     if both := [name for name in map(one_line, map(str, ignored)) if to.get(name.strip(), IGNORE) != IGNORE]:
         raise UserError(f"{path}: '{both[0]}' is in 'classes' and in 'ignore'; remove one of the two")
     to |= {str(name).strip(): IGNORE for name in ignored}
+    known = set(names)
     for name, new in to.items():
-        if name not in names:
+        if name not in known:
             raise UserError(f"{path}: classes: '{one_line(name)}' is not one of the names{suggestion(name, names)}")
         is_text = isinstance(new, str | int | float) and not isinstance(new, bool) and str(new)
         if not is_text or one_line(str(new)).strip() != str(new):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +105,11 @@ def _splits(folder: Path) -> dict[str, Path]:
             found.setdefault(split, images)
     for path in () if found else sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
         is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
-        if (split := split_of(path.stem)) and not is_label and path.stat().st_size:  # Darknet and Pascal VOC
+        if (split := split_of(path.stem)) and not is_label:  # Darknet and Pascal VOC
+            if not path.exists():
+                raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
+            if not path.stat().st_size:
+                continue
             found.setdefault(split, path)
     found = found or {"train": _images_in(folder)}
     return {split: found[split] for split in ("train", "val", "test") if split in found}
@@ -188,5 +193,5 @@ def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
     there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
     if any(_label_files(path) for path in splits.values()):
         return f"{there}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
-    convert = f"{COMMANDS['convert']} {folder} {folder.name}.json"
+    convert = f"{COMMANDS['convert']} {shlex.join([str(folder), f'{folder.name}.json'])}"
     return f"{there}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"

@@ -300,7 +300,8 @@ def _load_parts(spec: DatasetSpec, split: str, **options: Any) -> DatasetIndex:
     names, parts = spec.as_labeled().names, spec.split(split).parts
     indexes = [load_index(part, split, **options) for part in parts]
     for part, index in zip(parts, indexes):
-        if missing := [name for name in names if name not in index.names]:
+        labeled = set(index.names)
+        if missing := [name for name in names if name not in labeled]:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
     paths = [index.path(i) for index in indexes for i in range(len(index))]
@@ -329,7 +330,8 @@ def _from(root: Path, part: Path, name: str) -> str:
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
     """The index with classes numbered as in ``names``, of which those that it does not have are ignored everywhere."""
-    number = np.array([*map(names.index, index.names), IGNORED], np.int32)  # the last one is number -1
+    of_name = {name: i for i, name in enumerate(names)}
+    number = np.array([*map(of_name.get, index.names), IGNORED], np.int32)  # the last one is number -1
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number)
     image = np.repeat(np.arange(len(index)), len(missing))
     order = np.argsort(np.r_[index.image_of_box, image], kind="stable")

@@ -50,7 +50,8 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
         raise UserError(f"{path}: two images have the same id; ids must be unique")
     if len(category_name) < len(categories):
         raise UserError(f"{path}: two categories have the same id; ids must be unique")
-    class_of = {i: (0 if names is None else names.index(n) if n in names else n) for i, n in category_name.items()}
+    number = {name: i for i, name in enumerate(names or ())}
+    class_of = {i: 0 if names is None else number.get(n, n) for i, n in category_name.items()}
     strays = []
     for position, annotation in enumerate(annotations):
         image = _image_of(annotation, found)

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tarfile
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
     spec = open_dataset(options.data, (), stage="", cache_dir=options.cache_dir, ctx=DistributedContext.single())
     write_set(spec, options.out, options.megabytes * 10**6, workers=options.workers, cache_dir=options.cache_dir)
-    get_logger().info("train: %s --data %s", COMMANDS["train"], options.out)
+    get_logger().info("train: %s --data %s", COMMANDS["train"], shlex.quote(str(options.out)))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

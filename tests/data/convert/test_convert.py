@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import cv2
 import numpy as np
 import pytest
+import yaml
 
 from data.convert.__main__ import convert, main
 from data.index.dataset_yaml import load_dataset_spec
@@ -298,6 +299,58 @@ def test_regions_that_kitti_leaves_out_are_ignored(images, tmp_path):
     assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat", "wild_dog")
 
 
+def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_path):
+    write_cvat(images)
+    file = images / "annotations.xml"
+    text = file.read_text()
+    points = '<points label="cat" points="3,4;5,6"/>'
+    file.write_text(text.replace("<box ", f'<polyline label="cat" points="1,2;3,4"/>{points}<box ', 1))
+    lines = convert(images, tmp_path / "a.json")
+    assert f"left out, as they have no area: 1 polyline, 1 points; the first in {file}: image 'one.png'" in lines
+    assert load_index(load_dataset_spec(tmp_path / "a.yaml"), "train", cache_dir=str(tmp_path)).report.problems == 0
+    file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
+    lines = convert(images, tmp_path / "b.json")
+    assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
+    assert "1 image without an entry in the annotations: left out of training" in lines
+    file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<ruler "))
+    assert "without an object; left out, as they have no area: 2 polyline, 1 ruler; the first" in refused(images)
+
+
+def test_labelme_points_and_lines_are_left_out(images, tmp_path):
+    write_labelme(images)
+    file = images / "one.json"
+    file.write_text(file.read_text().replace('"rectangle"', '"point"'))
+    assert f"left out, as they have no area: 2 point; the first in {file}: shape 0" in convert(
+        images, tmp_path / "out.json"
+    )
+
+
+def test_groups_of_open_images_are_regions_to_ignore(images, tmp_path):
+    write_open_images(images)
+    (file,) = (path for path in images.glob("*.csv") if "ImageID" in path.read_text())
+    header, first, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([f"{header},IsGroupOf", f"{first},1", *(f"{row},0" for row in rows)]))
+    assert "1 box around groups (IsGroupOf): regions to ignore" in convert(images, tmp_path / "out.json")
+    index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", cache_dir=str(tmp_path), progress=False)
+    assert index.crowd.sum() == 1
+    assert len(index.crowd) == sum(map(len, TRUTH.values()))
+
+
+def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_path, monkeypatch):
+    write_createml(images)
+    home = tmp_path / "my sets"
+    home.mkdir()
+    images.rename(home / "set")
+    monkeypatch.chdir(home / "set")
+    lines = convert(Path("../set"), Path("../set/../out.json"))
+    assert lines[-1] == f"train: python train.py --data '{home}/out.yaml'"
+    home.rename(tmp_path / "moved")
+    content = yaml.safe_load((tmp_path / "moved/out.yaml").read_text())
+    assert (content["path"], content["train"]) == (".", "set")
+    spec = load_dataset_spec(tmp_path / "moved/out.yaml")
+    assert len(load_index(spec, "train", cache_dir=str(tmp_path), progress=False)) == len(TRUTH)
+
+
 def refused(folder: Path, name: str = "auto") -> str:
     with pytest.raises(UserError) as error:
         convert(folder, folder.parent / "out.json", name)
@@ -306,7 +359,6 @@ def refused(folder: Path, name: str = "auto") -> str:
 
 
 WRONG = {
-    "polyline": (write_cvat, "annotations.xml", "<box ", "<polyline ", "has no area"),
     "entity": (write_cvat, "annotations.xml", "<annotations>", '<!DOCTYPE a [<!ENTITY a "a">]><annotations>', "entity"),
     "cut": (write_cvat, "annotations.xml", "</annotations>", "", "malformed XML"),
     "missing image": (write_cvat, "annotations.xml", "two.png", "four.png", "'four.png': not found below"),
@@ -328,7 +380,6 @@ WRONG = {
         "'cat' ends before it begins (x1 y1 x2 y2: 30 ",
     ),
     "no label": (write_labelme, "one.json", '"label": "cat"', '"label": null', "'' is not the name of a class"),
-    "point": (write_labelme, "one.json", '"rectangle"', '"point"', "'point' of 'cat' has no area"),
     "shapes": (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', "shape 0: expected an object, got '7'"),
     "tags": (write_vott, "vott-export.json", '["cat"]', '"cat"', "tags: expected a list"),
     "coordinates": (write_createml, "_annotations.createml.json", '"x": ', '"u": ', "x: expected a number, got 'None'"),

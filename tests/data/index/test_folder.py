@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -344,3 +345,22 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
 )
 def test_names_of_splits(name, split):
     assert split_of(name) == split
+
+
+def test_a_list_that_is_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "val.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "classes.txt").write_text("a\n")
+    with pytest.raises(UserError, match=r"val\.txt: a link to nothing; restore the list of images, or remove the link"):
+        load_dataset_spec(tmp_path)
+
+
+def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    (tmp_path / "classes.txt").write_text("".join(f"a{i}\n" for i in range(300_000)))
+    start = time.process_time()
+    assert len(load_dataset_spec(tmp_path).names) == 300_000
+    with open(tmp_path / "classes.txt", "a") as file:
+        file.write("a7\n")
+    with pytest.raises(UserError, match="classes 7 and 300000 are both called 'a7'"):
+        load_dataset_spec(tmp_path)
+    assert time.process_time() - start < 3
