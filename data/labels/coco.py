@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 from data.labels.clean import RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, read_json
-from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelSource, LabelsPerSplit
-from data.labels.readings import TOP_LEFT
+from data.labels.label_format import (
+    TOP_LEFT,
+    ImageEntry,
+    ImageFile,
+    LabelFile,
+    LabelFormat,
+    LabelSource,
+    LabelsPerSplit,
+)
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 from utils.logger import get_logger

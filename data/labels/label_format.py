@@ -18,6 +18,7 @@ from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
 MAX_BYTES = 1 << 26  # of a label file of one image
+CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean
 
 
 class FileStamp(NamedTuple):
@@ -61,7 +62,7 @@ class LabelFormat:
     Attributes:
         name: part of the fingerprint of an index.
         annotations: what ``annotations`` in the YAML names, for messages; empty if this format needs none.
-        notation: what the numbers of a box mean, one of `data.labels.readings`.
+        notation: what the numbers of a box mean, one of the three above.
         detect: whether the ``annotations`` of a split (None: the YAML has none) are of this format.
         read: ``read(images, label_files, root, names)`` returns the labels of a split. With ``names`` None every object
             is of class 0. Raises UserError when the labels cannot be used.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.labels.clean import AREA, IMAGE, X1, Y2
+from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT
 from utils.strings import counted
 
-# What the four numbers of a box mean, from its corners x1, y1, x2, y2, float64 (R, 4), and the way back.
-CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"
+# The four numbers of boxes from their corners x1, y1, x2, y2, float64 (R, 4), and the way back.
 _FROM_CORNERS = {
     CENTERS: lambda c: np.hstack([(c[:, :2] + c[:, 2:]) / 2, c[:, 2:] - c[:, :2]]),
     TOP_LEFT: lambda c: np.hstack([c[:, :2], c[:, 2:] - c[:, :2]]),
@@ -28,7 +28,7 @@ _MOST_LEFT = 0.05  # of these, that do not fit the other reading either
 
 @np.errstate(over="ignore", invalid="ignore")
 def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
-    """What the boxes of a split seem to be instead of ``notation``, one of the three above; "" if they fit it.
+    """What the boxes of a split seem to be instead of ``notation``, as of a `LabelFormat`; "" if they fit it.
 
     Args:
         table: float64 (R, 9), see `data.labels.clean.row_table`.

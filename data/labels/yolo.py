@@ -16,8 +16,7 @@ import numpy as np
 
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
-from data.labels.readings import CENTERS
+from data.labels.label_format import CENTERS, MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.strings import counted
