@@ -24,6 +24,7 @@ DENSITY = 1.3  # pixels of a photo per pixel of the page
 MOST_ENLARGED = 3.0
 DARK = 64  # an image whose samples are all below is stretched
 JPEG_QUALITY = 80
+LEAST_SIDE = 6  # pixels of a drawn box, which else would be a dot
 LETTER_PX, LINE_PX = 7.4, 11  # of the text over a photo
 
 
@@ -127,7 +128,8 @@ class View:
         where it would cover the text of an earlier box."""
         x0, y0, x1, y1 = self._place(box)
         shape = Markup('<rect class="{}" x="{:.0f}" y="{:.0f}" width="{:.0f}" height="{:.0f}"><title>{}</title></rect>')
-        drawn = shape.format(style, x0, y0, max(x1 - x0, 1), max(y1 - y0, 1), title)
+        x0, y0 = min(x0, (x0 + x1 - LEAST_SIDE) / 2), min(y0, (y0 + y1 - LEAST_SIDE) / 2)
+        drawn = shape.format(style, x0, y0, max(x1 - x0, LEAST_SIDE), max(y1 - y0, LEAST_SIDE), title)
         if not text:
             return drawn
         length = LETTER_PX * len(text)

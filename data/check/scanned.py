@@ -9,7 +9,7 @@ import numpy as np
 from data.check.issues import Box, Issue
 from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.index import DatasetIndex, ScannedPart, load_index
-from data.labels.findings import Finding, relative_name
+from data.labels.findings import UNKNOWN_CLASS, Finding, relative_name
 from utils.boxes import xywh_to_xyxy
 
 
@@ -91,7 +91,9 @@ def _issues_of(split: CheckedSplit, part: ScannedPart) -> list[Issue]:
     for p in part.scan.found:
         boxes = ()
         if p.xyxy_px and np.isfinite(p.xyxy_px).all():
-            name = part.learned[p.class_id] or part.index.names[p.class_id]
+            name = p.finding.text.partition(" is not ")[0].strip("'")  # of an unknown class
+            if p.finding.kind != UNKNOWN_CLASS:
+                name = part.learned[p.class_id] or part.index.names[p.class_id]
             number = split.index.names.index(name) if name in split.index.names else IGNORED
             boxes = (Box(name, number, p.xyxy_px, where=split.relative(part, p.finding.where)),)
         issues.append(issue(p.finding, (split.relative(part, images[p.image].name),), boxes))

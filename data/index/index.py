@@ -34,7 +34,7 @@ from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 5  # increase it when the arrays or their meaning change
+CACHE_VERSION = 6  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
 # object and no label file; in VOC and exports of labeling services, every image has a label file. The usual advice is
 # at most 10 % backgrounds, and more can be declared with empty files.

@@ -62,7 +62,7 @@ class PartialScan:
         image, row = 0, 0
         for first, images, rows, found, hidden, largest in meta["chunks"]:
             image_hw, table = arrays["image_hw"][image : image + images], arrays["table"][row : row + rows]
-            located = [LocatedFinding(i, line, Finding(*finding), number) for i, line, number, *finding in found]
+            located = [LocatedFinding(i, n, Finding(*finding), c, tuple(xyxy)) for i, n, c, xyxy, *finding in found]
             self.chunks.append(ScannedChunk(first, image_hw, table, located, hidden, largest))
             image, row = image + images, row + rows
 
@@ -77,7 +77,7 @@ class PartialScan:
     def save(self) -> None:
         if self._path is None or not self.chunks:
             return
-        found = [[(p.image, p.line, p.class_id, *p.finding) for p in c.found] for c in self.chunks]
+        found = [[(p.image, p.line, p.class_id, p.xyxy_px, *p.finding) for p in c.found] for c in self.chunks]
         rows = [[c.first, len(c), len(c.table), f, c.hidden, c.largest] for c, f in zip(self.chunks, found)]
         arrays = {name: np.concatenate([getattr(c, name) for c in self.chunks]) for name in ("image_hw", "table")}
         with contextlib.suppress(OSError):  # an interrupted scan then starts from the beginning

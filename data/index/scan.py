@@ -126,7 +126,7 @@ def scan_split(
     ]
     misread = [Finding(split, MISREAD, text) for text in advice if text]
     found += [
-        _finding(source, image, p.kind, p.text, p.line)._replace(class_id=p.class_id, xyxy_px=p.xyxy_px)
+        _finding(source, image, p.kind, p.text, p.line)._replace(class_id=p.class_id, xyxy_px=p.xyxy)
         for image, p in row_problems
     ]
     found += _unusable_labels(found, boxes, source)
@@ -222,7 +222,13 @@ def _read_one(
         return size, None, [_finding(source, i, BAD_LABEL, f"{error}; image left out")], False
     if raw is None:
         return size, None, [_finding(source, i, NO_LABEL, f"{name} is taken as background")], False
-    problems = [_finding(source, i, p.kind, p.text, p.line)._replace(class_id=p.class_id) for p in raw.problems]
+    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
+    problems = [
+        _finding(source, i, p.kind, p.text, p.line)._replace(
+            class_id=p.class_id, xyxy_px=tuple(v * side for v, side in zip(p.xyxy, scale))
+        )
+        for p in raw.problems
+    ]
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"

@@ -25,7 +25,7 @@ class RowProblem(NamedTuple):
     kind: str
     text: str
     class_id: int = -1  # of a box whose geometry is the problem, or that YOLO txt gives an unknown class
-    xyxy_px: tuple[float, ...] = ()  # its corners as labeled; empty: the row is not a box
+    xyxy: tuple[float, ...] = ()  # its corners as labeled: in pixels, or in the fractions of `RawLabels`; empty: none
 
 
 class RawLabels(NamedTuple):

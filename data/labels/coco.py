@@ -145,24 +145,22 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
         return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {str(box)[:60]}")
     if not all(-_MAX < v < _MAX for v in box):  # not isfinite: there are integers that no float holds
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
-    category = annotation.get("category_id")
+    x, y, w, h = box
+    corners, category = (x, y, x + w, y + h), annotation.get("category_id")
     if type(category) is not int or category not in class_of:
-        return RowProblem(
-            position, UNKNOWN_CLASS, f"category {str(category)[:60]} is not among the categories; left out"
-        )
+        text = f"category {str(category)[:60]} is not among the categories; left out"
+        return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
     class_id = class_of[category]
     if isinstance(class_id, str):
-        return RowProblem(
-            position, UNKNOWN_CLASS, f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
-        )
+        text = f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
+        return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, None):
         return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {str(crowd)[:60]}")
-    x, y, w, h = box
     area = annotation.get("area")
     if not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
-    return class_id, x, y, x + w, y + h, area, 1 if crowd else 0, position
+    return class_id, *corners, area, 1 if crowd else 0, position
 
 
 def _detect(annotations: Path | None) -> bool:

@@ -139,7 +139,8 @@ def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int
         return RowProblem(line, NOT_FINITE, f"corners {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
     name = fields["name"]
     if class_ids is not None and name not in class_ids:
-        return RowProblem(line, UNKNOWN_CLASS, f"'{name}' is not in the names{suggestion(name, class_ids)}; left out")
+        text = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
+        return RowProblem(line, UNKNOWN_CLASS, text, xyxy=(x1, y1, x2, y2))
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)
 

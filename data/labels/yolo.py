@@ -63,17 +63,17 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
     class_id = values[0]
     if class_id != int(class_id):
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
+    if count == 5:
+        _, cx, cy, w, h = values
+        corners, area = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h
+    else:
+        xs, ys = values[1::2], values[2::2]
+        corners, area = (min(xs), min(ys), max(xs), max(ys)), polygon_area(xs, ys)
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         text = f"class {int(class_id)} is not among the classes ({known}); left out"
-        return RowProblem(line, UNKNOWN_CLASS, text, int(class_id))
-    if num_classes is None:
-        class_id = 0
-    if count == 5:
-        _, cx, cy, w, h = values
-        return (class_id, cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2, w * h, 0, line)
-    xs, ys = values[1::2], values[2::2]
-    return (class_id, min(xs), min(ys), max(xs), max(ys), polygon_area(xs, ys), 0, line)
+        return RowProblem(line, UNKNOWN_CLASS, text, int(class_id), corners)
+    return (0 if num_classes is None else class_id, *corners, area, 0, line)
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:

@@ -3,6 +3,7 @@ samples of each class."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import TypeVar
@@ -11,13 +12,17 @@ import numpy as np
 from markupsafe import Markup
 
 from data.check.issues import DUPLICATES, LABEL_ERRORS, Issue, by_kind
-from data.check.photos import CROP_SIDE, Album, View
+from data.check.photos import CROP_SIDE, Album, Source, View
 from data.check.scanned import CheckedSplit
+from data.image_io.verify import check_image
 from engine.report.gallery import SMALL_CARD_PX, Galleries, corners_of, images_of, source_of
 from utils.drawing.page import Card, Gallery
+from utils.errors import UserError
+from utils.strings import listed
 
 MOST_PAIRS, MOST_OF_KIND, MOST_SAMPLES = 30, 24, 200
 MOST_SAMPLES_OF_CLASS = 6
+MOST_TEXTS = 6  # on the card of an image
 MOST_BYTES = {"pairs": 400_000, "boxes": 800_000, "samples": 500_000}  # of JPEG files, by gallery
 PAIR_SIDE, SAMPLE_SIDE = 240, 170  # pixels
 T = TypeVar("T")
@@ -37,12 +42,13 @@ class IssueGalleries(Galleries):
     def boxes(self, issues: Sequence[Issue]) -> Gallery | None:
         """Images and boxes that are wrong without asking a model; None if there are none."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
-        drawn = {kind: alternating(_by_split(group))[:MOST_OF_KIND] for kind, group in groups.items()}
-        self._find(list(chain(*drawn.values())))
-        cards = []
-        for group in drawn.values():
-            album = self._album(MOST_BYTES["boxes"] // len(drawn))
-            cards += [card for issue in group if (card := self._issue(issue, album))]
+        drawn = list(chain(*(alternating(_by_split(group))[:MOST_OF_KIND] for group in groups.values())))
+        self._find(drawn)
+        of_image: dict[tuple[str, str], list[Issue]] = {}
+        for issue in drawn:
+            of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
+        album = self._album(MOST_BYTES["boxes"])
+        cards = [card for group in of_image.values() if (card := self._image_card(group, album))]
         return self._gallery(cards, ("Finding", "Split", "Class"), "Findings", SMALL_CARD_PX)
 
     def samples(self) -> tuple[Gallery | None, int]:
@@ -77,26 +83,41 @@ class IssueGalleries(Galleries):
         tags = [(issue.kind, split) for split in dict.fromkeys(split for split, _ in images)]
         return Card(pictures, issue.kind, others, tags)
 
-    def _issue(self, issue: Issue, album: Album) -> Card | None:
-        found = self._image(issue.split, issue.images[0])
-        if found is None and not issue.boxes:
+    def _image_card(self, issues: Sequence[Issue], album: Album) -> Card | None:
+        """All that has been found in one image."""
+        split, name = issues[0].split, issues[0].images[0]
+        boxes = [box for issue in issues for box in issue.boxes]
+        found = self._image(split, name) or self._left_out(split, name)
+        if found is None and not boxes:
             return None  # the image cannot be read, or there is none
         if found is None:
             picture = Markup('<p class="muted">The scan left this image out.</p>')
         else:
             source, rows = found
-            corners = corners_of(issue.boxes)
-            window = source.around(corners) if len(corners) else source.whole()
-            picture = view = album.view(source, window, CROP_SIDE)
+            corners = corners_of(boxes)
+            picture = view = album.view(source, source.around(corners) if len(corners) else source.whole(), CROP_SIDE)
             if isinstance(view, View):
-                shapes = [self._outlines(view, issue.split, rows, issue.boxes)]
-                for box, style in zip(issue.boxes[::-1], ("spurious", "label")):
-                    shapes.append(view.rect(np.array(box.xyxy_px), style, box.where or "", box.class_name))
-                picture = view.svg(f"{issue.kind} in {issue.images[0]}", shapes)
-        classes = sorted({box.class_id for box in issue.boxes if box.class_id >= 0})
-        tags = [(issue.kind, issue.split, str(c)) for c in classes] or [(issue.kind, issue.split, "")]
-        note = f"{issue.split}: {issue.where or issue.images[0]}"
-        return Card([("", picture)], f"{issue.kind}: {issue.text}", note, tags)
+                shapes = [self._outlines(view, split, rows, boxes)]
+                for issue in issues:
+                    for box, style in zip(issue.boxes[::-1], ("spurious", "label")):
+                        shapes.append(view.rect(np.array(box.xyxy_px), style, box.where or "", box.class_name))
+                picture = view.svg(f"{listed(list(dict.fromkeys(issue.kind for issue in issues)))} in {name}", shapes)
+        tags = {(i.kind, split, str(b.class_id) if b.class_id >= 0 else "") for i in issues for b in i.boxes}
+        tags |= {(issue.kind, split, "") for issue in issues if not issue.boxes}
+        texts = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
+        texts[MOST_TEXTS:] = [f"... and {len(texts) - MOST_TEXTS} more"] * (len(texts) > MOST_TEXTS)
+        places = list(dict.fromkeys(issue.where or name for issue in issues))[:MOST_TEXTS]
+        text = Markup("<br>").join(texts)
+        return Card([("", picture)], text, f"{split}: {', '.join(places)}", sorted(tags))
+
+    def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
+        """An image that has no usable label, and no rows; None if it cannot be read."""
+        index = self._splits[split].index
+        path = os.path.normpath(os.path.join(index.root, name))
+        try:
+            return Source(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
+        except (UserError, OSError):
+            return None
 
     def _sample(self, split: CheckedSplit, row: int, album: Album) -> Card:
         index, i = split.index, split.image_of(row)

@@ -115,9 +115,9 @@ def _content(
         "pictures": pictures,
         "issues": issues,
         "kinds": page.Table(
-            ("finding", "number", "splits", "what it means", "what to do"),
+            ("finding", "number", "what to do", "what it means", "splits"),
             [
-                (kind, len(group), _by_split(group), EXPLANATIONS.get(kind, ""), REMEDIES.get(kind, ""))
+                (kind, len(group), REMEDIES.get(kind, ""), EXPLANATIONS.get(kind, ""), _by_split(group))
                 for kind, group in kinds.items()
             ],
             "Findings by kind",

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import re
-from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -19,7 +18,7 @@ from data.check.labels import box_pairs, box_sizes
 from data.check.photos import Photos, Source
 from data.check.scanned import scan_dataset, scan_issues
 from data.index.dataset_yaml import load_dataset_spec
-from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE
+from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from engine.tools.check.cards import MOST_SAMPLES, alternating
 from engine.tools.check.page import FILE_NAME, write_page
@@ -61,21 +60,21 @@ def galleries(read: HtmlPage) -> dict[str, list[list[list[str]]]]:
     return found
 
 
-def test_each_finding_with_an_image_has_a_card_with_its_kind_split_and_class(data, tmp_path):
+def test_each_image_has_one_card_with_its_findings_by_kind_split_and_class(data, tmp_path):
     data.write("train/0", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.3 0.301 0.3 0.3\n")
     data.write("train/1", "0 0.95 0.5 0.3 0.3\n1 0.5 0.5 0.002 0.002\n0 2 2 0.1 0.1\n")
     data.write("val/1", "1 0.0 0.5 0.3 0.3\n")
     data.image("val/0").write_bytes(b"not an image")
     read, issues = page_of(data, tmp_path / "out")
     cards = galleries(read)["Findings"]
-    expected = [
-        sorted({(i.kind, i.split, str(box.class_id)) for box in i.boxes})
-        for i in issues
-        if i.kind in (DOUBLED, TWO_CLASSES, TINY, CLIPPED, OUTSIDE)
-    ]
-    assert sorted(sorted(map(tuple, tags)) for tags in cards) == sorted(expected)
-    assert Counter(tags[0][0] for tags in cards) == {DOUBLED: 1, TWO_CLASSES: 2, TINY: 1, CLIPPED: 2, OUTSIDE: 1}
-    table = {row[0]: row[1:3] for row in read.tables["Findings by kind"][1:]}
+    expected: dict[tuple, set] = {}
+    for i in issues:
+        if i.kind in (DOUBLED, TWO_CLASSES, TINY, CLIPPED, OUTSIDE):
+            tags = {(i.kind, i.split, str(box.class_id)) for box in i.boxes}
+            expected.setdefault((i.split, i.images[0]), set()).update(tags)
+    assert sorted(sorted(map(tuple, tags)) for tags in cards) == sorted(map(sorted, expected.values()))
+    assert len(cards) == 3
+    table = {row[0]: [row[1], row[4]] for row in read.tables["Findings by kind"][1:]}
     assert table[BAD_IMAGE] == ["1", "val: 1"]
     assert table[CLIPPED] == ["2", "train: 1; val: 1"]
     places = {row[2] for row in read.tables["Findings, with their places"][1:]}
@@ -95,6 +94,28 @@ def test_drawn_boxes_have_the_shape_and_place_of_the_labels(data, tmp_path):
     assert x >= 0
     assert x + width <= shown  # the part outside is shown, too
     assert x + width > 0.8 * shown
+
+
+def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data, tmp_path):
+    data.write("train/1", "5 0.4 0.5 0.3 0.3\n")  # without another row, training leaves the image out
+    data.write("train/2", "0 0.5 0.5 0.3 0.3\n5 0.5 0.5 0.002 0.002\n")
+    read, issues = page_of(data, tmp_path / "out")
+    drawn = [a for tag, a in read.tags if tag == "rect" and a.get("class") == "spurious"]
+    assert len(drawn) == 2
+    assert float(drawn[0]["width"]) / float(drawn[0]["height"]) == pytest.approx(48 / 38.4, rel=0.03)
+    assert min(float(drawn[1]["width"]), float(drawn[1]["height"])) >= 6  # a smaller one would be a dot
+    found = [issue.boxes[0] for issue in issues if issue.kind == UNKNOWN_CLASS]
+    assert [(box.class_name, box.class_id) for box in found] == [("class 5", -1)] * 2
+    np.testing.assert_allclose(found[0].xyxy_px, [40, 44.8, 88, 83.2])
+    assert read.sections["Images and boxes"].count("class 5") >= 2
+    check_pictures(read)
+
+
+def test_what_to_do_is_beside_the_finding(data, tmp_path):
+    """Where a telephone shows it without scrolling."""
+    data.write("train/1", "0 0.95 0.5 0.3 0.3\n")
+    read, _ = page_of(data, tmp_path / "out")
+    assert read.tables["Findings by kind"][0][:3] == ["finding", "number", "what to do"]
 
 
 def test_parts_of_a_photo_beyond_the_image_are_gray(tmp_path):
