@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from data.image_io.decode import unread_summary
 from data.index.dataset_yaml import IGNORED, DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split, unread_files
-from data.index.scan import Scan, scan_split
 from data.index.sharded import sharded_content, shards_of
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
@@ -33,6 +32,9 @@ from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
+
+if TYPE_CHECKING:
+    from data.index.scan import Scan
 
 CACHE_VERSION = 6  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
@@ -249,6 +251,8 @@ def load_index(
     index = open_cached(path, names, spec.root, fingerprint) if checked is None else None
     cached = index is not None
     if index is None:
+        from data.index.scan import scan_split  # which a cached split does not need
+
         scan = scan_split(
             spec,
             split,

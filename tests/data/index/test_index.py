@@ -769,7 +769,7 @@ def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeyp
     moved = tmp_path / "elsewhere" / "renamed"
     moved.parent.mkdir()
     shutil.move(root, moved)
-    monkeypatch.setattr("data.index.index.scan_split", None)  # no scan
+    monkeypatch.setattr("data.index.scan.scan_split", None)  # no scan
     after = load(moved, tmp_path / "cache")
     assert told(lines)[0].endswith("(cached)")
     assert_same(before, after)
