@@ -19,6 +19,7 @@ MOST_NESTED = 100  # levels of a YAML
 MOST_VALUES = 200_000
 MOST_BYTES = 1 << 24
 TOO_LONG = "a number of more than 64 bits"
+_MERGE, _VALUE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "value", "str"))  # keys <<, =, and others
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -94,32 +95,55 @@ def _strict(base: type) -> type:
     class Strict(base):
         def __init__(self, stream: Any) -> None:
             super().__init__(stream)
-            self._checked: set[int] = set()
+            self._is_flat: dict[int, bool] = {}  # by id of a mapping; False while its merges are looked up
+            self._merged = 0
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Checks the keys before those of ``<<`` are merged in, which the mapping's own keys may replace."""
-            if id(node) not in self._checked:
-                self._checked.add(id(node))
-                lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
-                for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                    first = lines.get((key.tag, key.value))
-                    if first is not None:
-                        problem = f"key '{key.value}' is there twice (first in line {first}); remove one"
-                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            """Puts the pairs that ``<<`` merges before the mapping's own: of two with equal keys, the last one counts.
+
+            Versions of PyYAML differ in which one that is, and all build the merged lists before they can be counted.
+            """
+            if id(node) in self._is_flat:
+                if not self._is_flat[id(node)]:
+                    raise _error(node, "a mapping is merged (<<) into itself")
+                return
+            self._is_flat[id(node)] = False
+            own, sources = [], []
+            lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if first := lines.get((key.tag, key.value)):
+                        raise _error(key, f"key '{key.value}' is there twice (first in line {first}); remove one")
                     lines[key.tag, key.value] = key.start_mark.line + 1
-            super().flatten_mapping(node)
-            if len(node.value) > MOST_VALUES:
-                raise yaml.constructor.ConstructorError(None, None, "its merges are too many", node.start_mark)
+                if key.tag == _VALUE:
+                    key.tag = _TEXT
+                if key.tag == _MERGE:
+                    sources += value.value if isinstance(value, yaml.SequenceNode) else [value]
+                else:
+                    own.append((key, value))
+            for source in sources:
+                if not isinstance(source, yaml.MappingNode):
+                    raise _error(source, "<< merges a mapping or a list of mappings")
+                self.flatten_mapping(source)
+                self._merged += len(source.value)
+                if self._merged > MOST_VALUES:
+                    raise _error(node, "its merges are too many")
+            node.value = [pair for source in reversed(sources) for pair in source.value] + own
+            self._is_flat[id(node)] = True
 
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep=deep)
             except (ValueError, TypeError, AttributeError, OverflowError, KeyError, IndexError):
                 kind = node.tag.rpartition(":")[2]
-                problem = f"{str(node.value)[:60]!r} is not a valid {kind}; put it in quotes if it is text"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+                text = str(node.value)[:60]
+                raise _error(node, f"{text!r} is not a valid {kind}; put it in quotes if it is text") from None
 
     return Strict
+
+
+def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _check_nesting(text: str, loader: type) -> None:

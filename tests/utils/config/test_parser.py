@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import detect
 import train
@@ -33,7 +34,7 @@ from utils.config.settings import (
     TrainConfig,
     ValConfig,
 )
-from utils.config.yaml_files import load_yaml
+from utils.config.yaml_files import load_yaml, parse_yaml
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 
@@ -309,10 +310,19 @@ def test_folders_that_no_line_can_name_are_refused(cls, flag, text):
         parse_config(cls, [*required.get(cls, []), f"{flag}={text}"], "")
 
 
-def test_overriding_a_merged_key_is_not_a_repetition(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_text("a: &a {x: 1}\ntop: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}\n")
-    assert load_yaml(path) == {"a": {"x": 1}, "top": {"b": {"x": 2}}, "c": {"x": 2, "y": 3}}
+@pytest.mark.parametrize("without", ["", "CSafeLoader"])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: &a {x: 1}\nb: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}", {"x": 2, "y": 3}),
+        ("a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}", {"x": 1, "y": 1, "z": 3}),
+        ("a: &a {1: 1}\nb: &b {0x1: 2}\nc: {<<: [*a, *b]}", {1: 1}),  # equal keys, other texts
+        ("a: {x: 1}\nb: {y: 1}\nc: {x: 1, <<: {x: 2, =: 3}}", {"x": 1, "=": 3}),
+    ],
+)
+def test_a_mappings_own_keys_win_over_merged_ones_and_earlier_merges_over_later_ones(monkeypatch, text, value, without):
+    monkeypatch.delattr(yaml, without, raising=False)
+    assert parse_yaml(text)["c"] == value
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
@@ -416,6 +426,9 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
         ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)), "expand"),
         ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
          "merges"),
+        ("a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(999)) + "}\nb: [" + "{<<: *a0}, " * 999 + "1]\n", "merges"),
+        ("lr0: &a {<<: [*a]}\n", "merged .* into itself"),
+        ("lr0: {<<: 3}\n", "merges a mapping or a list"),
         ("lr0: !!int x\n", ":1: 'x' is not a valid int"),
         ("lr0: 2020-13-45\n", "is not a valid timestamp"),
         (f"lr0: {'5' * 5000}\n", "is not a valid int"),
