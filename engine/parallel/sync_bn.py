@@ -117,7 +117,8 @@ def _has_kernels(device: torch.device) -> bool:
 def _gather(local: Tensor, group) -> Tensor:
     """``local`` (n,) of all processes of a group: (processes, n)."""
     table = local.new_empty(dist.get_world_size(group) * len(local))
-    dist.all_gather_into_tensor(table, local, group=group)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # deprecated where both exist
+    gather(table, local, group=group)
     return table.view(-1, len(local))
 
 

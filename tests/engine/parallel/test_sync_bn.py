@@ -4,6 +4,8 @@ formulas that follow their source code.
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +80,7 @@ _KERNELS = {
 
 def _as_on_a_gpu() -> None:
     """Replaces the kernels in this process, which is used for nothing else."""
+    warnings.simplefilter("error", FutureWarning)  # of deprecated functions
     for name, kernel in _KERNELS.items():
         setattr(torch, name, kernel)
     sync_bn._has_kernels = lambda device: True
