@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files.checked_open import check_owner
+from utils.files.checked_open import OTHERS_WRITE, check_owner
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
@@ -183,7 +183,8 @@ def cache_folder(cache_dir: str = "") -> Path:
     except RuntimeError:
         raise UserError("this user has no home folder for caches; set HOME or XDG_CACHE_HOME") from None
     try:
-        check_owner(folder, os.lstat(folder))
+        if os.stat(folder.parent).st_mode & OTHERS_WRITE:
+            check_owner(folder, os.lstat(folder))
     except PermissionError as error:  # what is below it would be trusted
         raise UserError(
             f"{folder}: {str(error.strerror).lower()}; set XDG_CACHE_HOME to a folder of your own"

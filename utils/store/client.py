@@ -10,6 +10,7 @@ known to this process only (`MIRRORS`): a file that says so might come from anyo
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -60,9 +61,13 @@ def mirrored(url: str, cache_dir: str) -> Path:
     its folder by `refresh`. Raises UserError."""
     require_package("obstore", url, "copy the data set to a local disk")
     base, _, name = url.rpartition("/")
-    if not 0 < len(os.fsencode(name)) < 200 or not name.isprintable():  # as a file's name, with a suffix
+    if not 0 < len(name.encode("utf-8", "replace")) < 200 or not url.isprintable():  # as a file's name, with a suffix
         raise UserError(f"{url[:200]!r}: not an address of a file")
-    cache = cache_folder(cache_dir)
+    if re.match(r"https?://[^/]*@", url):
+        raise UserError(
+            f"{store_of(url).rpartition('@')[2]}: the address has a password, which checkpoints would store"
+        )
+    cache = cache_folder(cache_dir).resolve()  # as paths in a YAML are
     folder = cache / FOLDER / hashlib.blake2b(base.encode(), digest_size=12).hexdigest()
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -80,13 +85,21 @@ def refresh(path: Path) -> Path:
     if base := MIRRORS.get(path.parent):
         url, tag_file = f"{base}/{path.name}", path.with_name(f"{path.name}.tag")
         tag, size = _ask(url, 0.0, {"what": "tag"})[0]
-        if not tag or not path.exists() or not tag_file.exists() or read_text(tag_file) != tag:
+        if not tag or not path.exists() or not tag_file.exists() or read_text(tag_file) != _mark(tag, path.stat()):
+            remove_abandoned(path.parent.glob(f"{glob.escape(path.name)}.*.tmp"))
             most = MOST_BYTES.get(path.suffix, 0)
             if size > most:
                 raise UserError(f"{url}: has {size:,} bytes, more than such a file can need ({most:,})")
-            os.close(fetch(url, path, 0, size, tag=tag, again=True, patience_s=0.0))
-            write_whole(tag_file, tag)
+            handle = fetch(url, path, 0, size, tag=tag, again=True, patience_s=0.0)
+            with contextlib.suppress(OSError):  # it is read again next time
+                write_whole(tag_file, _mark(tag, os.fstat(handle)))
+            os.close(handle)
     return path
+
+
+def _mark(tag: str, status: os.stat_result) -> str:
+    """The tag of an object and the copy that has it: another process may have replaced it by that of another tag."""
+    return f"{tag} {status.st_ino} {status.st_mtime_ns}"
 
 
 def forget(path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import configparser
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import re
@@ -94,6 +95,8 @@ class Server(socketserver.ThreadingUnixStreamServer):
             temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
             try:
                 with open(temporary, "xb") as file:
+                    with contextlib.suppress(OSError):  # a file system without locks
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # while it is written
                     for first in range(start, stop, _PIECE):
                         self.copy(url, first, min(first + _PIECE, stop), tag, file)
                 handle = os.open(temporary, os.O_RDONLY)

@@ -34,6 +34,7 @@ BLOCK = 1 << 23  # bytes of positions that are read at once from a store; SPAN i
 MOST_BYTES = 1 << 31  # of an image
 _TRIES = 3  # to read an image with the right checksum
 _TOUCHED_S = 60.0  # the last use of a cached block is recorded this exactly
+_last: dict[Path, Shards] = {}  # the one that was opened last, by path: a worker reads with the index of its labels
 _MALFORMED = (
     CacheError,
     ValueError,
@@ -170,7 +171,8 @@ def open_shards(path: Path) -> Shards:
         status = path.stat()
     except OSError:
         raise UserError(f"{path}: no such file") from None
-    return _opened(path, status.st_mtime_ns, status.st_ino)
+    _last[path] = _opened(path, status.st_mtime_ns, status.st_ino)
+    return _last[path]
 
 
 @functools.lru_cache(maxsize=8)
@@ -191,7 +193,8 @@ def read_member(path: str | os.PathLike) -> bytes:
     end = next((end for end in ends if os.path.isfile(text[: end - 1])), 0)
     if not end:
         raise UserError(f"{text}: no such image")
-    shards = open_shards(Path(text[: end - 1]))
+    path = Path(text[: end - 1])
+    shards = _last.get(path) or open_shards(path)
     return shards.read(shards.find(text[end:]))
 
 

@@ -254,6 +254,7 @@ def test_what_another_user_has_put_into_a_shared_cache_is_refused(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tmp_path.chmod(0o1777)
     load_index(load_dataset_spec("s3://bucket/set"), "train", progress=False)
     folder = next(path for path in tmp_path.glob(place) if path.name != "blocks" or "blocks" in place)
     shards._opened.cache_clear()
@@ -335,6 +336,44 @@ def test_workers_that_are_not_forked_know_the_mirrors(server: ObjectServer, tmp_
         init_worker(os.getppid(), mirrors, 0)
         os._exit(0 if contents(index) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_password_in_an_address_is_refused(tmp_path: Path):
+    pytest.importorskip("obstore")
+    with pytest.raises(UserError, match=r"^host: the address has a password") as caught:
+        opened(tmp_path, "https://me:secret@host/set")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_relative_cache_folder_mirrors_too(
+    server: ObjectServer, tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "real" / "work").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "link" / "work")
+    assert contents(opened(Path("../cache"))) == expected
+
+
+def test_a_copy_that_another_process_has_replaced_is_read_again(server: ObjectServer, tmp_path: Path):
+    opened(tmp_path)
+    (copy,) = (tmp_path / "stores").glob("*/data.yaml")
+    later = copy.with_name("later")
+    later.write_text(copy.read_text().replace("light", "other"))
+    os.replace(later, copy)  # with the mark of the one before
+    half = copy.with_name("data.yaml.01234567.tmp")
+    half.write_text("of a process that was killed")
+    assert load_dataset_spec("s3://bucket/set", cache_dir=str(tmp_path)).names == ("light", "dark")
+    assert not half.exists()
+
+
+def test_a_worker_reads_with_the_index_of_its_labels(bucket: Path, tmp_path: Path):
+    shutil.copytree(bucket / "set", tmp_path / "set")
+    index = opened(tmp_path / "c", str(tmp_path / "set"))
+    before = contents(index)
+    write_set(load_dataset_spec(write_dataset(tmp_path / "f", train=COUNT, size=96)), tmp_path / "new", 10**9,
+              cache_dir=str(tmp_path / "c"))  # fmt: skip
+    os.replace(tmp_path / "new" / "train.shards", tmp_path / "set" / "train.shards")
+    assert contents(index) == before
 
 
 @pytest.mark.slow
