@@ -23,11 +23,13 @@ import stat
 import struct
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -43,6 +45,7 @@ import train
 import val
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
+from data.check.census import take_census, warn_of_small_boxes
 from data.convert.__main__ import convert
 from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
@@ -84,6 +87,7 @@ from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, read_safetensors
 from utils.logger import get_logger
 from utils.machine.limits import require_package
+from utils.store import client
 
 MOST_CHARACTERS = 2000  # of a line
 SAFETENSORS_DTYPES = {
@@ -99,6 +103,17 @@ SAFETENSORS_DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = ("light", "dark")
+STRINGS = ("", ".", "..", "a\0b", "\ud800", "../x", "/dev/zero", "a\nb", "x" * 300, "\x1b[2J", "train.shards", 5, None)
+ANSWERS: tuple[Any, ...] = (  # a code, what the length is wrong by, or another header
+    200, 204, 304, 400, 403, 404, 416, 429, 500, 503, 999,
+    "0", "1", "-1", "1000000",
+    *(("Content-Length", text) for text in ("0", "-1", "x", "99999999999", "18446744073709551615")),
+    *(("Content-Range", f"bytes {text}") for text in ("0-0/1", "0-0/*", "5-1/9", "0-0/0", "0-9/99999999999", "x")),
+    *(("ETag", text) for text in ("", "x", '"' + "x" * 9000 + '"', "\xff")),
+    *(("Last-Modified", text) for text in ("", "x", "Fri, 31 Dec 9999 23:59:60 GMT", "Thu, 01 Jan 1970 00:00:00 GMT")),
+    ("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked"), ("Location", "file:///etc/passwd"),
+    ("X", "y" * 70000),
+)  # fmt: skip
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
 
@@ -1225,23 +1240,40 @@ class ShardSets(Target):
 
     def run(self, case: Case) -> str:
         shutil.copytree(self.set, case.folder, dirs_exist_ok=True)
+        path = self.change(case)
+        before = sorted(case.folder.iterdir())
+        found = attempt(lambda: self.read(case.folder / "data.yaml"))
+        assert sorted(case.folder.iterdir()) == before, "writes to the data set"
+        if isinstance(found, Refused):
+            return found.names("data.yaml", path, *(file.name for file in case.folder.iterdir()))
+        return self.judge(found)
+
+    @classmethod
+    def change(cls, case: Case) -> Path:
+        """Changes a file of the set in the case's folder, and returns its path."""
         path = case.chance.choice([case.folder / "train.shards", *sorted(case.folder.glob("train-*.tar"))])
         data = path.read_bytes()
-        if path.suffix == ".shards" and case.chance.random() < 0.8:
-            data, what = self.with_true_sums(data, case.chance)
+        if case.chance.random() < 0.15:
+            what = case.chance.choice([kind for kind in fuzz_inputs.ODD_KINDS if kind != "sparse"])
+            fuzz_inputs.make_odd_kind(path, what)
+        elif path.suffix == ".shards" and case.chance.random() < 0.8:
+            data, what = cls.with_true_sums(data, case.chance)
+            path.write_bytes(data)
         else:
             data, what = fuzz_inputs.change_bytes(data, case.chance)
+            path.write_bytes(data)
         case.said.append(f"{path.name}: {what}")
-        path.write_bytes(data)
+        return path
 
-        def read() -> tuple[DatasetIndex, list[bytes]]:
-            index = load_index(load_dataset_spec(case.folder / "data.yaml"), "train", progress=False, max_bad=1.0)
-            index.ground_truth()
-            return index, [read_bytes(index.path(i)) for i in range(len(index))]
+    @staticmethod
+    def read(data: Path | str) -> tuple[DatasetIndex, list[bytes]]:
+        index = load_index(load_dataset_spec(data), "train", progress=False, max_bad=1.0)
+        index.ground_truth()
+        take_census(index, "train", 640)
+        warn_of_small_boxes(index, imgsz=640, stride=32)
+        return index, [read_bytes(index.path(i)) for i in range(len(index))]
 
-        found = attempt(read)
-        if isinstance(found, Refused):
-            return found.names("data.yaml", *(file.name for file in case.folder.iterdir()))
+    def judge(self, found: tuple[DatasetIndex, list[bytes]]) -> str:
         index, images = found
         assert set(images) <= self.images, "other images"
         labels, _ = index.labels_of(np.arange(len(index)))
@@ -1253,11 +1285,86 @@ class ShardSets(Target):
         """Another header or other arrays, with the checksums of an index that was written so."""
         magic, length, _, _ = struct.unpack("<8sIII", data[:20])
         header, body = data[20 : 20 + length], data[20 + length :]
-        if chance.random() < 0.5:
+        kind = chance.random()
+        if kind < 0.2:
+            content, text = json.loads(header), chance.choice(STRINGS)
+            if chance.random() < 0.5:
+                content["meta"]["shards"][0][0] = text
+            else:
+                content["meta"]["fingerprint"] = text
+            header, what = json.dumps(content).encode(), f"a name {text!r}"
+        elif kind < 0.6:
             header, what = fuzz_inputs.change_json(header, chance)
         else:
             body, what = fuzz_inputs.change_bytes(body, chance)
         return struct.pack("<8sIII", magic, len(header), zlib.crc32(header), zlib.crc32(body)) + header + body, what
+
+
+class Stores(ShardSets):
+    """Answers of a store that are changed, cut, of another length or code, or about another file, and changed files in
+    it: images of the files, or a line that names the address."""
+
+    name, weight, deadline_s = "stores", 0.3, 60.0
+
+    def prepare(self, seeds: Path) -> None:
+        require_package("obstore", "the target 'stores'", "leave it out")
+        super().prepare(seeds)
+
+    def run(self, case: Case) -> str:
+        client.PATIENCE_S = 0.0
+        (case.folder / "set").mkdir()
+        shutil.copytree(self.set, case.folder / "set", dirs_exist_ok=True)
+        kinds: list[Any] = [None] * 8
+        if case.chance.random() < 0.3:
+            self.change(case._replace(folder=case.folder / "set"))
+        else:
+            kinds += case.chance.sample(ANSWERS, k=2)
+        chance, said = random.Random(case.chance.random()), case.said
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                file = case.folder / self.path.strip("/")
+                data = file.read_bytes() if file.is_file() else b""
+                first, last = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
+                part, status = data[first : last + 1], 206 if data else 404
+                last = min(last, len(data) - 1)
+                headers = {"ETag": '"1"', "Last-Modified": "Wed, 01 Jul 2026 10:00:00 GMT"}
+                headers |= {"Content-Range": f"bytes {first}-{last}/{len(data)}", "Content-Length": str(len(part))}
+                match kind := chance.choice(kinds):
+                    case int():
+                        status = kind
+                    case str():
+                        part, what = fuzz_inputs.change_bytes(part or b"x", chance)
+                        headers["Content-Length"] = str(len(part) + int(kind))
+                        said.append(what)
+                    case (name, value):
+                        headers[name] = value
+                if kind is not None:
+                    said.append(f"{self.path}: {kind}")
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    for name, value in headers.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(part)
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            server.handle_error = lambda *_: None
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}/set"
+            found = attempt(lambda: self.read(url))
+            server.shutdown()
+        if isinstance(found, Refused):
+            assert url in found.line or str(case.folder / "xdg") in found.line, found.line
+            assert len(found.line) <= MOST_CHARACTERS
+            return "refused in a line"
+        return self.judge(found)
 
 
 class Results(Target):
@@ -1725,8 +1832,8 @@ class Programs(Target):
 TARGETS: dict[str, type[Target]] = {
     t.name: t
     for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, CommandLines, ModelYaml, Checkpoints,
-              Safetensors, ExportedFiles, IndexCache, ImageCache, ShardSets, Results, OddKinds, Exports, Folders,
-              Programs)
+              Safetensors, ExportedFiles, IndexCache, ImageCache, ShardSets, Stores, Results, OddKinds, Exports,
+              Folders, Programs)
 }  # fmt: skip
 
 

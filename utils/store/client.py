@@ -41,6 +41,7 @@ FOLDER = "stores"  # of the cache folder
 MIRRORS: dict[Path, str] = {}  # by folder of the cache: the address of the folder of a store that it mirrors
 MOST_BYTES = {".yaml": 1 << 24, ".yml": 1 << 24, ".shards": 1 << 36}  # of a file that is read whole
 _PREFIX = "lockstep-store-"  # of the folder of a server, in that of temporary files
+_UNFINISHED_S = 60.0  # a file that is being written is locked at this age
 _SILENT_S = 10.0  # after which the user is told that a store has not answered
 _starting = threading.Lock()
 _servers: list[tuple[subprocess.Popen, str]] = []  # the last one is in use, unless it was killed
@@ -86,7 +87,7 @@ def refresh(path: Path) -> Path:
         url, tag_file = f"{base}/{path.name}", path.with_name(f"{path.name}.tag")
         tag, size = _ask(url, 0.0, {"what": "tag"})[0]
         if not tag or not path.exists() or not tag_file.exists() or read_text(tag_file) != _mark(tag, path.stat()):
-            remove_abandoned(path.parent.glob(f"{glob.escape(path.name)}.*.tmp"))
+            _remove_unfinished(path)
             most = MOST_BYTES.get(path.suffix, 0)
             if size > most:
                 raise UserError(f"{url}: has {size:,} bytes, more than such a file can need ({most:,})")
@@ -95,6 +96,14 @@ def refresh(path: Path) -> Path:
                 write_whole(tag_file, _mark(tag, os.fstat(handle)))
             os.close(handle)
     return path
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Removes copies that killed processes left half written; new ones may not be locked yet."""
+    for half in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - half.lstat().st_mtime > _UNFINISHED_S:
+                remove_abandoned([half])
 
 
 def _mark(tag: str, status: os.stat_result) -> str:
@@ -201,7 +210,8 @@ def _address() -> str:
             with contextlib.suppress(OSError):  # a file system without locks
                 flock(lock)
             with open(os.path.join(folder, "log"), "wb") as log:
-                server = subprocess.Popen(command, stderr=log, pass_fds=(lock,), **pipes)
+                environment = os.environ | {"RUST_BACKTRACE": "0"}
+                server = subprocess.Popen(command, stderr=log, pass_fds=(lock,), env=environment, **pipes)
             os.close(lock)
             server.stdout.readline()
             _servers.append((server, address))

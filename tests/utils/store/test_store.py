@@ -362,6 +362,7 @@ def test_a_copy_that_another_process_has_replaced_is_read_again(server: ObjectSe
     os.replace(later, copy)  # with the mark of the one before
     half = copy.with_name("data.yaml.01234567.tmp")
     half.write_text("of a process that was killed")
+    os.utime(half, (1e9, 1e9))
     assert load_dataset_spec("s3://bucket/set", cache_dir=str(tmp_path)).names == ("light", "dark")
     assert not half.exists()
 
