@@ -78,6 +78,10 @@ class DatasetIndex(LabelArrays):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def fingerprint_as_used(self) -> str:
+        """That of the files and of the classes of their boxes, which a YAML may merge, leave out or ignore."""
+        return _digest(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
+
     def path(self, i: int) -> str:
         """Absolute path of image i."""
         return os.path.normpath(os.path.join(self.root, self.paths[i]))

@@ -124,7 +124,7 @@ def resumed_position(
     begins the epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
 
     Args:
-        fingerprint: of the training images and labels now.
+        fingerprint: of the images and labels now.
     """
     progress = checkpoint.progress
     where = dataclasses.replace(progress)
@@ -132,7 +132,7 @@ def resumed_position(
     same_data = checkpoint.data["fingerprint"] == fingerprint
     same_batches = checkpoint.run.get("epoch_batches", epoch_batches) == epoch_batches
     if not same_data:
-        lines.append("resume: the training images or labels are not the ones the run began with")
+        lines.append("resume: the images or labels, or how the YAML reads them, are not those with which the run began")
     if same_batches and checkpoint.config["batch_size"] == batch_size:
         if where.batch not in (0, epoch_batches) and where.batch % accumulate:
             where.batch -= where.batch % accumulate

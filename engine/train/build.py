@@ -101,8 +101,9 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         images = train_loader.global_images(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, images=images)
         _log_plan(run, step, plan)
-        # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
-        fingerprint = broadcast_object(ctx, train_loader.samples.index.fingerprint)
+        # They depend on modification times, which differ if machines have copies of their own: rank 0's are used.
+        used = (train_loader.samples.index, val_loader.samples.index)
+        fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in used))
         unscored = run.checkpoint.unscored_epoch() if run.checkpoint else None  # of its tensors, which are freed now
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)

@@ -46,6 +46,8 @@ import val
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
 from data.check.census import take_census, warn_of_small_boxes
+from data.check.labels import box_pairs
+from data.check.scanned import scan_dataset, scan_issues
 from data.convert.__main__ import convert
 from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
@@ -1561,6 +1563,12 @@ class Exports(Target):
         if chance.random() < 0.1:
             what = chance.choice(fuzz_inputs.ODD_KINDS)
             fuzz_inputs.make_odd_kind(path, what)
+        elif chance.random() < 0.2 and (
+            shapes := re.findall(rb"<(box|polygon)|(rectangle|polygon)", path.read_bytes())
+        ):
+            shape = chance.choice([word for words in shapes for word in words if word])
+            what = chance.choice((b"polyline", b"points", b"point", b"skeleton", b"line", b"tag", b"x y"))
+            path.write_bytes(path.read_bytes().replace(shape, what, chance.choice((1, -1))))
         else:
             data, what = self.change(path, chance)
             path.write_bytes(data)
@@ -1614,8 +1622,8 @@ def change_parquet(path: Path, chance: random.Random) -> fuzz_inputs.Change:
         odd = chance.choice((None, 7, "x", b"x", [], [1.5], [[1, 2, 3]], [[1, 2, 3, float("nan")]], [["1"] * 4],
                              {"bytes": None}, {"bytes": b""}, {"bytes": b"x" * 1000}, {"bbox": None}, {"bbox": [None]},
                              {"bbox": [[1, 2, 3, 4]], "category": []}, {"bbox": [[1, 2, 3, 4]], "category": [2**62]},
-                             {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}, {"bbox": 5, "category": 6}, [{}], [None],
-                             {"bbox": [[1e308, 0, 1e308, 1]], "category": [-1]}))  # fmt: skip
+                             {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}, {"bbox": 5, "category": 6}, [{"x": 1}],
+                             [None], {"bbox": [[1e308, 0, 1e308, 1]], "category": [-1]}))  # fmt: skip
         column = chance.choice(("image", "objects"))
         rows = [row | {column: odd} for row in table.to_pylist()]
         table, what = pyarrow.Table.from_pylist(rows).replace_schema_metadata(table.schema.metadata), f"{column}: {odd}"
@@ -1626,7 +1634,7 @@ def change_parquet(path: Path, chance: random.Random) -> fuzz_inputs.Change:
 
 class Folders(Target):
     """``--data FOLDER``: a changed, odd or circular file in a folder without a YAML is refused by name, or reported, or
-    all images train."""
+    all images train; and a check reads the same."""
 
     name, weight = "folders", 2.0
 
@@ -1657,6 +1665,11 @@ class Folders(Target):
             path = root / chance.choice(("train/again", "val", "test", "images", "train/labels", "annotations"))
             path.symlink_to(chance.choice((root, root / "train", path, Path(".."))), target_is_directory=True)
             what = "a link"
+        elif way < 0.45:
+            path = root / chance.choice(("val.txt", "train.txt", "ImageSets/Main/val.txt", "notes.json", "data.yml"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(chance.choice((root / "gone", root / "train" / "a.png", path)))
+            what = "a link to nothing, to an image or to itself"
         elif way < 0.5:
             path = root / chance.choice(("valid", "labels", "annotations", "data.yaml", "train/b.json", "obj.names"))
             path.mkdir() if chance.random() < 0.4 else path.write_bytes(chance.randbytes(chance.choice((0, 40, 5000))))
@@ -1682,6 +1695,9 @@ class Folders(Target):
         told = any(path.name in line for line in (*index.report.lines, *case.said[1:]))
         told |= path.name == "classes.txt" and len(index.report.lines) > 0  # which then name the label files
         assert told or len(index) >= len(SIZES), f"{path.name} is left out in silence"
+        (checked,) = scan_dataset(spec, (split,), workers=0, verify="sample")
+        same_index(index, checked.index)
+        scan_issues(checked), box_pairs(checked)  # which name places in the label files
         return "scanned"
 
 

@@ -129,3 +129,16 @@ def test_detections_in_regions_are_neither_true_nor_false(root):
     known = replace(truth, crowd=np.zeros_like(truth.crowd), boxes_xywh_px=np.where(
         truth.crowd[:, None], 0.001, truth.boxes_xywh_px))  # fmt: skip
     assert score_detections(known, found, 2).metrics["AP"] < 0.6
+
+
+def test_a_class_map_is_part_of_the_fingerprint_with_which_a_run_resumes(tmp_path):
+    path = write_dataset(tmp_path / "set", train=4, val=2)
+    content = yaml.safe_load(path.read_text())
+    found = []
+    for more in ({}, {}, {"ignore": ["dark"]}, {"classes": {"light": "x", "dark": "x"}}, {"ignore": ["light"]}):
+        path.write_text(yaml.safe_dump(content | more))
+        index = load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+        found.append((index.fingerprint, index.fingerprint_as_used()))
+    assert len({files for files, _ in found}) == 1
+    assert found[0] == found[1]
+    assert len({used for _, used in found}) == 4
