@@ -62,6 +62,12 @@ class CheckedSplit(NamedTuple):
         return self.relative(part, part.scan.source.where(number, line))
 
 
+def learned_names(part: ScannedPart) -> list[str | None]:
+    """What the classes of the labels are called for the model; None: they are ignored."""
+    names = {IGNORED: None} | dict(enumerate(part.spec.names))
+    return [names[number] for number in part.spec.class_of or range(len(part.spec.names))]
+
+
 def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, verify: str) -> list[CheckedSplit]:
     """Scans ``splits``; nothing is cached. Arguments and errors are those of `load_index`."""
     scanned = []
@@ -93,7 +99,7 @@ def _issues_of(split: CheckedSplit, part: ScannedPart) -> list[Issue]:
         if p.xyxy_px and np.isfinite(p.xyxy_px).all():
             name = p.finding.text.partition(" is not ")[0].strip("'")  # of an unknown class
             if p.finding.kind != UNKNOWN_CLASS:
-                name = part.learned[p.class_id] or part.index.names[p.class_id]
+                name = learned_names(part)[p.class_id] or part.index.names[p.class_id]
             number = split.index.names.index(name) if name in split.index.names else IGNORED
             boxes = (Box(name, number, p.xyxy_px, where=split.relative(part, p.finding.where)),)
         issues.append(issue(p.finding, (split.relative(part, images[p.image].name),), boxes))

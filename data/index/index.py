@@ -172,12 +172,6 @@ class ScannedPart(NamedTuple):
     index: DatasetIndex  # all images, with the classes of the labels
     scan: Scan | None  # None: shards, which were scanned when they were written
 
-    @property
-    def learned(self) -> list[str | None]:
-        """What the classes of the labels are called for the model; None: they are ignored."""
-        names = {IGNORED: None} | dict(enumerate(self.spec.names))
-        return [names[number] for number in self.spec.class_of or range(len(self.spec.names))]
-
 
 def load_index(
     spec: DatasetSpec,

@@ -10,16 +10,11 @@ from data.labels.clean import AREA, IMAGE, X1, Y2
 from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT
 from utils.strings import counted
 
-# The four numbers of boxes from their corners x1, y1, x2, y2, float64 (R, 4), and the way back.
-_FROM_CORNERS = {
-    CENTERS: lambda c: np.hstack([(c[:, :2] + c[:, 2:]) / 2, c[:, 2:] - c[:, :2]]),
-    TOP_LEFT: lambda c: np.hstack([c[:, :2], c[:, 2:] - c[:, :2]]),
-    CORNERS: lambda c: c,
-}
-_TO_CORNERS = {
-    CENTERS: lambda n: np.hstack([n[:, :2] - n[:, 2:] / 2, n[:, :2] + n[:, 2:] / 2]),
-    TOP_LEFT: lambda n: np.hstack([n[:, :2], n[:, :2] + n[:, 2:]]),
-    CORNERS: lambda n: n,
+# The four numbers of a box times this matrix are its corners x1, y1, x2, y2.
+_CORNERS_OF = {
+    CENTERS: np.array([[1, 0, 1, 0], [0, 1, 0, 1], [-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5]]),
+    TOP_LEFT: np.array([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1.0]]),
+    CORNERS: np.eye(4),
 }
 _SLACK = 0.01  # of the image's size, by which boxes may exceed it
 _LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
@@ -40,8 +35,8 @@ def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, no
     if normalized:  # an area of its own is that of a polygon, which has no other notation
         is_box = np.isclose((corners[:, 2:] - corners[:, :2]).prod(1), table[:, AREA], rtol=1e-6, atol=1e-12)
         corners, size = corners[is_box], size[is_box]
-    numbers = _FROM_CORNERS[notation](corners)
-    misfits = {name: int((~_fits(read(numbers), size)).sum()) for name, read in _TO_CORNERS.items()}
+    numbers = corners @ np.linalg.inv(_CORNERS_OF[notation])
+    misfits = {name: int((~_fits(numbers @ matrix, size)).sum()) for name, matrix in _CORNERS_OF.items()}
     mine = misfits.pop(notation)
     if mine < max(_LEAST_MISFITS, _LEAST_SHARE * len(numbers)):
         return ""

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from data.check.issues import LABEL_ERRORS, MISSED, SPURIOUS, Box, Issue
 from data.check.photos import CROP_SIDE, PHOTO_SIDE, Album, Photos, Source, View
-from data.check.scanned import CheckedSplit
+from data.check.scanned import CheckedSplit, learned_names
 from engine.evaluation.tide import CLASS, CORRECT, ImageErrors, worst_backgrounds, worst_images
 from engine.evaluation.tide import MISSED as MISSED_OBJECT
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
@@ -146,10 +146,11 @@ class Galleries:
             return Markup("delete this label")
         box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
         part, _ = self._splits[issue.split].part_of(self._numbers[issue.split, issue.images[0]]) or (None, 0)
-        if part and part.scan.source.normalized and name in part.learned:
+        names = learned_names(part) if part and part.scan.source.normalized else []
+        if name in names:
             box = clip_xyxy(box, source.width, source.height)
             cxcywh = scale_boxes(xyxy_to_cxcywh(box), 1 / source.width, 1 / source.height)
-            row = " ".join([str(part.learned.index(name)), *(f"{v:.6f}" for v in cxcywh)])
+            row = " ".join([str(names.index(name)), *(f"{v:.6f}" for v in cxcywh)])
         else:
             row = f"{name}, corners {', '.join(f'{v:.1f}' for v in box)} px"
         return Markup("{} {}").format("write" if issue.boxes else "add", code(row))
