@@ -128,4 +128,6 @@ def used_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Object
     with object_server(folder, monkeypatch) as server:
         client._servers.clear()
         yield server
+        for reader, _ in client._servers:
+            reader.stdin.close()
         client._servers.clear()

@@ -190,7 +190,9 @@ def _forget_server(address: str) -> str:
     with _starting:
         _servers[:] = [each for each in _servers if each[1] != address]
     with contextlib.suppress(UserError):
-        lines = [line for line in read_text(folder / "log").splitlines() if line.strip()]
+        lines = [
+            line for line in read_text(folder / "log").splitlines() if line.strip() and not line.startswith("note:")
+        ]
         said = f" ({one_line(lines[-1])[:200]})" if lines else ""
     remove_abandoned([folder])
     return said

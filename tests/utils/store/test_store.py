@@ -307,7 +307,9 @@ def test_a_silent_store_is_waited_for_with_a_line(
 def test_a_reader_that_aborts_ends_in_one_line(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
-    (tmp_path / "obstore.py").write_text("import os\nos.write(2, b'memory allocation failed\\n\\n')\nos.abort()")
+    (tmp_path / "obstore.py").write_text(
+        "import os\nos.write(2, b'memory allocation failed\\nnote: run with\\n')\nos.abort()"
+    )
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
