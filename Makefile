@@ -1,10 +1,16 @@
 # `make demo` trains on a data set that it renders itself; `make test` runs the tests.
 PYTHON ?= python3
-VENV ?= .venv
+# The versions of all packages: those of the tested file, LOCK= the newest, LOCK=lowest.txt the lowest that are allowed.
+LOCK ?= constraints.txt
+VENV ?= .venv$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))$(VENV_OF_LOCK)
+VENV_OF_LOCK := $(if $(LOCK),$(patsubst %,-%,$(filter-out constraints,$(basename $(notdir $(LOCK))))),-newest)
+WHEEL_VENV ?= .venv-wheel
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := export,search,convert,store,tiff
+UV_COMPILE := .venv-uv/bin/uv pip compile pyproject.toml --all-extras --group dev --no-annotate --quiet
 
-.PHONY: demo test test-slow test-benchmarks lint clean
+.PHONY: demo test test-slow test-benchmarks test-wheel lint lock clean always
 
 demo: $(STAMP)
 	$(BIN)/python -m data.demo demo/data
@@ -25,18 +31,38 @@ test-slow: $(STAMP)
 test-benchmarks: $(STAMP)
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
 
+# Builds the wheel, installs it in an environment that has nothing else, and uses it.
+test-wheel:
+	$(call new-environment,$(WHEEL_VENV),--clear)
+	$(WHEEL_VENV)/bin/python -m pip wheel --no-deps --wheel-dir $(WHEEL_VENV)/dist .
+	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
+	tests/wheel.sh $(WHEEL_VENV)/bin
+
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-EXTRAS := export search convert store tiff
-REQUIREMENTS := requirements.txt $(EXTRAS:%=requirements-%.txt)
+# The newest versions for Linux and all supported Pythons become the tested ones, if the tests then pass.
+lock: | .venv-uv
+	$(UV_COMPILE) --universal --python-version 3.11 --upgrade --custom-compile-command 'make lock' -o constraints.txt
 
-$(STAMP): $(REQUIREMENTS)
+lowest.txt: pyproject.toml | .venv-uv
+	$(UV_COMPILE) --python $(PYTHON) --resolution lowest-direct -o $@
+
+.venv-uv:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install uv
+
+install = $(1)/bin/python -m pip install $(LOCK:%=-c %)
+define new-environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install $(REQUIREMENTS:%=-r %)
+	$(PYTHON) -m venv $(2) $(1)
+	$(call install,$(1)) --upgrade pip
+endef
+
+$(STAMP): pyproject.toml $(or $(LOCK),always)
+	$(call new-environment,$(VENV))
+	$(call install,$(VENV)) --upgrade --upgrade-strategy eager -e ".[$(EXTRAS)]" --group dev
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf .venv .venv-* lowest.txt demo

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         import ray
     except ImportError:
-        raise UserError("Ray is not installed: pip install -r requirements-ray.txt") from None
+        raise UserError('Ray is not installed: pip install "ray[default,train]"') from None
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
         ray.init(address=options.address, runtime_env={"env_vars": variables}, log_to_driver=True)

@@ -20,6 +20,7 @@ import torch
 import train
 from lockstep.__main__ import DESCRIPTIONS, main
 from tests.helpers.preloaded import python
+from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.program import COMMANDS, VERSION
@@ -28,17 +29,27 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("data", "engine", "models", "utils")
 
 
-def load_backend(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("backend", root / "packaging" / "backend.py")
+def load_hook() -> ModuleType:
+    pytest.importorskip("hatchling")
+    spec = importlib.util.spec_from_file_location("hook", ROOT / "packaging" / "hook.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def build(target: str, folder: Path, root: Path = ROOT) -> Path:
+    """The wheel or sdist of ``root``."""
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", folder]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.iterdir()
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    return folder / load_backend(ROOT).build_wheel(str(folder))
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +63,12 @@ def site(wheel, tmp_path_factory) -> Path:
 
 
 def test_two_builds_and_one_from_the_source_distribution_are_equal(wheel, tmp_path):
-    backend, name = load_backend(ROOT), ""
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        folder.mkdir()
-        name = backend.build_sdist(str(folder))
-    assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-    with tarfile.open(tmp_path / "first" / name) as archive:
+    first, second = (build("sdist", tmp_path / name) for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
-    (tmp_path / "again").mkdir()
-    built = tmp_path / "again" / load_backend(source).build_wheel(str(tmp_path / "again"))
-    assert built.read_bytes() == wheel.read_bytes()
+    assert build("wheel", tmp_path / "again", source).read_bytes() == wheel.read_bytes()
 
 
 def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
@@ -77,9 +83,16 @@ def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     needed = re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
     assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10"]
     assert not any(line.startswith(("pytest", "ruff", "torchvision")) for line in needed)
-    assert any(re.fullmatch(r'optuna\S+; extra == "search"', line) for line in needed)
+    assert any(re.fullmatch(r"optuna\S+; extra == 'search'", line) for line in needed)
     extras = ["convert", "export", "ray", "search", "store", "tiff", "trackers"]
     assert re.findall(r"^Provides-Extra: (.+)$", metadata, re.M) == extras
+
+
+@pytest.mark.parametrize("python_version", ["3.11", "3.12", "3.13"])
+def test_the_locked_versions_are_in_the_ranges(python_version):
+    versions = locked_versions(python_version)
+    for name, requirement in [item for part in requirements().values() for item in part.items()]:
+        assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
 
 
 def module_names(tree: ast.Module) -> list[str]:
@@ -124,11 +137,11 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
 
 
 def test_an_import_that_cannot_be_rewritten_is_refused():
-    backend = load_backend(ROOT)
+    hook = load_hook()
     with pytest.raises(ValueError, match=r"line 2: import engine.train.build: write from"):
-        backend.with_imports("x = 1\nimport engine.train.build\n")
+        hook.with_imports("x = 1\nimport engine.train.build\n")
     assert (
-        backend.with_imports("if a:\n    from data import b  # data\n")
+        hook.with_imports("if a:\n    from data import b  # data\n")
         == "if a:\n    from lockstep.data import b  # data\n"
     )
 
@@ -144,7 +157,7 @@ def test_an_import_that_cannot_be_rewritten_is_refused():
     ],
 )
 def test_texts_name_the_command_that_is_installed(text, installed):
-    assert load_backend(ROOT).with_commands(text) == (installed or text)
+    assert load_hook().with_commands(text) == (installed or text)
 
 
 def test_the_lists_of_commands_agree():

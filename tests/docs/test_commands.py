@@ -7,6 +7,7 @@ import argparse
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +105,8 @@ def check_pip(words: list[str]) -> None:
     assert words[0] in ("install", "uninstall"), words
     if "-r" in words:
         assert (ROOT / words[words.index("-r") + 1]).is_file(), words
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\.\[(.+)\]", " ".join(words))) <= set(extras), words
 
 
 def check_yolo(words: list[str], capsys: pytest.CaptureFixture) -> str:

@@ -1,17 +1,35 @@
-"""The packages that the project says it needs."""
+"""The packages that the project says it needs, and the versions of them that are tested."""
 
 from __future__ import annotations
 
-import re
+import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
 
-def requirements() -> dict[str, set[str]]:
-    """The names of required packages, in lower case, by extra; those of every installation under ""."""
-    found = {}
-    for file in ROOT.glob("requirements*.txt"):
-        lines = file.read_text(encoding="utf-8").partition("# Development")[0].lower()
-        found[file.stem.removeprefix("requirements").removeprefix("-")] = set(re.findall(r"^[\w.-]+", lines, re.M))
-    return found
+def requirements() -> dict[str, dict[str, Requirement]]:
+    """The required packages by name, in lower case, by extra; those of every installation under "", those of the tests
+    under "dev"."""
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, groups = file["project"], file["dependency-groups"]
+    lists = {"": project["dependencies"], **project["optional-dependencies"], **groups}
+    return {extra: _by_name(lines) for extra, lines in lists.items()}
+
+
+def locked_versions(python_version: str) -> dict[str, str]:
+    """The versions in constraints.txt on Linux, by name."""
+    here = {"python_version": python_version, "python_full_version": f"{python_version}.1", "sys_platform": "linux"}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    assert len(versions) == len(pins), "a package has two versions"
+    return versions
+
+
+def _by_name(lines: list[str]) -> dict[str, Requirement]:
+    return {canonicalize_name(found.name): found for found in map(Requirement, lines)}

@@ -47,7 +47,7 @@ def test_flags_that_cannot_be(flags, message):
 def test_without_ray():
     done = subprocess.run([python(), SCRIPT, "--storage", "x"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "error: Ray is not installed: pip install -r requirements-ray.txt\n"
+    assert done.stderr == 'error: Ray is not installed: pip install "ray[default,train]"\n'
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""What the wheel changes: in it, the folders of this repository are one package. A build hook of hatchling.
+
+In the repository the folders are imported under their own names (``from engine.train.trainer import Trainer``), which a
+user's own modules may have, too. In the wheel imports are those of ``lockstep.engine``, and texts name the command
+``lockstep train`` instead of ``python train.py``. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+MOVED = {name: f"lockstep.{name}" for name in ("data", "engine", "models", "utils")}
+MOVED |= {name: f"lockstep.scripts.{name}" for name in ("detect", "export", "train", "val")}
+PACKAGED = {"lockstep": "lockstep", "configs": "lockstep.configs", "launch": "lockstep.launch", **MOVED}
+COMMANDS = (  # in texts, and how they are typed when the package is installed
+    (r"(torchrun (?:-\S+ \S+ )*)(train|val)\.py\b", r"\1-m lockstep \2"),
+    (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
+    (
+        r"(?:python -m )?(?<![\w.])(?:data|engine|models)\."
+        r"(cache|check|compare|convert|demo|kfold|search|shard|weights)(?!\.?\w)",
+        r"lockstep \1",
+    ),
+)
+CONTINUED = (r"(?m)^( +)train\.py\b", r"\1-m lockstep train")  # after the first line of a torchrun command
+
+
+class PackageHook(BuildHookInterface):
+    """Gives hatchling the changed files. An editable installation has none: it is a link to the repository."""
+
+    def initialize(self, version: str, build_data: dict) -> None:
+        if version == "standard":
+            self._folder = TemporaryDirectory(prefix="lockstep-")
+            for name, text in package_files(Path(self.root)).items():
+                path = Path(self._folder.name, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8", newline="")
+            build_data["force_include"][self._folder.name] = "/"
+
+    def finalize(self, version: str, build_data: dict, artifact_path: str) -> None:
+        if version == "standard":
+            self._folder.cleanup()
+
+
+def package_files(root: Path) -> dict[str, str]:
+    """The files of the installed package by path."""
+    files = {"lockstep/scripts/__init__.py": ""}
+    for entry, module in PACKAGED.items():
+        source, target = root / entry, module.replace(".", "/")
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source.with_suffix(".py")]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = f"{target}/{path.relative_to(source).as_posix()}" if source.is_dir() else f"{target}.py"
+                text = path.read_bytes().decode()
+                text = re.sub(*CONTINUED, text) if entry == "launch" else text
+                files[name] = with_commands(with_imports(text) if name.endswith(".py") else text)
+    return files
+
+
+def with_imports(source: str) -> str:
+    """Module ``source`` with the imports of an installed one. Raises ValueError for ``import engine``."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] in MOVED for alias in node.names):
+            raise ValueError(f"line {node.lineno}: {lines[node.lineno - 1].strip()}: write from ... import ...")
+        if isinstance(node, ast.ImportFrom) and (top := (node.module or "").partition(".")[0]) in MOVED:
+            line, begin = lines[node.lineno - 1], node.col_offset + len("from ")
+            lines[node.lineno - 1] = line[:begin] + line[begin:].replace(top, MOVED[top], 1)
+    return "".join(lines)
+
+
+def with_commands(text: str) -> str:
+    for pattern, replacement in COMMANDS:
+        text = re.sub(pattern, replacement, text)
+    return text
