@@ -6,13 +6,14 @@ VENV ?= .venv$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))$(VENV_OF
 VENV_OF_LOCK := $(if $(LOCK),$(patsubst %,-%,$(filter-out constraints,$(basename $(notdir $(LOCK))))),-newest)
 WHEEL_VENV ?= .venv-wheel
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 EXTRAS := export,search,convert,store,tiff
 UV_COMPILE := .venv-uv/bin/uv pip compile pyproject.toml --all-extras --group dev --no-annotate --quiet
 
 .PHONY: demo test test-slow test-benchmarks test-wheel lint lock clean always
 
-demo: $(STAMP)
+demo: $(RUNTIME)
 	$(BIN)/python -m data.demo demo/data
 	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 192 --batch-size 16 --epochs 30 --val-every 10 \
 		--project demo --name train --exist-ok
@@ -63,10 +64,15 @@ define new-environment
 	$(call install,$(1)) --upgrade pip
 endef
 
-$(STAMP): pyproject.toml $(or $(LOCK),always)
+# What the program needs, and what the tests need besides.
+$(RUNTIME): pyproject.toml $(or $(LOCK),always)
 	$(call new-environment,$(VENV))
+	$(call install,$(VENV)) --upgrade --upgrade-strategy eager -e .
+	touch $@
+
+$(STAMP): $(RUNTIME)
 	$(call install,$(VENV)) --upgrade --upgrade-strategy eager -e ".[$(EXTRAS)]" --group dev
-	touch $(STAMP)
+	touch $@
 
 clean:
 	rm -rf .venv .venv-* lowest.txt demo
