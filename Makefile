@@ -64,14 +64,15 @@ define new-environment
 	$(call install,$(1)) --upgrade pip
 endef
 
-# What the program needs, and what the tests need besides.
+# What the program needs, and what the tests need besides. The program itself runs from this folder.
 $(RUNTIME): pyproject.toml $(or $(LOCK),always)
 	$(call new-environment,$(VENV))
-	$(call install,$(VENV)) --upgrade --upgrade-strategy eager -e .
+	$(call install,$(VENV)) --upgrade --upgrade-strategy eager --only-deps .
 	touch $@
 
 $(STAMP): $(RUNTIME)
-	$(call install,$(VENV)) --upgrade --upgrade-strategy eager -e ".[$(EXTRAS)]" --group dev
+	$(call install,$(VENV)) --upgrade --upgrade-strategy eager --only-deps ".[$(EXTRAS)]"
+	$(call install,$(VENV)) --upgrade --upgrade-strategy eager --group dev
 	touch $@
 
 clean:

@@ -104,7 +104,7 @@ def test_make_keeps_an_environment_for_each_interpreter_and_choice_of_versions(v
     alone = {"PATH": os.environ["PATH"]}  # without the variables of a `make test` that runs this
     done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
     installs = re.findall(rf"{folder}/bin/python -m pip install +(.*)--upgrade ", done.stdout)
-    assert installs == [versions] * 3  # pip, what the program needs, what the tests need
+    assert installs == [versions] * 4  # pip, what the program needs, its extras, what the tests need
 
 
 @pytest.mark.parametrize("python_version", ["3.11", "3.12", "3.13"])
