@@ -289,7 +289,6 @@ def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys
         (["--imgsz", "32", "--dynamic"], "too small for --dynamic"),
         (["--nms"], "has one branch"),
         (["--check-images", "0"], "use --no-check"),
-        (["--simplify"], "always simplified"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str], message: str):
