@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data.demo import ensure_demo
 from data.index.dataset_yaml import DatasetSpec, Stores, check_exists, known_by_name, load_dataset_spec
+from data.index.files import without_empty
 from data.index.index import class_names
 from data.staging.stage import IN_STORE, stage_dataset
 from utils.config.settings import TrainConfig, typed_classes
@@ -44,7 +45,7 @@ def open_dataset(
         stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
         cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: see `load_dataset_spec`.
-        optional: more splits to stage, if the data set has them.
+        optional: more splits to stage, if the data set has them; empty folders do not count.
         stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
         is_request: the user asks for what ``stored_in`` names, as ``--resume`` does; else no address is read.
 
@@ -71,6 +72,7 @@ def open_dataset(
             spec = load_dataset_spec(
                 data, known_root, stores=Stores(cache_dir, "" if stored_in and not is_request else None)
             )
+            spec = without_empty(spec, optional)
             if spec.summary:
                 get_logger().info("%s", spec.summary)
             for split in splits:  # what is missing is known before weights are read

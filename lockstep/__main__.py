@@ -46,7 +46,7 @@ def _dispatch(argv: list[str]) -> None:
     if command in ("-h", "--help"):
         lines = [f"  {name:10}{text}" for name, text in DESCRIPTIONS.items()]
         print("\n".join(["usage: lockstep COMMAND ...", "", *lines, "", *MORE]))
-    elif command == "--version":
+    elif command == "--version" or (command in DESCRIPTIONS and argv[1:2] == ["--version"]):
         print(f"lockstep {VERSION}")
     elif command == "completion":
         require_package("shtab", "completion", "do without")

@@ -249,7 +249,8 @@ def test_messages_name_the_command_that_is_installed(installed):
     said = installed.run("-m", "lockstep", "train", "predict", "model=a.pt", code=2)
     assert said == "error: settings are flags here; write lockstep detect --weights a.pt --source SOURCE\n"
     assert "did you mean 'train'?" in installed.run("-m", "lockstep", "trian", code=2)
-    assert installed.run("-m", "lockstep", "--version") == f"lockstep {VERSION}\n"
+    for words in (["--version"], ["train", "--version"], ["check", "--version"]):
+        assert installed.run("-m", "lockstep", *words) == f"lockstep {VERSION}\n"
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ _DESCRIPTIVE_KEYS = (
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
 IGNORED = -1  # the number of such a class
 LEAST_TILE = 32  # pixels
+WITHOUT_VAL = "train with --val-fraction 0.2 or python -m engine.kfold"
 MOST_COMPARED = 1000  # names of files with a missing one
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
@@ -99,7 +100,7 @@ class DatasetSpec:
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
         if name not in self.splits:
-            hint = ", or train with --val-fraction 0.2 or python -m engine.kfold" if name == "val" else ""
+            hint = f", or {WITHOUT_VAL}" if name == "val" else ""
             raise UserError(
                 f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'{hint}"
             )

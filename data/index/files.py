@@ -9,13 +9,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
-from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource, what_exists
+from data.index.dataset_yaml import FORMATS, WITHOUT_VAL, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
@@ -87,10 +87,23 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         searched = ", ".join(map(str, source.images))
         text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
         unread = unread_files(findings)
-        raise UserError(f"{text}; {unread_summary(unread)}" if unread else text)
+        text = f"{text}; {unread_summary(unread)}" if unread else text
+        raise UserError(f"{text}; add some, or {WITHOUT_VAL}" if split == "val" else text)
     images = [found[name] for name in sorted(found)]
     label_format, labels = _list_labels(images, source, spec)
     return Listing(images, labels, label_format, findings, lists)
+
+
+def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
+    """``spec`` without those of ``splits`` that are folders without any image."""
+    suffixes = image_suffixes(spec.pixels)
+
+    def is_empty(source: SplitSource) -> bool:
+        entries = (entry for folder in source.images for _, found in _walk(folder) for entry in found)
+        return all(map(Path.is_dir, source.images)) and not any(_is_image(entry.name, suffixes) for entry in entries)
+
+    kept = {name: s for name, s in spec.splits.items() if name not in splits or not s.images or not is_empty(s)}
+    return replace(spec, splits=kept)
 
 
 def unread_files(findings: Iterable[Finding]) -> list[str]:

@@ -94,6 +94,9 @@ class _RequestLoader(DataLoader):
         # Runs before multiprocessing stops remaining processes and, unlike atexit, also in processes that it started.
         Finalize(None, _close_if_alive, args=(weakref.ref(self),), exitpriority=100)
 
+    def check_worker_number_rationality(self) -> None:
+        """Says nothing: `data.loading.build.loader_workers` does."""
+
     @property
     def index(self) -> DatasetIndex:
         """The scanned split that the batches are from."""

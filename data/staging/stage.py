@@ -17,6 +17,7 @@ import numpy as np
 import torch.distributed as dist
 
 from data.index.dataset_yaml import DatasetSpec, Stores, load_dataset_spec
+from data.index.files import without_empty
 from data.labels.findings import relative_name
 from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.file_exchange import Piece, exchange_items
@@ -85,6 +86,7 @@ def stage_dataset(
 
 def _plan(source: str, splits: Sequence[str], known_root: str, optional: Sequence[str]) -> StagePlan:
     spec = load_dataset_spec(source, known_root, stores=Stores(only="", why=IN_STORE))
+    spec = without_empty(spec, optional)
     return plan_stage(spec, (*splits, *(split for split in optional if split in spec.splits)))
 
 

@@ -29,6 +29,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
+from utils.logger import get_logger
 from utils.strings import counted
 
 LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
@@ -90,7 +91,9 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             check_is_newest(checkpoint)
             run, done = _reopen(ctx, config, given, checkpoint), checkpoint.progress.epoch
             if former is None and done >= run.config.epochs:
-                raise UserError(f"{path}: all epochs are done ({done}); to train on, ask for more: --resume --epochs N")
+                few = f"--epochs {run.config.epochs}: {run.config.epochs} are fewer than the {done} done"
+                what = few if run.config.epochs < done else f"all epochs are done ({done})"
+                raise UserError(f"{path}: {what}; to train on, ask for more: --resume --epochs N")
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield run
@@ -128,6 +131,9 @@ def _new_folder(config: TrainConfig) -> tuple[Path, list[Path], FileLock]:
         absent = [p for p in (named, *named.parents) if not p.exists()]
         folder = increment_path(config.project, config.name, config.exist_ok)
         made = [folder, *(p for p in absent if p != named)] if not config.exist_ok or named in absent else []
+        if others := sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name)):
+            text = "%s: %s of an earlier run, which this run replaces as far as it goes"
+            get_logger().warning(text, folder, ", ".join(path.name for path in others))
         with suppress(FileNotFoundError):  # removed meanwhile by a run that failed before its first checkpoint
             return folder, made, _lock_run(folder)
 

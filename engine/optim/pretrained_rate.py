@@ -54,6 +54,7 @@ def choose_lr_mult(
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
+            get_logger().info("lr_mult: %s is tried on %s", config.weights, counted(most, "training image"))
             found = _measure(read_weights(path), model, dataset, ctx.device, most)
     score, how = broadcast_object(ctx, found)
     epochs, steps = (EPOCHS, math.inf) if config.time else (config.epochs, total_steps)

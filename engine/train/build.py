@@ -26,7 +26,6 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.fitness import Fitness
 from engine.export.options import require_packages
-from engine.export.run import try_formats
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.pretrained_rate import choose_lr_mult
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
@@ -90,6 +89,8 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     plan = step_plan(config, len(train_loader))
     run = with_rate_of_weights(ctx, run, train_loader, model, plan)
     if config.export:
+        from engine.export.run import try_formats  # with what writes the formats
+
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
                 try_formats(model, config.export, config.imgsz)
@@ -256,6 +257,8 @@ def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, and what a step is."""
     config, hyp, optimizer = run.config, run.hyp, step.optimizer
     why = "--optimizer"
+    if run.checkpoint is not None and run.checkpoint.config.get("optimizer") == config.optimizer:
+        why = "as when the run began"
     if config.optimizer == "auto":
         why = f"auto: {'at most' if plan.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
     rates = {group["is_new"]: group["initial_lr"] for group in optimizer.param_groups}
@@ -275,6 +278,8 @@ def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
         counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
         counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )  # fmt: skip
+    what = ", the model is compiled" if config.compile else ""
+    get_logger().info("starting; the first step takes longest: the first batch is made%s", what)
 
 
 def _restore(

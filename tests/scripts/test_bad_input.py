@@ -106,6 +106,27 @@ def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, g
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("stage", [False, True])
+def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys, stage):
+    data = write_dataset(tmp_path / "set", train=8, val=0)
+    (tmp_path / "set/images/val").mkdir(parents=True, exist_ok=True)
+    given = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
+    given += ["--stage", tmp_path / "stage"] if stage else []
+    assert "no images found for 'val'" in (error := error_of(capsys, train.main, *given))
+    assert "or train with --val-fraction 0.2" in error
+    train.main(list(map(str, [*given, "--val-fraction", "0.25"])))
+    assert "2 of 8 training images are held out" in capsys.readouterr().out
+
+
+def test_epoch_files_of_an_earlier_run_are_named(world, tmp_path, capsys):
+    given = ["--project", tmp_path / "runs", "--name", "a", "--exist-ok", "--epochs", "1"]
+    (tmp_path / "runs/a").mkdir(parents=True)
+    for epoch in (10, 9):
+        (tmp_path / f"runs/a/epoch{epoch}.pt").touch()
+    train.main(list(map(str, [*flags(world), *given])))
+    assert f"warning: {tmp_path}/runs/a: epoch9.pt, epoch10.pt of an earlier run" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("splits", "given", "line"),
     [

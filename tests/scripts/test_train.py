@@ -85,7 +85,13 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     assert rows(whole / "results.csv") == rows(broken / "results.csv")
     finished = run([python(), "train.py", "--resume", str(whole / "last.pt")], expect=2)
     assert "all epochs are done (4)" in finished.stderr
-    run([python(), "train.py", "--resume", str(whole / "last.pt"), "--epochs", "5"])
+    finished = run([python(), "train.py", "--resume", str(whole / "last.pt"), "--epochs", "3"], expect=2)
+    assert "--epochs 3: 3 are fewer than the 4 done; to train on" in finished.stderr
+    done = run([python(), "train.py", "--resume", str(whole / "last.pt"), "--epochs", "5"])
+    assert "\nMuon (as when the run began), learning rate" in done.stdout
+    assert "\nstarting; the first step takes longest: the first batch is made\nfirst step " in re.sub(
+        "resume: the learning rate.*\n", "", done.stdout
+    )
     assert len(rows(whole / "results.csv")) == 5
 
 

@@ -35,7 +35,7 @@ from utils.machine.limits import require_package
 
 PATIENCE_S = 600.0  # how long a run waits for a store that does not answer
 _PAUSE_S = 1.0
-_URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+")
+_URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+", re.IGNORECASE)
 _ADVICE = "check the address of what data.shard has written, and the credentials (environment variables, or ~/.aws)"
 FOLDER = "stores"  # of the cache folder
 MIRRORS: dict[Path, str] = {}  # by folder of the cache: the address of the folder of a store that it mirrors
@@ -61,6 +61,8 @@ def mirrored(url: str, cache_dir: str) -> Path:
     """A local copy of the small file ``url``, read anew when it has changed. Files beside it in the store are copied to
     its folder by `refresh`. Raises UserError."""
     require_package("obstore", url, "copy the data set to a local disk")
+    scheme, separator, rest = url.partition("://")
+    url = scheme.lower() + separator + rest
     base, _, name = url.rpartition("/")
     if not 0 < len(name.encode("utf-8", "replace")) < 200 or not url.isprintable():  # as a file's name, with a suffix
         raise UserError(f"{url[:200]!r}: not an address of a file")

@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from data.loading.build import loader_workers
+from data.loading.loader import _RequestLoader
 from utils.config.parser import parse_config
+from utils.config.pixels import RGB8
 from utils.config.settings import TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.strings import counted
 
@@ -106,7 +111,19 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
 @pytest.mark.parametrize("asked", [0, 1, 11, 40])
 def test_a_requested_number_of_workers_is_kept(asked, device, caplog):
     assert loader_workers(asked, on_node(4, device), "val") == asked
-    assert not caplog.text
+    over = asked * 4 > 16
+    assert ("about one per core is fastest" in caplog.text) == over
+
+
+def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch):
+    monkeypatch.setattr("data.loading.build.available_cores", lambda: 2)
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    assert [loader_workers(asked, on_node(2, "cpu"), "val") for asked in (1, 2)] == [1, 2]
+    assert caplog.messages == ["--workers 2 (val): 4 workers on 2 cores; about one per core is fastest"]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _RequestLoader(SimpleNamespace(index=SimpleNamespace(pixels=RGB8)), [], 1, workers=9, make_batch=print)
 
 
 @pytest.mark.parametrize(("config", "more"), [(TrainConfig, []), (ValConfig, ["--weights", "a.pt"])])

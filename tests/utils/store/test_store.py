@@ -195,6 +195,12 @@ def test_an_outage_is_waited_for_and_a_longer_one_ends_in_one_line(
     assert contents(index) == expected
 
 
+def test_the_scheme_of_an_address_may_be_in_capitals(server: ObjectServer, tmp_path: Path):
+    assert client.is_url("HTTP://host/set")
+    paths = [client.mirrored(f"{scheme}://bucket/set/data.yaml", str(tmp_path)) for scheme in ("s3", "S3")]
+    assert paths[0] == paths[1]
+
+
 def test_a_split_of_a_local_yaml_may_be_in_a_store(server: ObjectServer, tmp_path: Path, expected: list[bytes]):
     path = tmp_path / "local.yaml"
     path.write_text("{train: 's3://bucket/set', val: 's3://bucket/set/val.shards', names: [light, dark]}")
