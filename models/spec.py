@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,7 +108,8 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
     if text := other_task(str(model)):
         raise UserError(text)
     if path.suffix.lower() in WEIGHTS_SUFFIXES:
-        raise UserError(f"--model {model}: is a file of weights; to start from it, write --weights {model}")
+        instead = f"--weights {shlex.quote(str(model))}"
+        raise UserError(f"--model {model}: is a file of weights; to start from it, write {instead}")
     if is_yaml:
         raise UserError(f"{model}: no such file; built-in models are named like yolov8n")
     hint = suggestion(name.lower(), known_models())

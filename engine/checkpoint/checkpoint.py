@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -164,10 +165,11 @@ class Checkpoint(RunDescription):
         """Reads a checkpoint file. Raises UserError for any file from which a run cannot resume."""
         content = read_checkpoint(path)
         if "config" not in content:
-            raise UserError(f"{path}: holds no run to resume; start a new one with --weights {path}")
+            raise UserError(f"{path}: holds no run to resume; start a new one with --weights {shlex.quote(str(path))}")
         if any(key not in content for key in _STATE):
             raise UserError(
-                f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with --weights {path}"
+                f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
+                f"--weights {shlex.quote(str(path))}"
             )
         missing = [key for key in _SETTINGS if key not in content]
         if missing:

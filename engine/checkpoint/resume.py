@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> No
     if what := class_difference(checkpoint.names, now):
         raise UserError(
             f"{path}: the run and {source} do not have the same classes ({what}); for other classes start a new run "
-            f"with --weights {path}"
+            f"with --weights {shlex.quote(str(path))}"
         )
 
 

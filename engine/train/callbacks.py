@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -245,4 +246,5 @@ class Callbacks:
         where = f"{self._flag}: {name} failed: {_place(error, module)}"
         self.failure = f"{where}; the traceback is in {log}"
         if name != "on_end":
-            self.failure += f"; when it is fixed, continue with: --resume {self.state.folder / 'last.pt'}"
+            last = shlex.quote(str(self.state.folder / "last.pt"))
+            self.failure += f"; when it is fixed, continue with: --resume {last}"

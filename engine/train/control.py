@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -233,13 +234,13 @@ class RunControl:
         if progress.batch:
             where = f"epoch {progress.epoch + 1}, batch {progress.batch} of {epoch_batches}"
         if self._exit_code:
-            log.info("stopped by a signal after %s; continue with: --resume %s", where, last)
+            log.info("stopped by a signal after %s; continue with: --resume %s", where, shlex.quote(str(last)))
             raise Stopped(self._exit_code)
         if has_failed:
             local = self._callbacks.failure
             raise UserError(local) if local else PeerFailure("a callback failed on another rank")
         if self.is_stopped:
-            log.info("ended by a callback after %s; to train on: --resume %s", where, last)
+            log.info("ended by a callback after %s; to train on: --resume %s", where, shlex.quote(str(last)))
 
     def _call_and_agree(self, hook: str) -> Action:
         """Calls a hook, and lets all ranks end if it asks for this on any. Without hooks they need not agree."""
