@@ -106,6 +106,15 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
     return replace(spec, splits=kept)
 
 
+def shards_of(spec: DatasetSpec, split: str) -> Path | None:
+    """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
+    images = spec.split(split).images
+    found = [path for path in images if path.suffix == SUFFIX]
+    if found and len(images) > 1:
+        raise UserError(f"{spec.source}: '{split}': {found[0]} must be the only entry; join data sets by their YAMLs")
+    return found[0] if found else None
+
+
 def unread_files(findings: Iterable[Finding]) -> list[str]:
     """The files that `unread_summary` is about."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]

@@ -18,8 +18,7 @@ import numpy as np
 
 from data.image_io.decode import unread_summary
 from data.index.dataset_yaml import IGNORED, DatasetSpec
-from data.index.files import Listing, labels_elsewhere, list_split, unread_files
-from data.index.sharded import sharded_content, shards_of
+from data.index.files import Listing, labels_elsewhere, list_split, shards_of, unread_files
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
@@ -223,6 +222,8 @@ def load_index(
             _check_backgrounds(index, spec, part)
         return index
     if shards := shards_of(spec, split):
+        from data.index.sharded import sharded_content  # which files do not need
+
         index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
         if spec.pixels != RGB8:
             fingerprint = _digest(index.fingerprint, spec.pixels.content())

@@ -12,21 +12,12 @@ import numpy as np
 from data.index.dataset_yaml import DatasetSpec
 from data.labels.clean import MIN_SIDE_PX
 from utils.errors import UserError
-from utils.store.shards import SUFFIX, open_shards
+from utils.store.shards import open_shards
 from utils.strings import class_difference
 
 VERSION = 4  # of the layout and of what the arrays mean
 _CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
-
-
-def shards_of(spec: DatasetSpec, split: str) -> Path | None:
-    """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
-    images = spec.split(split).images
-    found = [path for path in images if path.suffix == SUFFIX]
-    if found and len(images) > 1:
-        raise UserError(f"{spec.source}: '{split}': {found[0]} must be the only entry; join data sets by their YAMLs")
-    return found[0] if found else None
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
 from data.index.dataset_yaml import DatasetSpec
+from data.index.files import shards_of
 from data.index.index import class_names
-from data.index.sharded import shards_of
 from data.open_dataset import open_dataset
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
