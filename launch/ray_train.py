@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +35,7 @@ from utils.config.parser import flags_of, parse_config  # noqa: E402 (imports ne
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.distributed.spawn import end_with_parent, failure_reason, free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line, one_line  # noqa: E402
 from utils.files.results_csv import read_columns  # noqa: E402
 from utils.program import start_of  # noqa: E402
 
@@ -96,9 +97,9 @@ def read_workers(text: str) -> int | tuple[int, int]:
 def read_job(options: argparse.Namespace, flags: list[str]) -> Job:
     """Raises UserError for flags that train.py would refuse, or that are decided here."""
     is_shared = "://" not in options.storage
-    if Path(options.name).name != options.name or options.name == "..":
-        raise UserError(f"--name {options.name}: must be the name of a folder, without its path")
-    copy = Path.home() / ".cache" / "lockstep" / "ray" / options.storage.replace("://", "/")
+    if Path(options.name).name != options.name or options.name in ("", "..") or one_line(options.name) != options.name:
+        raise UserError(f"--name {options.name!r}: must be the name of a folder, without its path")
+    copy = Path.home() / ".cache" / "lockstep" / "ray" / blake2b(options.storage.encode()).hexdigest()[:24]
     project = Path(options.storage).absolute() if is_shared else copy
     if decided := {"--project", "--name", "--resume", "--spawn"} & {flag.partition("=")[0] for flag in flags}:
         raise UserError(f"{min(decided)} after --: --storage and --name say where the run is, and Ray resumes it")

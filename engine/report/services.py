@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib import request
+from urllib.parse import unquote
 
 from engine.checkpoint.run import Run
 from engine.report.background import RunNote, Service
@@ -116,6 +117,7 @@ class MlflowService(Service):
 
         project = self._folder.parent
         uri = os.environ.get("MLFLOW_TRACKING_URI")
+        place = None if uri else (project / ARTIFACTS).as_uri()
         if not uri:
             _make_store(project / STORE)
             uri = f"sqlite:///{project / STORE}"
@@ -125,9 +127,14 @@ class MlflowService(Service):
         if experiment is not None:
             experiment_id = experiment.experiment_id
         else:
-            place = None if os.environ.get("MLFLOW_TRACKING_URI") else (project / ARTIFACTS).as_uri()
             experiment_id = client.create_experiment(title, artifact_location=place)
         found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{self._note.key}'")
+        stored = [run.info.artifact_uri for run in found[:1]] + ([experiment.artifact_location] if experiment else [])
+        if strange := [uri for uri in stored if place and not _is_below(uri, place)]:
+            raise UserError(
+                f"{project / STORE} would send files to {strange[0]}, not to {ARTIFACTS} beside it; if the folder of "
+                "runs was moved, or you have not made this file, rename it"
+            )
         if found:
             self._run_id, known = found[0].info.run_id, found[0].data.params
             client.update_run(self._run_id, status="RUNNING")
@@ -161,6 +168,10 @@ class MlflowService(Service):
 
     def close(self, *, is_complete: bool) -> None:
         self._client.set_terminated(self._run_id, "FINISHED" if is_complete else "KILLED")
+
+
+def _is_below(uri: str, place: str) -> bool:
+    return f"{uri}/".startswith(f"{place}/") and ".." not in unquote(uri).split("/")
 
 
 def _metric_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from launch import ray_train
 from tests.helpers.preloaded import python
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,9 @@ FLAGS = [*FLAGS.split(), "--workers", "0", "--noplots", "--optimizer", "SGD"]
         (["--workers", "1:"], "--workers 1:: must be a number from 1, or two as in 1:4"),
         (["--workers=2:1"], "--workers 2:1: must be"),
         (["--workers", "0"], "--workers 0: must be"),
-        (["--name", ".."], "--name ..: must be the name of a folder, without its path"),
+        (["--name", ".."], "--name '..': must be the name of a folder, without its path"),
+        (["--name", ""], "--name '': must be the name of a folder, without its path"),
+        (["--name", "a\nb"], r"--name 'a\nb': must be the name of a folder, without its path"),
     ],
 )
 def test_flags_that_cannot_be(flags, message):
@@ -41,6 +45,15 @@ def test_flags_that_cannot_be(flags, message):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+def test_no_address_of_a_store_leads_out_of_the_cache():
+    """Workers replace the folder of a run whose checkpoints come from a store."""
+    for storage in ("s3://a/../../../../..", "s3://../../../../", "s3:///etc", "s3://" + "a" * 300):
+        options = argparse.Namespace(storage=storage, name="work", search=False, gpus=0)
+        folder = ray_train.read_job(options, []).folder
+        assert folder.parent.parent == Path.home() / ".cache/lockstep/ray"
+        assert folder.resolve() == folder
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

@@ -70,6 +70,21 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
 
 
 @pytest.mark.usefixtures("mlflow_store")
+@pytest.mark.parametrize(
+    "planted", ["elsewhere", "runs/mlartifacts/../../elsewhere", "runs/mlartifacts/%2e%2e/a", "runs/mlartifacts2"]
+)
+def test_a_store_that_sends_files_elsewhere_is_not_used(tmp_path, planted):
+    from mlflow.tracking import MlflowClient
+
+    folder = tmp_path / "runs" / "exp"
+    folder.mkdir(parents=True)
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs/mlflow.db'}")
+    client.create_experiment("lockstep", artifact_location=f"file://{tmp_path}/{planted}")
+    with pytest.raises(UserError, match=r"mlflow\.db would send files to .*, not to mlartifacts beside it"):
+        MlflowService(folder, RunNote(folder / "note.json", is_new=True)).open({})
+
+
+@pytest.mark.usefixtures("mlflow_store")
 def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
