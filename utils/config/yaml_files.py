@@ -54,17 +54,17 @@ def parse_yaml(text: str) -> Any:
     Raises yaml.YAMLError, or RecursionError for text nested more than `MOST_NESTED` deep, at which libyaml crashes.
     """
     try:
-        return _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        value = _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:  # libyaml reports errors at other lines
-        return _load(text, yaml.SafeLoader)
+        value = _load(text, yaml.SafeLoader)
+    _check_value(value)
+    return value
 
 
 def _load(text: str, loader: type) -> Any:
     if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
         _check_nesting(text, loader)
-    value = yaml.load(text, Loader=_strict(loader))
-    _check_value(value)
-    return value
+    return yaml.load(text, Loader=_strict(loader))
 
 
 def _check_value(value: Any) -> None:
@@ -83,7 +83,7 @@ def _check_value(value: Any) -> None:
         elif isinstance(part, list | tuple | set):
             pending += part
         if count > MOST_VALUES:
-            problem = f"its aliases expand to more than {MOST_VALUES:,} values, or one refers to what it is part of"
+            problem = f"more than {MOST_VALUES:,} values, its aliases expanded, or one refers to what it is part of"
     if problem:
         raise yaml.constructor.ConstructorError(problem=problem)
 

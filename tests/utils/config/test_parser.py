@@ -444,3 +444,12 @@ def test_hostile_yaml_is_one_short_line(tmp_path, text, what):
         read_recipe(str(path), pretrained=False)
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 1300
+
+
+def test_what_is_too_large_is_read_once_by_the_fast_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.config.yaml_files.MOST_VALUES", 100)
+    monkeypatch.setattr("yaml.SafeLoader", None)  # ten times slower; it tells the lines of other mistakes
+    path = tmp_path / "x.yaml"
+    path.write_text("names:\n" + "- a\n" * 200)
+    with pytest.raises(UserError, match="more than 100 values"):
+        load_yaml(path)
