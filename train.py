@@ -5,38 +5,53 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import evaluates, is_launched
-from utils.distributed.spawn import spawn, work_in_child
+from utils.distributed.spawn import check_processes, spawn, work_in_child
 from utils.entrypoint import run_main
+from utils.errors import REQUEUE
 from utils.machine.limits import explained, memory_advice
+from utils.machine.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from engine.checkpoint.run import Run
 
 
 @errors_name_typed_flags(TrainConfig)
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else list(argv)
+    with StopSignals() as signals:  # from the first moment on, so that the exit code says that the run can be resumed
+        run = _train(sys.argv[1:] if argv is None else list(argv), signals)
+    if run and run.config.export:  # signals end it as they end export.py
+        from engine.export.run import export_best
+
+        export_best(run.folder / "best.pt", run.config)
+
+
+def _train(argv: list[str], signals: StopSignals) -> Run | None:
+    """The run that this process has trained; None on all but the main one."""
     config = parse_config(TrainConfig, argv, "Trains a detector.")
     from engine.input_files import check_training_files  # it and what follows take longer to import than --help may
 
+    place = config.device, config.local_rank, config.local_world_size
+    check_processes(config.spawn, *place, threads=config.threads)
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
-        spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks)
-        return
+        spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
+        return None
     if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
         if (pulse := work_in_child()) is not None:
             from engine.tools.evaluating_process import evaluate_for_others
 
             evaluate_for_others(config, given_flags(TrainConfig, argv), pulse)
-        return
+        return None
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
-    from utils.machine.stop_signals import StopSignals
 
-    with StopSignals() as signals, Watchdog(signals) as watchdog:
-        place = config.device, config.local_rank, config.local_world_size
+    with Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(*place, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
             from engine.checkpoint.run import open_run
@@ -50,10 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 advice = partial(memory_advice, *size, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, watchdog) as trainer:
                     trainer.fit()
-    if ctx.is_main and trainer.run.config.export:  # signals end it as they end export.py
-        from engine.export.run import export_best
-
-        export_best(trainer.run.folder / "best.pt", trainer.run.config)
+    return trainer.run if ctx.is_main else None
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from functools import partial
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import ValConfig
 from utils.distributed.launch import is_launched, require_one_process
-from utils.distributed.spawn import spawn
+from utils.distributed.spawn import check_processes, spawn
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_one_process("val.py --watch")
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
+    place = config.device, config.local_rank, config.local_world_size
+    check_processes(config.spawn, *place)
     check_scoring_files([] if watches else config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():
         spawn(main, config.spawn, (argv,), run=run_main)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What imports torch is imported once the flags and files are known to be valid.
     from utils.distributed.context import DistributedContext, report_errors_once
 
-    ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
+    ctx = DistributedContext.from_environment(*place)
     configure_logging(ctx.is_main)
     unused = given_flags(ValConfig, argv) & REPORT_SETTINGS if watches or len(config.weights) > 1 else set()
     if ctx.is_main and unused:

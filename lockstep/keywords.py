@@ -70,6 +70,8 @@ def in_python(command: str, message: str) -> str:
         action, key = flags.get(f"--{name}"), name.replace("-", "_")
         if name == "set" and "=" in value:
             return value
+        if name == "spawn" and command == "train":
+            key = "devices"
         if action is None:
             return match[0]
         if isinstance(action, argparse.BooleanOptionalAction):

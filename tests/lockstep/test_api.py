@@ -137,6 +137,7 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         ({"half": True}, "^half=True: use amp='bf16' or amp='fp16'; amp='auto' uses"),
         ({"resume": True}, "^resume=True: call lockstep.resume"),
         ({"pretrained": True}, "^pretrained=True: name the weights .* with weights$"),
+        ({"devices": 999, "device": "cpu"}, "^devices=999: 999 processes on .*, or add threads=1 "),
         ({"data": None}, "^data: must be a path, got None$"),
     ],
 )

@@ -44,7 +44,8 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         stopping = self.stop or self.interrupt  # the remaining work must then not be interrupted
         for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_IGN if stopping else handler)
+            if signal.getsignal(number) == self._handle:  # another one has been set on purpose, and stays
+                signal.signal(number, signal.SIG_IGN if stopping else handler)
         signal.set_wakeup_fd(-1)
         for end in self._sockets or ():
             end.close()

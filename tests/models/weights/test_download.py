@@ -141,7 +141,7 @@ def test_an_endless_body_is_refused(fetch, server, tmp_path, monkeypatch, size):
 def zipped():
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("archive/data.pkl", bytes(50_000))
+        file.writestr(zipfile.ZipInfo("archive/data.pkl"), bytes(50_000))  # always of the same date
     return buffer.getvalue()
 
 

@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+import train
+from engine import input_files
 from utils.errors import Stopped
 from utils.machine import stop_signals
 from utils.machine.stop_signals import StopSignals
@@ -27,6 +29,24 @@ def test_a_signal_before_training_raises_at_once(number, code):
     with pytest.raises(Stopped) as caught, StopSignals():
         send(number)
     assert caught.value.code == code
+
+
+def test_a_signal_to_train_py_at_its_very_start_means_resume(monkeypatch):
+    """While torch is not even imported."""
+    monkeypatch.setattr(input_files, "check_training_files", lambda _: send(signal.SIGTERM))
+    with pytest.raises(Stopped) as caught:
+        train.main(["--data", "a.yaml"])
+    assert caught.value.code == 75
+
+
+def test_handlers_that_were_set_meanwhile_stay():
+    """Of a process that only waits for others, as `work_in_child` does."""
+
+    def handle(*_: object) -> None: ...
+
+    with StopSignals():
+        signal.signal(signal.SIGTERM, handle)
+    assert signal.getsignal(signal.SIGTERM) == handle
 
 
 def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
