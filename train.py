@@ -43,7 +43,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
         return None
     if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
         if (pulse := work_in_child()) is not None:
-            from engine.tools.evaluating_process import evaluate_for_others
+            from engine.evaluators.evaluating_process import evaluate_for_others
 
             evaluate_for_others(config, given_flags(TrainConfig, argv), pulse)
         return None
@@ -55,8 +55,8 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
         ctx = DistributedContext.from_environment(*place, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
             from engine.checkpoint.run import open_run
+            from engine.process import check_same_start
             from engine.train.build import build_run  # in here, so that only one process reports a failing import
-            from engine.train.process import check_same_start
 
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.augment.plan import SamplePlan, draw_plans, plan_labels
-from data.cache.open import ImageCache
 from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.index.tiles import TiledIndex
 from data.render.opencv import fit_letterbox, letterbox, render_plan
-from data.user_transforms import UserTransforms
 from utils.config.settings import Hyperparameters
 from utils.structures import Sample, SampleKey
+
+if TYPE_CHECKING:
+    from data.cache.open import ImageCache
+    from data.index.tiles import TiledIndex
 
 
 class LoadImagesAndLabels:
@@ -73,7 +75,11 @@ class LoadImagesAndLabels:
         is_full_size = imgsz is None or tiles is not None
         self.source_hw = self.index.image_hw if is_full_size else reduced_sizes(index.image_hw, imgsz)
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
-        self._transforms = UserTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
+        self._transforms = None
+        if augment and hyp.albumentations:
+            from data.render.user_transforms import UserTransforms
+
+            self._transforms = UserTransforms(hyp.albumentations, seed)
 
     def __len__(self) -> int:
         return len(self.index)

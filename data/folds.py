@@ -22,8 +22,11 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, concatenated, load_index
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.safe_io import csv_cell, read_text
+from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted
@@ -217,6 +220,24 @@ def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
     part = max(Fraction(fraction).limit_denominator(most), Fraction(1, most))
     fold = assign_folds(group, class_counts(index), part.denominator, seed=0)
     return [index.paths[i] for i in np.flatnonzero(fold < part.numerator).tolist()]
+
+
+def hold_out_validation(
+    ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
+) -> DatasetSpec:
+    """The data set with the validation images of ``--val-fraction``, which the main process chooses unless a resumed
+    run has ``names``."""
+    if "val" in spec.splits:
+        raise UserError(
+            f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
+        )
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main and not names:
+            index = load_index(spec, "train", **scan_options(config))
+            names = validation_images(index, config.val_fraction)
+            text = "--val-fraction %g: %d of %d training images are held out for validation"
+            get_logger().info(text, config.val_fraction, len(names), len(index))
+    return spec.hold_out(broadcast_object(ctx, names))
 
 
 def rare_classes(index: DatasetIndex, folds: int) -> str:

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from data.demo import ensure_demo
 from data.index.dataset_yaml import DatasetSpec, Stores, check_exists, known_by_name, load_dataset_spec
 from data.index.files import without_empty
 from data.index.index import class_names
-from data.staging.stage import IN_STORE, stage_dataset
 from utils.config.settings import TrainConfig, typed_classes
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -56,15 +54,15 @@ def open_dataset(
     with _errors_with(note):
         if data != "demo" and not is_url(data):
             data = known_by_name(data)
-        if stage and is_url(data):
-            raise UserError(IN_STORE)
         if is_url(data) and stored_in and not is_request:
             raise UserError(f"{data}: an address is read only if you name it with --data")
-        if is_url(data):
+        if stage:
+            from data.staging.stage import stage_dataset
+
+            spec = stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
+        elif is_url(data):
             with torch_distributed_zero_first(ctx):
                 spec = load_dataset_spec(data, cache_dir=cache_dir)
-        elif stage:
-            spec = stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
         elif data != "demo":
             if stored_in and not Path(data).exists():
                 raise UserError(f"{data}: no such file")
@@ -79,6 +77,8 @@ def open_dataset(
                 spec.check_split(split)
             spec = replace(spec, if_missing=spec.if_missing + note)
         else:
+            from data.demo import ensure_demo
+
             with torch_distributed_zero_first(ctx):
                 spec = load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
     return with_classes(spec, typed_classes(classes))

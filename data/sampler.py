@@ -229,6 +229,10 @@ class KeyedDistributedSampler(DistributedSampler):
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 
+    def global_samples(self, batch: int) -> int:
+        """Samples in batch ``batch`` of an epoch, over all ranks; with ``quad`` an image has four."""
+        return self.global_images(batch) * (4 if self.quad else 1)
+
     def global_images(self, batch: int) -> int:
         """Images in global batch ``batch`` of any epoch, over all ranks."""
         size = min(len(self.order) - batch * self.order.batch_size, self.order.batch_size)

@@ -10,29 +10,31 @@ from pathlib import Path
 
 from data.index.dataset_yaml import check_dataset
 from models.spec import load_spec
-from models.weights.download import check_weights
 from utils.config.parser import read_recipe
-from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import is_launched
 from utils.errors import UserError
 
 
-def check_training_files(config: TrainConfig) -> None:
-    """Raises UserError for a data set, a model or starting weights that are missing, or YAMLs that cannot be read."""
+def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:
+    """Raises UserError for a data set, a model or starting weights that are missing, or YAMLs that cannot be read.
+
+    Args:
+        divides: whether the command chooses the validation images itself, so that the data set needs none.
+        has_recipe: whether ``--hyp`` names a recipe.
+    """
     if is_launched():
         return
     if config.resume is not None:  # the checkpoint names the others
         if config.resume and not Path(config.resume).exists():
             raise UserError(f"{config.resume}: no such checkpoint")
         return
-    needs_no_val = isinstance(config, KfoldConfig) or config.val_fraction
-    check_dataset(config.data, ("train",) if needs_no_val else ("train", "val"), config.classes)
+    check_dataset(config.data, ("train",) if divides or config.val_fraction else ("train", "val"), config.classes)
     if config.model:
         load_spec(config.model)
     if config.weights:
-        check_weights(config.weights)
-    if not isinstance(config, SearchConfig):  # whose --hyp names ranges
+        _check_weights([config.weights])
+    if has_recipe:
         read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
 
@@ -45,5 +47,11 @@ def check_scoring_files(
         return
     if data:
         check_dataset(data, splits, classes)
-    for path in weights:
+    _check_weights(weights)
+
+
+def _check_weights(paths: Sequence[str]) -> None:
+    from models.weights.download import check_weights
+
+    for path in paths:
         check_weights(path)

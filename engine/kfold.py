@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_one_process("engine.kfold", "start it once; --spawn N trains on N processes")
     from engine.input_files import check_training_files
 
-    check_training_files(config)
+    check_training_files(config, divides=True)
     from engine.tools.kfold.cross_validate import run_folds
     from utils.logger import configure_logging, get_logger
     from utils.machine.stop_signals import StopSignals

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_package("optuna", "engine.search", "leave the hyper-parameters as they are")
     from engine.input_files import check_training_files
 
-    check_training_files(config)
+    check_training_files(config, has_recipe=False)
     from engine.tools.search.loop import search
     from engine.tools.search.ranges import read_space
     from utils.logger import configure_logging, get_logger

@@ -309,7 +309,5 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """services that also receive settings, results and reports"""
     tracker_weights: bool
     """--tracker also receives best.pt"""
-    csv_names: Literal["lockstep", "ultralytics", "yolov5"]
-    """column names of results.csv: this program's, or those that scripts for other programs expect"""
     project: str
     """folder of runs"""

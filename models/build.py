@@ -9,10 +9,7 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from models.weights.download import Origin, fetch_weights, origin_of_run
-from models.weights.load import model_of
-from models.weights.read import read_weights
-from models.weights.transfer import transfer_weights
+from models.weights.origin import RANDOM, Origin
 from utils.config.settings import TrainConfig, check_image_size
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -64,31 +61,25 @@ def build_starting_model(
     Raises:
         UserError: weights that cannot be read, a model that cannot be built, or settings that do not fit it.
     """
-    stored = None
+    start = None
     if config.weights and resumed is None:
-        stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
-    source = resumed or config.model or (model_of(stored) if stored else DEFAULT_MODEL)
+        from models.weights.start import StartingWeights
+
+        start = StartingWeights.read(config, ctx)
+    source = resumed or config.model or (start.model if start else DEFAULT_MODEL)
     model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
     check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
     log = get_logger()
     log.info(
         "%s: %s parameters, %s%s",
         model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", counted(len(names), "class"),
-        "" if stored or resumed else ", random weights",
+        "" if start or resumed else ", random weights",
     )  # fmt: skip
-    filled: dict[str, tuple[int, ...]] = {}
-    if stored:
-        report = transfer_weights(model, stored, grow=config.keep_old)
-        names_of_filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
-        filled = {name: report.new_rows.get(name, ()) for name in names_of_filled}
-        if channels != 3 and model_of(stored).get("channels", 3) == 3:
-            log.info("%s: its RGB kernels are adapted to images of %s", stored.path, counted(channels, "channel"))
-        for line in report.lines():
-            log.info("%s", line)
+    filled = start.fill(model, grow=config.keep_old) if start else {}
     if frozen := layers_to_freeze(config.freeze, len(model.model)):
         freeze_layers(model, frozen)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return model.to(ctx.device, memory_format=layout), filled, origin_of_run(stored)
+    return model.to(ctx.device, memory_format=layout), filled, start.origin if start else RANDOM

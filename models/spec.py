@@ -18,7 +18,6 @@ from typing import Any
 
 from utils.config.pixels import PixelFormat
 from utils.config.yaml_files import load_yaml, suggestion
-from utils.config.yolo_command import WEIGHTS_SUFFIXES, other_task
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.logger import get_logger, log_when_configured
@@ -105,6 +104,8 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
             if is_yaml and path.parent != Path("."):
                 log_when_configured(f"{model}: no such file; the built-in model {known} is used")
             return parse_spec(copy.deepcopy(_built_in()[known]) | {"name": known}, known)
+    from utils.config.yolo_command import WEIGHTS_SUFFIXES, other_task  # what other programs would take here
+
     if text := other_task(str(model)):
         raise UserError(text)
     if path.suffix.lower() in WEIGHTS_SUFFIXES:

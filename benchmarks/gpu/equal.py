@@ -20,7 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.speed.nms import make_input
 from benchmarks.speed.our_side import seconds_of
 from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
-from engine.train.step import StepValues, TrainStep
+from engine.parallel.step_values import StepValues
+from engine.train.step import TrainStep
 
 if TYPE_CHECKING:
     from models.postprocess.detections import Detections

@@ -7,8 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from data.cache.disk import open_disk_cache
-from data.cache.ram import open_ram_cache
 from data.image_io.decode import OnWarning
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
@@ -40,12 +38,12 @@ def open_image_cache(
     ctx: DistributedContext | None = None,
     leaders: Subgroup | None = None,
     on_warning: OnWarning | None = None,
-) -> ImageCache | None:
+) -> ImageCache:
     """Fills the node's cache if necessary and opens it. Call it under `torch_distributed_zero_first`.
 
     Args:
         index: the images.
-        kind: "none" (returns None), "ram", "disk", or "full": on the disk, mapped, as for images of full size.
+        kind: "ram", "disk", or "full": on the disk, mapped, as for images of full size.
         imgsz: longer side of the source images, pixels; 0 (ram, full): that of the files.
         cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
         threads: decoding threads.
@@ -58,11 +56,12 @@ def open_image_cache(
     Raises:
         UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
-    if kind == "none" or len(index) == 0:
-        return None
     common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "ctx": ctx, "on_warning": on_warning}
-    if kind == "ram":
-        return open_ram_cache(index, shared_memory=shared_memory, **common)
-    if kind == "full":
-        return open_ram_cache(index, folder=cache_folder(cache_dir), **common)
+    if kind != "disk":
+        from data.cache.ram import open_ram_cache
+
+        place = {"shared_memory": shared_memory} if kind == "ram" else {"folder": cache_folder(cache_dir)}
+        return open_ram_cache(index, **place, **common)
+    from data.cache.disk import open_disk_cache
+
     return open_disk_cache(index, cache_dir=cache_dir, leaders=leaders, **common)

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
+from data.box_sizes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.index.index import DatasetIndex
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
 from utils.drawing.figures import bars_figure, heat_figure, svg
-from utils.logger import get_logger
 from utils.strings import counted
 
-SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
-LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 HEAT_CELLS = 24
 MOST_BARS = 20
 MOST_LINES = 100  # of the scan's report
@@ -63,38 +61,6 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
         centers=heat.astype(np.int64),
         most_in_image=int(in_image.max(initial=0)),
     )
-
-
-def median_side(sides_px: np.ndarray) -> float | None:
-    """None without boxes."""
-    return float(np.median(sides_px)) if sides_px.size else None
-
-
-def size_that_shows(median_side_px: float | None, imgsz: int, stride: int) -> int | None:
-    """The smallest multiple of ``stride`` at which the median side reaches `SMALL_PX`; None if it does at ``imgsz``."""
-    if median_side_px is None or median_side_px >= SMALL_PX:
-        return None
-    return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
-
-
-def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int) -> str | None:
-    """What to do about a median side that is too small for most models; None if it is large enough."""
-    better = size_that_shows(median_side_px, imgsz, stride)
-    if better is None:
-        return None
-    if better > LARGEST_ADVISED:
-        return "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
-    return f"use --imgsz {better} or more, or cut large images into tiles ('tile: {imgsz}' in the data set's YAML)"
-
-
-def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
-    """Warns if the median training box is too small for most models, and says what to do."""
-    median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
-    if remedy := remedy_for_small_boxes(median, imgsz, stride):
-        get_logger().warning(
-            "half of the training boxes have sides below %.3g px at --imgsz %d, too few for most models: %s",
-            median, imgsz, remedy,
-        )  # fmt: skip
 
 
 def census_content(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data.check.census import SMALL_PX, median_side, remedy_for_small_boxes
+from data.box_sizes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.check.issues import (
     DOUBLED,
     IMBALANCE,

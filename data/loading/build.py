@@ -10,17 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from data.cache.device import open_device_cache
-from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
-from data.index.tiles import TiledIndex
 from data.loading.damaged_images import DamagedImages
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.worker import plan_batch
-from data.render.device import DeviceRenderer
-from data.render.table import PyramidLayout
 from data.sampler import (
     EpochOrder,
     KeyedDistributedSampler,
@@ -29,7 +23,6 @@ from data.sampler import (
     repeat_factors,
     validation_requests,
 )
-from data.user_transforms import UserTransforms
 from utils.boxes import TILE_OVERLAP
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
@@ -109,6 +102,11 @@ def build_train_loader(
         quad=config.quad,
         multi_scale=hyp.multi_scale_range if config.multi_scale else 0.0,
     )
+    on_device: dict[str, Any] = {}
+    if config.render_on == "device":
+        from data.loading.on_device import render_on_device
+
+        on_device = render_on_device(ctx, config, dataset, workers)
     return InfiniteDataLoader(
         dataset,
         sampler,
@@ -117,7 +115,7 @@ def build_train_loader(
         weighted=config.image_weights,
         by_epoch=config.time > 0,
         after_batch=partial(damaged.check, log=ctx.is_main),
-        **(_render_on_device(ctx, config, dataset, workers) if config.render_on == "device" else {}),
+        **on_device,
     )
 
 
@@ -228,6 +226,8 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
+        from data.render.user_transforms import UserTransforms
+
         UserTransforms(hyp.albumentations, config.seed)  # checks them
 
 
@@ -348,20 +348,26 @@ def _open_split(
     check_same_data(ctx, split, index)  # before nodes send each other images of it
     with torch_distributed_zero_first(ctx):
         damaged = DamagedImages(index, split, cache_dir=config.cache_dir, max_bad=config.max_bad)
-        image_cache = open_image_cache(
-            index,
-            cache,
-            imgsz=0 if tile else config.imgsz,
-            cache_dir=config.cache_dir,
-            threads=min(max(workers, 2) * ctx.local_world_size, 64),  # those of the waiting ranks too
-            show_progress=ctx.is_main,
-            ctx=ctx,
-            leaders=leaders,
-            on_warning=damaged.add,
-        )
+        image_cache = None
+        if cache != "none" and len(index):
+            from data.cache.open import open_image_cache
+
+            image_cache = open_image_cache(
+                index,
+                cache,
+                imgsz=0 if tile else config.imgsz,
+                cache_dir=config.cache_dir,
+                threads=min(max(workers, 2) * ctx.local_world_size, 64),  # those of the waiting ranks too
+                show_progress=ctx.is_main,
+                ctx=ctx,
+                leaders=leaders,
+                on_warning=damaged.add,
+            )
         damaged.check(log=ctx.is_main)
     tiles = None
     if tile:
+        from data.index.tiles import TiledIndex
+
         seed = options.get("seed")  # of training, where tiles move
         hyp = options.get("hyp") or Hyperparameters()
         overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
@@ -378,25 +384,3 @@ def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Sub
     """
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     return one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
-
-
-def _render_on_device(
-    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, workers: int
-) -> dict[str, Any]:
-    """Arguments of `InfiniteDataLoader` for batches that are rendered on the device."""
-    layout, pixels = None, None
-    if config.cache == "device":
-        layout = PyramidLayout.of(dataset.source_hw)
-        pixels = open_device_cache(
-            dataset.index,
-            layout,
-            ctx=ctx,
-            threads=max(workers, 2),
-            show_progress=ctx.is_main,
-            on_warning=dataset.on_warning,
-        )
-    fuse = ctx.device.type == "cuda" and not config.deterministic
-    return {
-        "make_batch": partial(plan_batch, dataset, layout),
-        "renderer": DeviceRenderer(ctx.device, pixels, fuse=fuse),
-    }

@@ -202,6 +202,10 @@ class InfiniteDataLoader(_RequestLoader):
         """Images in batch ``batch`` of an epoch, over all ranks."""
         return self._keys.global_images(batch)
 
+    def global_samples(self, batch: int) -> int:
+        """Samples in batch ``batch`` of an epoch, over all ranks: four in an image of ``--quad``."""
+        return self._keys.global_samples(batch)
+
     def set_epochs(self, epochs: int) -> None:
         """Sets the number of epochs of the whole run, for epochs that begin after this call."""
         if not self._by_epoch:

@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from data.dataset import LoadImagesAndLabels
-from data.render.device import PlannedBatch, RenderGroup
-from data.render.table import PackedPixels, PyramidLayout, build_table
 from data.sampler import BatchRequest
 from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
@@ -132,25 +130,6 @@ def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request
     if count < len(request.keys):
         return collate_quad(dataset.samples(request.keys), request, pixels)
     return collate(dataset.samples(request.keys, list(pixels.numpy())), pixels)
-
-
-def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
-    """A training batch for `DeviceRenderer` to render.
-
-    Args:
-        layout: of the device cache that has the images; None: visible pixels are sent with the batch.
-    """
-    plans, images = dataset.plans(request.keys), request.images
-    kind = dataset.index.pixels
-    rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0), kind))
-    groups = []
-    for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
-        chosen = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
-        sources = PackedPixels(dataset.source_images(request.keys), kind) if layout is None else layout
-        table = build_table([plans[i] for n in chosen for i in images[n]], canvas_hw, dataset.source_hw, sources)
-        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
-        groups.append(RenderGroup(table, pixels, torch.tensor(chosen, dtype=torch.int64)))
-    return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
 
 def init_worker(parent: int, mirrors: Mapping[Path, str], worker: int) -> None:

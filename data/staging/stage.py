@@ -29,6 +29,7 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
+from utils.store.client import is_url
 from utils.strings import counted
 
 IN_STORE = "--stage: what is read from an object store is kept in --cache-dir; omit --stage"
@@ -62,6 +63,8 @@ def stage_dataset(
     """
     if source == "demo":
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
+    if is_url(source):
+        raise UserError(IN_STORE)
     leaders = one_per_node_group(ctx)
     local_folder = Path(os.path.expanduser(folder.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     with torch_distributed_zero_first(ctx):

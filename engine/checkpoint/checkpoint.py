@@ -14,19 +14,21 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import OptimizerSet
-from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from utils.distributed.collectives import gather_arrays, is_parallel, unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
+
+if TYPE_CHECKING:
+    from engine.optim.build import OptimizerSet
+    from engine.optim.ema import ModelEma
 
 
 @dataclass
@@ -66,10 +68,7 @@ class Progress:
                 good = type(value) is kind and kind is not type(None)
             if not good:
                 raise UserError(f"{path}: damaged checkpoint ('progress' has {str(name)[:60]}: {str(value)[:60]})")
-        older = {
-            f"patience_{part}": stored[f"best_{part}"] for part in ("fitness", "epoch") if f"best_{part}" in stored
-        }
-        return cls(**{**older, **stored})
+        return cls(**stored)
 
     def record_fitness(self, fitness: float, min_gain: float) -> bool:
         """Notes the ``fitness`` after the epochs completed, which may be nan. Returns whether it is the best so far."""
@@ -80,10 +79,18 @@ class Progress:
             self.best_fitness, self.best_epoch = fitness, self.epoch
         return is_best
 
-    def add_losses(self, losses: Sequence[float]) -> None:
-        """Adds the losses of a finite step."""
-        self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
-        self.finite_steps += 1
+    def count_step(self, micro_batches: int) -> None:
+        """After a step of the optimizer, of so many micro-batches."""
+        self.batch += micro_batches
+        self.step += micro_batches
+        self.updates += 1
+
+    def count_losses(self, losses: Sequence[float], *, is_finite: bool) -> None:
+        """When the losses of a step are known; those of a step that is not finite do not count."""
+        self.bad_steps = 0 if is_finite else self.bad_steps + 1
+        if is_finite:
+            self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
+            self.finite_steps += 1
 
     def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
         """Mean losses by name over the finite steps of the epoch; nan if there are none."""
@@ -117,31 +124,9 @@ class RunDescription:
     data: dict[str, str]  # where the data set is, and its fingerprint
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
-    # Parameters that came from weights, and which of their rows did not. In older checkpoints a list of names, or None.
-    pretrained: dict[str, list[int]] | list[str] | None = None
-    origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.download.Origin`; empty in older ones
+    pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
+    origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.origin.Origin`
     old_model: dict[str, Any] = field(default_factory=dict)  # whose classes --keep-old keeps: spec, names and weights
-
-
-@dataclass(frozen=True)
-class Unscored:
-    """The newest completed epoch, while other processes validate it."""
-
-    row: dict[str, float]  # of results.csv, without the scores
-    refining: bool  # see `models.losses.base.Criterion.set_refining`
-    content: dict[str, Any]  # of its checkpoint, or as much of it as best.pt needs; {} on other ranks than 0
-
-    def stored(self) -> dict[str, Any]:
-        """What a later checkpoint holds of it; its own holds the weights anyway."""
-        epoch = {name: self.content[name] for name in ("ema", "progress")} if self.content else None
-        return {"row": self.row, "refining": self.refining, "epoch": epoch}
-
-    def scored(self, progress: Progress, metrics: dict[str, float]) -> dict[str, Any]:
-        """Its content once it has been validated. ``progress``: of the run, which knows the result."""
-        known = {name: getattr(progress, name) for name in _OF_RESULTS}
-        content = self.content | {"progress": self.content["progress"] | known, "metrics": metrics}
-        content.pop("unscored", None)
-        return content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +142,7 @@ class Checkpoint(RunDescription):
     run: dict[str, Any] = field(default_factory=dict)  # world_size, device, seconds, epoch_batches
     metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
-    unscored: dict[str, Any] | None = None  # of an epoch whose validation has not ended, see `Unscored`
+    hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # their state by the names of their classes
     path: Path = Path()
 
     @classmethod
@@ -180,7 +165,12 @@ class Checkpoint(RunDescription):
             for name in names:
                 if type(part.get(name, kind())) is not kind or (key != "run" and name not in part):
                     raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
-        _check_unscored(content.get("unscored"), content["ema"], path)
+        hooks = content.get("hooks", {})
+        if not isinstance(hooks, dict) or not all(isinstance(state, dict) for state in hooks.values()):
+            raise UserError(f"{path}: damaged checkpoint ('hooks' is not their state by name)")
+        rows = content.get("pretrained", {})
+        if not isinstance(rows, dict) or not all(isinstance(numbers, list) for numbers in rows.values()):
+            raise UserError(f"{path}: damaged checkpoint ('pretrained' is not rows by parameter)")
         names = content.get("val_images", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{path}: damaged checkpoint ('val_images' is not a list of names)")
@@ -190,21 +180,13 @@ class Checkpoint(RunDescription):
     def content(self) -> dict[str, Any]:
         """The content of the checkpoint file."""
         stored = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
-        for name in ("rank_buffers", "unscored"):
-            if stored[name] is None:
-                del stored[name]
+        if stored["rank_buffers"] is None:
+            del stored["rank_buffers"]
         return stored | {"progress": asdict(self.progress)}
 
     def weights_only(self) -> dict[str, Any]:
         """What best.pt stores: the averaged weights, and what describes them."""
         return weights_part(self.content())
-
-    def unscored_epoch(self) -> Unscored | None:
-        """Call it before `release_tensors`."""
-        if self.unscored is None:
-            return None
-        epoch = self.unscored["epoch"] or {"ema": dict(self.ema)}
-        return Unscored(self.unscored["row"], self.unscored["refining"], self.weights_only() | epoch)
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
         """Loads the state of a run into its parts. The weights of the model are loaded before (`load_model`), because
@@ -226,18 +208,6 @@ class Checkpoint(RunDescription):
         with self.errors_of_fit():
             unwrap(model).load_state_dict(self.model)
 
-    def parameters_from_weights(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
-        """The parameters that came from weights when the run began: by name, the rows that did not.
-
-        Older checkpoints list names only, and the oldest none: their runs had one learning rate for all rows, or for
-        all parameters, which their resumed runs keep.
-        """
-        if isinstance(self.pretrained, dict):
-            return {name: tuple(rows) for name, rows in self.pretrained.items()}
-        if self.pretrained is not None:
-            return dict.fromkeys(self.pretrained, ())
-        return {name: () for name, _ in model.named_parameters()} if self.config.get("weights") else {}
-
     @contextlib.contextmanager
     def errors_of_fit(self) -> Iterator[None]:
         """Raises UserError for state that a part of the run cannot take."""
@@ -255,34 +225,13 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 _STATE = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
-_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "unscored", "old_model")
-_OF_RESULTS = ("best_fitness", "best_epoch", "patience_fitness", "patience_epoch", "confidence")  # of `Progress`
+_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "old_model")
 # Values of these parts that are read by name; ``run`` is not in the oldest checkpoints.
 _TYPED = (
     ("config", ("epochs", "batch_size"), int),
     ("data", ("fingerprint",), str),
     ("run", ("epoch_batches",), int),
 )
-
-
-def _check_unscored(stored: Any, ema: dict[str, Tensor], path: Path) -> None:
-    """Raises UserError unless it is what `Unscored.stored` writes beside the weights ``ema``."""
-    if stored is None:
-        return
-    row, epoch = (stored.get(name) for name in ("row", "epoch")) if isinstance(stored, dict) else (None, None)
-    good = isinstance(row, dict) and all(isinstance(name, str) and type(row[name]) in (int, float) for name in row)
-    good = good and isinstance(stored.get("refining"), bool)
-    if good and epoch is not None:
-        good = isinstance(epoch, dict) and all(isinstance(epoch.get(name), dict) for name in ("ema", "progress"))
-        good = good and len(epoch) == 2 and _shapes(epoch["ema"]) == _shapes(ema)
-    if not good:
-        raise UserError(f"{path}: damaged checkpoint ('unscored' holds what no run writes)")
-    if epoch is not None:
-        Progress.of(epoch["progress"], path)
-
-
-def _shapes(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.shape if isinstance(value, Tensor) else None for name, value in state.items()}
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

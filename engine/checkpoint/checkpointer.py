@@ -110,23 +110,20 @@ class Checkpointer:
         run: dict[str, Any] | None = None,
         is_best: bool = False,
         metrics: dict[str, float] | None = None,
-        unscored: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        hooks: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
         """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
         best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`).
 
         Args:
-            run: where it runs and since when: world_size, device, seconds, epoch_batches.
-            unscored: what `Unscored` stores of the epoch before.
-
-        Returns:
-            if ``unscored`` is given, on rank 0, the content of the files that wait for the epoch's result.
+            run: of the run's circumstances, those that this process does not know itself: seconds, epoch_batches.
+            hooks: their state by name.
         """
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         buffers = None if progress.joined or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
         if not self.ctx.is_main:
-            return {}
+            return
         states = {name: unwrap(module).state_dict() for name, module in models.items()}
         for name, values in (buffers or {}).items():
             put_means(values, models[name], states[name])
@@ -136,36 +133,39 @@ class Checkpointer:
             progress=progress,
             optimizer=state.optimizer.state_dict(),
             scaler=state.scaler.state_dict(),
-            run=run or {},
+            run={"world_size": self.ctx.world_size, "device": self.ctx.device.type, **(run or {})},
             metrics=metrics or {},
             rank_buffers=buffers,
-            unscored=unscored,
+            hooks=hooks or {},
         )
         taken, weights = Snapshot(checkpoint.content()), frozenset(checkpoint.weights_only())
         files: dict[Path, Callable[[], dict[str, Any]]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
             files[self.best] = partial(taken.content, weights)
-        is_periodic = self.period > 0 and progress.batch == 0 and progress.epoch % self.period == 0
-        if is_periodic:
+        if self.period > 0 and progress.batch == 0 and progress.epoch % self.period == 0:
             files[self._periodic(progress.epoch)] = taken.content
         files[self.last] = taken.content
         self._writer.submit(files)
-        return {} if unscored is None else taken.content(None if is_periodic else weights)
 
-    def save_scored(self, content: dict[str, Any], *, is_best: bool) -> None:
+    def save_scored(self, ema: dict[str, Tensor], progress: dict[str, Any], *, is_best: bool, **result: Any) -> None:
         """Writes best.pt, and epochN.pt once more, if they are due after an epoch whose result has come later; on rank
-        0. ``content``: as `save` has returned it, with the result."""
+        0.
+
+        Args:
+            ema: the averaged weights after the epoch, on the CPU.
+            progress: after the epoch, with its result.
+            result: further parts of the files.
+        """
         files: dict[Path, Callable[[], dict[str, Any]]] = {}
+        result = {"progress": progress, **result}
         if is_best:
-            files[self.best] = partial(weights_part, content)
-        epoch = content["progress"]["epoch"]
+            content = weights_part({**vars(self.description), "ema": ema, **result})
+            files[self.best] = content.copy
+        epoch = progress["epoch"]
         periodic = self._periodic(epoch)
-        if "optimizer" in content:
-            files[periodic] = content.copy
-        elif self.period and epoch % self.period == 0 and periodic.is_file():  # by the process before this one
-            result = {name: content[name] for name in ("progress", "metrics")}
-            files[periodic] = lambda: {k: v for k, v in read_checkpoint(periodic).items() if k != "unscored"} | result
+        if self.period and epoch % self.period == 0:
+            files[periodic] = lambda: {**read_checkpoint(periodic), "hooks": {}, **result}
         self._writer.submit(files)
 
     def _periodic(self, epoch: int) -> Path:

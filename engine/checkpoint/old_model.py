@@ -7,8 +7,6 @@ are ignored in the labels; what the old model sees in the same augmented images 
 
 from __future__ import annotations
 
-from typing import Any
-
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import class_names
 from engine.checkpoint.run import Run
@@ -24,8 +22,6 @@ from utils.strings import counted, listed
 
 def check_keep_old(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that ``--keep-old`` excludes."""
-    if not config.keep_old:
-        return
     if not config.weights:
         raise UserError("--keep-old: name the model whose classes are kept with --weights")
     if config.model:
@@ -36,13 +32,11 @@ def check_keep_old(ctx: DistributedContext, config: TrainConfig) -> None:
         raise UserError("--keep-old: the old model runs in the training processes only; leave out --eval-ranks")
 
 
-def open_old_model(ctx: DistributedContext, run: Run) -> Detector | None:
+def open_old_model(ctx: DistributedContext, run: Run) -> Detector:
     """The model whose classes are kept, in eval mode on the CPU, from ``--weights`` or the checkpoint of a resumed run.
 
-    None without ``--keep-old``. Raises UserError for a model whose loss cannot take another's outputs.
+    Raises UserError for a model whose loss cannot take another's outputs.
     """
-    if not run.config.keep_old:
-        return None
     if run.checkpoint is None:
         old, _ = load_detector(fetch_weights(run.config.weights, ctx=ctx, offline=run.config.offline))
     else:
@@ -62,18 +56,9 @@ def open_old_model(ctx: DistributedContext, run: Run) -> Detector | None:
     return old.eval()
 
 
-def stored_form(old: Detector | None) -> dict[str, Any]:
-    """What checkpoints store of the old model; empty without one."""
-    if old is None:
-        return {}
-    return {"model_spec": old.spec, "names": list(old.names), "weights": old.state_dict()}
-
-
-def with_old_classes(spec: DatasetSpec, old: Detector | None, weights: str) -> DatasetSpec:
+def with_old_classes(spec: DatasetSpec, old: Detector, weights: str) -> DatasetSpec:
     """The data set ``spec`` with the classes of the old model before its own. Raises UserError if it labels all of
     them."""
-    if old is None:
-        return spec
     if old.channels != spec.pixels.channels:
         raise UserError(
             f"--keep-old: {weights} takes images of {counted(old.channels, 'channel')}, {spec.source} has images of "

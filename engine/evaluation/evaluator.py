@@ -10,16 +10,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from engine.evaluation.metrics import score_detections
-from models.losses.distillation import old_outputs
+from models.losses.base import old_outputs
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
-from models.postprocess.stitching import TiledImages, TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
@@ -258,10 +257,10 @@ def training_evaluator(
     criterion: nn.Module,
     amp_dtype: torch.dtype | None,
     ground_truth: GroundTruth,
-    tiles: TiledImages | None = None,
+    tiles: Any = None,
 ) -> Evaluator:
-    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss. ``tiles``: what the
-    loaders yield instead of images."""
+    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss. ``tiles``: see
+    `stitcher_of`."""
     return Evaluator(
         ground_truth=ground_truth,
         num_classes=model.num_classes,
@@ -269,9 +268,19 @@ def training_evaluator(
         ctx=ctx,
         amp_dtype=amp_dtype,
         for_inference=lambda model: model.fuse(one_to_one=None),
-        stitch=TileStitcher.of(tiles, model.nms_iou, MAX_DETECTIONS),
+        stitch=stitcher_of(tiles, model.nms_iou, MAX_DETECTIONS),
         criterion=criterion,
     )
+
+
+def stitcher_of(tiles: Any, iou_thres: float | None, max_det: int) -> Stitch | None:
+    """Joins detections in ``tiles``, a `data.index.tiles.TiledIndex`, which loaders yield instead of images; None if
+    they yield images."""
+    if tiles is None:
+        return None
+    from models.postprocess.stitching import TileStitcher
+
+    return TileStitcher(tiles.image, tiles.windows, iou_thres, max_det)
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
-from utils.drawing.figures import COLORS, FAINT, MARK, label_axes, new_figure, save_figure
-from utils.files.safe_io import write_csv, write_whole
+from utils.boxes import xyxy_to_xywh
+from utils.files.safe_io import atomic_write, write_csv, write_whole
 from utils.strings import aligned, counted
-from utils.structures import EvalResult, GroundTruth
+from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
 SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")
@@ -218,53 +218,24 @@ def _reliability(part: Reliability) -> dict[str, Any]:
     }
 
 
-def plot_errors(errors: ErrorSplit, out: Path) -> None:
-    """The AP50 that each kind of error costs as a bar, and the number of errors. Nothing if no class was scored."""
-    if np.isnan(errors.ap):
-        return
-    figure = new_figure(7.5, 4)
-    axes = figure.subplots()
-    labels = [*KINDS, "all false\npositives", "all not\nfound"]
-    costs = [*errors.cost, errors.false_positive_cost, errors.false_negative_cost]
-    colors = ["tab:blue"] * len(KINDS) + ["0.6"] * 2
-    axes.bar(np.arange(len(labels)), costs, color=colors)
-    axes.set_xticks(np.arange(len(labels)), labels, fontsize=8)
-    for bar, (cost, count) in enumerate(zip(costs, errors.counts.sum(0))):
-        axes.annotate(f"{count:,}", (bar, cost), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    axes.set(xlabel="kind of error", ylabel="AP50 to be gained", title=f"errors and their number; AP50 {errors.ap:.3f}")
-    axes.margins(y=0.12)
-    axes.grid(alpha=0.3, axis="y")
-    save_figure(figure, out)
-
-
-def plot_reliability(calibration: Calibration, out: Path) -> None:
-    """Writes `reliability_figure`. Nothing if nothing was detected."""
-    if figure := reliability_figure(calibration):
-        save_figure(figure, out)
-
-
-def reliability_figure(calibration: Calibration) -> Figure | None:
-    """Reliability diagram: precision against confidence as bars, and below the number of detections in each bin; None
-    if nothing was detected."""
-    part = calibration.scored
-    if not part.counts.any():
-        return None
-    figure = new_figure(5.2, 5)
-    curve, amounts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    centers, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges) * 0.97
-    curve.bar(centers, np.nan_to_num(part.precision), width, color=COLORS[0], label="precision")
-    curve.plot([0, 1], [0, 1], color=MARK, linewidth=1, linestyle="--", label="perfect calibration")
-    curve.plot(part.confidence, part.precision, "o", markersize=3, color=COLORS[1], label="mean confidence of a bin")
-    error = f"calibration error (ECE) {part.error:.3f}"
-    if calibration.shown.counts.any():
-        error += f", {calibration.shown.error:.3f} from confidence {calibration.threshold:.3f} on"
-        for axes in (curve, amounts):
-            axes.axvline(calibration.threshold, color=MARK, linewidth=1, linestyle=":")
-    label_axes(curve, "", "precision at IoU 0.5")
-    label_axes(amounts, "confidence", "detections")
-    curve.set(xlim=(0, 1), ylim=(0, 1.02))
-    curve.set_title(error, fontsize=9)
-    curve.legend(fontsize=8, loc="upper left", frameon=False)
-    amounts.bar(centers, part.counts, width, color=FAINT)
-    amounts.set_yscale("symlog", linthresh=1)
-    return figure
+def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
+    """COCO JSON with a detection a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of
+    ``gt``. pycocotools reads the file with ``loadRes``.
+    """
+    image_ids = [json.dumps(i) for i in gt.image_ids]
+    boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), 5)
+    scores = np.round(table.scores, 8)
+    categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
+    with atomic_write(path) as file:
+        file.write(b"[")
+        separator = "\n"
+        for start in range(0, scores.size, 4096):
+            part = slice(start, start + 4096)
+            columns = (v[part].tolist() for v in (table.image_index, categories, boxes, scores))
+            rows = [
+                f'{{"image_id": {image_ids[i]}, "category_id": {c}, "bbox": {b}, "score": {s}}}'
+                for i, c, b, s in zip(*columns)
+            ]
+            file.write((separator + ",\n".join(rows)).encode())
+            separator = ",\n"
+        file.write(b"\n]\n")

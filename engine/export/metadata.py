@@ -14,7 +14,7 @@ from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
-from models.weights.download import UNKNOWN, Origin
+from models.weights.origin import UNKNOWN, Origin
 from utils.config.pixels import PixelFormat
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT

@@ -31,8 +31,9 @@ from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
 from engine.inference.runtimes.own_exports import record_export
 from models.detector import Detector
-from models.weights.download import Origin, fetch_weights, origin_of
+from models.weights.download import fetch_weights, origin_of
 from models.weights.load import load_detector
+from models.weights.origin import Origin
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line

@@ -90,7 +90,6 @@ def detect(config: DetectConfig) -> Path:
         output.close()
         if window:
             window.close()
-    output.remove_earlier()
     output.log.summarise()
     get_logger().info("results are in %s", output.run_dir)
     if failed:
@@ -205,10 +204,6 @@ class Output:
         if self._media is not None:
             self._media.close()
         self._files.close()
-
-    def remove_earlier(self) -> None:
-        """See `DetectionFiles.remove_earlier`."""
-        self._files.remove_earlier(self.seen | self.failed.keys())
 
     def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
         labels = None

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
-from engine.parallel.sync_bn import convert_sync_bn
 from utils.distributed.context import DistributedContext
+from utils.structures import Batch
 
 log = logging.getLogger("lockstep")
+
+Accumulate = Callable[[Sequence[Batch]], tuple[Tensor, Tensor]]
+Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
@@ -52,10 +55,12 @@ def parallelize(
     BatchNorm buffers stay local during training (`average_buffers` averages them) instead of being broadcast from rank
     0 at every step. DDP searches for parameters without gradients, which costs a walk over the graph, only if some are
     ``unused``. ``static``: the graph is the same in every step and always sends its gradients, so none may run under
-    `without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged and added as bfloat16.
+    `Strategy.without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged and added as bfloat16.
     """
     if ctx.is_distributed:
         if sync_bn:
+            from engine.parallel.sync_bn import convert_sync_bn
+
             convert_sync_bn(model, sync_bn_group)
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel
@@ -113,9 +118,47 @@ def bucket_mebibytes(model: nn.Module) -> float:
     return min(max(total / 4 / 2**20, 1.0), 25.0)
 
 
-def without_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """While active, DDP accumulates gradients locally; no effect on other models."""
-    return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+class Strategy:
+    """Which part of a step this process computes, and how the parts become one step. This one: a process computes its
+    shard of the batch, and DDP, if it wraps the model, adds the gradients.
+
+    Args:
+        model: on its device, wrapped for it.
+        autocast: makes the context of forward passes.
+
+    Attributes:
+        averaged_over: how many shards the gradients are averaged over, while their sum is needed.
+    """
+
+    def __init__(self, ctx: DistributedContext, model: nn.Module, autocast: Autocast) -> None:
+        self.ctx, self.model, self.autocast = ctx, model, autocast
+        self.averaged_over = ctx.world_size if self._is_ddp else 1
+
+    @property
+    def _is_ddp(self) -> bool:
+        return isinstance(self.model, nn.parallel.DistributedDataParallel)
+
+    def run(self, batches: Sequence[Batch], images: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
+
+        Args:
+            batches: this process's micro-batches; any may be empty.
+            images: of each micro-batch over all ranks.
+            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and their total ().
+
+        Returns the sums over all ranks, and the total of this rank.
+        """
+        sums, total = accumulate(batches)
+        return all_reduce_sum(self.ctx, sums), total
+
+    def forward(self, images: Tensor) -> list[Tensor] | None:
+        """The raw maps of a micro-batch; None if another process computes them, and the loss."""
+        with self.autocast():
+            return self.model(images)
+
+    def without_gradient_sync(self) -> AbstractContextManager[None]:
+        """While active, gradients are accumulated locally."""
+        return self.model.no_sync() if self._is_ddp else nullcontext()
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.optim.flat_tensors import copy_from_flat, dense_format, flatten, flatten_as
-from engine.parallel.ddp import all_reduce_sum
+from engine.parallel.ddp import Accumulate, Autocast, Strategy, all_reduce_sum
 from engine.parallel.virtual_ranks import gradient_vector, set_gradients
 from models.detector import Detector
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -40,8 +40,6 @@ from utils.logger import get_logger
 from utils.structures import Batch
 
 STAGES = 2
-
-Autocast = Callable[[], AbstractContextManager]
 
 
 def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
@@ -61,22 +59,25 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
         raise UserError(f"--pipeline 2 does not work with {', '.join(given)}; leave out one or the other")
 
 
-class Stage:
+def build_stage(
+    ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
+) -> Stage:
+    """Of this process. Arguments as of `Stage`."""
+    return (FirstStage if ctx.rank % STAGES == 0 else LastStage)(ctx, model, autocast, parameters)
+
+
+class Stage(Strategy):
     """What a process computes of each step; `FirstStage` or `LastStage`. Make it on all processes."""
 
     def __init__(
-        self,
-        ctx: DistributedContext,
-        model: Detector,
-        parameters: Sequence[nn.Parameter],
-        autocast: Autocast,
+        self, ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
     ) -> None:
         """
         Args:
-            model: in training mode, on its device.
+            model: in training mode, on its device, not wrapped.
             parameters: those that the optimizer trains.
-            autocast: makes the context of forward passes.
         """
+        super().__init__(ctx, model, autocast)
         self._ctx, self._model, self._parameters, self._autocast = ctx, model, parameters, autocast
         self._peer = ctx.rank ^ 1
         self._side = 2 * model.stride
@@ -89,20 +90,11 @@ class Stage:
         self._is_own = flatten([torch.full_like(values, id(values) in own) for values in self._statistics]) > 0
         self._begin([])
 
-    def __call__(
-        self, batches: Sequence[Batch], accumulate: Callable[[], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """Leaves the gradients of the step's total in ``.grad`` and the mean over the copies of the model in the batch
-        norms' statistics, equal on all ranks.
-
-        Args:
-            batches: this process's micro-batches, which are those of its peer.
-            accumulate: calls `forward` for each; returns sums (n,) and their total ().
-
-        Returns the sums over all ranks, and the total of this rank.
-        """
+    def run(self, batches: Sequence[Batch], images: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+        """The mean over the copies of the model is left in the batch norms' statistics, too. ``batches`` are also those
+        of the peer."""
         self._begin([tuple(batch.images.shape) for batch in batches])
-        sums, total = accumulate()
+        sums, total = accumulate(batches)
         self._end()
         statistics = torch.where(self._is_own, flatten(self._statistics), 0)
         vector = all_reduce_sum(self._ctx, gradient_vector(self._parameters, sums, statistics))
@@ -198,7 +190,8 @@ class LastStage(Stage):
         _wait(works)
         received = _Received.apply(self.send_gradients, *(values.requires_grad_() for values in maps))
         kept = dict(zip(self._taken, received))
-        return self._model.run_layers(self._cut, len(self._model.model), kept.get(self._cut - 1), kept)
+        with self._autocast():
+            return self._model.run_layers(self._cut, len(self._model.model), kept.get(self._cut - 1), kept)
 
     def send_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Of the maps that the last `forward` received."""

@@ -8,7 +8,7 @@ follows EasyScale, SC'23; the exchange is the recursive halving and doubling of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,62 +16,32 @@ from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet
 from engine.optim.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from engine.parallel.ddp import Accumulate, Autocast, Strategy
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import shard_bounds
-from utils.errors import UserError
 from utils.structures import Batch
 
 
-def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
-    """The number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and adds
-    gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
-
-    Raises UserError for a number that does not fit this run.
-    """
-    wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
-    if not config.virtual_ranks and (world == 1 or config.pipeline > 1 or not config.deterministic):
-        return 0
-    if wanted & (wanted - 1) or wanted % world:
-        fix = f"--virtual-ranks {wanted}: must be a power of two and a multiple of the number of processes ({world})"
-        raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
-    if wanted > config.batch_size != FIND_BATCH_SIZE:
-        raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
-    if config.sync_bn or config.sync_bn_group:
-        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
-    if len(ctx.devices) > 1:
-        raise UserError("--virtual-ranks: one device a process; start with torchrun instead of --device 0,1")
-    return wanted
-
-
-class TreeGradients:
-    """The gradients of a step by virtual ranks: each takes its shard of every micro-batch, one after another.
+class VirtualRanks(Strategy):
+    """Every global micro-batch is cut into ``count`` shards, which take part one after another.
 
     Every shard has its own batch statistics. Gradients, the step's sums and running statistics are added in the order
     of the tree, the latter to their mean.
+
+    Args:
+        model: not wrapped.
+        count: of virtual ranks; the number of processes is a power of two that divides it.
     """
 
-    def __init__(self, ctx: DistributedContext, virtual_ranks: int, model: nn.Module, optimizer: OptimizerSet) -> None:
-        """``model`` is not wrapped; the number of processes is a power of two that divides ``virtual_ranks``."""
-        self._ctx, self._count, self._optimizer = ctx, virtual_ranks, optimizer
+    def __init__(
+        self, ctx: DistributedContext, model: nn.Module, autocast: Autocast, optimizer: OptimizerSet, count: int
+    ) -> None:
+        super().__init__(ctx, model, autocast)
+        self._ctx, self._count, self._optimizer = ctx, count, optimizer
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
 
-    def __call__(
-        self,
-        batches: Sequence[Batch],
-        images: Sequence[int],
-        accumulate: Callable[[Sequence[Batch]], tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor, Tensor]:
-        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
-
-        Args:
-            batches: this rank's micro-batches.
-            images: of each micro-batch over all ranks.
-            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and their total ().
-
-        Returns the sums over all ranks, and the total of this rank.
-        """
+    def run(self, batches: Sequence[Batch], images: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
         ctx, parameters, per_process = self._ctx, self._optimizer.parameters, self._count // self._ctx.world_size
         start, counted = flatten(self._statistics), flatten(self._counters)
         tree, totals = SubtreeSum(), []

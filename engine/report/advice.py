@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.check.census import Census, remedy_for_small_boxes
+from data.box_sizes import remedy_for_small_boxes
+from data.check.census import Census
 from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.report import silenced_text
 from engine.evaluation.tide import KINDS, ErrorSplit
-from engine.report.progress_bar import format_duration
-from utils.strings import counted
+from utils.strings import counted, format_duration
 from utils.structures import EvalResult
 
 RISING_AP = 0.005  # a rise that more epochs may continue

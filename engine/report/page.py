@@ -25,7 +25,6 @@ from engine.evaluation.analysis import Analysis, analyze
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
-from engine.evaluation.report import reliability_figure
 from engine.evaluation.tide import KINDS, ErrorSplit, find_image_errors, worst_backgrounds
 from engine.report.advice import (
     BALANCING,
@@ -37,6 +36,7 @@ from engine.report.advice import (
     where_it_is_wrong,
 )
 from engine.report.gallery import KIND_STYLES, KIND_WORDS, LABEL_LEGEND, ErrorGalleries
+from engine.report.validation import reliability_figure
 from models.losses.base import class_weights
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext

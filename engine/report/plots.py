@@ -1,28 +1,32 @@
-"""The plots of a run: labels, training batches and the graph at the start, curves and predictions as it trains."""
+"""The plots of a run: labels, training batches and the graph at the start, curves and predictions as it trains; and
+those of a validation."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from engine.checkpoint.run import Run
+from data.loading.loader import InfiniteDataLoader
+from engine.evaluation.analysis import Analysis
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.fitness import Fitness
-from engine.report.page import ReportPage, Subject, Validation
-from engine.report.trackers import Tracker
+from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.results import Results
+from engine.hooks.validation import Validation
+from engine.report.page import ReportPage, Subject
+from engine.report.page import Validation as ScoredValidation
+from engine.report.trackers import ResultFiles, Tracker
+from engine.report.validation import plot_errors, plot_reliability
 from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
-from utils.distributed.context import DistributedContext
 from utils.drawing import plots
 from utils.drawing.draw import draw_batch, draw_detections, write_image
 from utils.files.results_csv import read_columns
+from utils.machine.limits import require_package
 from utils.structures import EvalResult, GroundTruth
 
 PICTURED_BATCHES = 3
@@ -31,50 +35,45 @@ PLOTS_TIME_BUDGET = 0.03
 REPORT_TIME_BUDGET = 0.02
 
 
-@contextmanager
-def plot_run(
-    ctx: DistributedContext,
-    run: Run,
-    tracker: Tracker,
-    model: Detector,
-    train_loader: InfiniteDataLoader,
-    val_loader: ValidationLoader,
-    evaluator: Evaluator,
-    fitness: Fitness,
-) -> Iterator[Callable[[int, int, EvalResult | None], None] | None]:
-    """Yields the function to call after each epoch with its number, the number of all epochs, and its result; None with
-    ``--noplots`` and on other ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the
-    block ends. ``model`` has the averaged weights.
-    """
-    if not ctx.is_main or run.config.noplots:
-        yield None
-        return
-    run_plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
-    drawing = TimeBudget(run_plots.draw, PLOTS_TIME_BUDGET)
-    subject = Subject(
-        title=f"Training run {run.folder.name}",
-        config=run.config,
-        hyp=run.hyp,
-        ctx=ctx,
-        imgsz=run.config.imgsz,
-        stride=model.stride,
-        indexes={"train": train_loader.index, "val": val_loader.index},
-        fitness=fitness,
-    )
-    page = ReportPage(run.folder, subject)
-    report = RunReport(run.folder, page, evaluator, is_resumed=run.checkpoint is not None)
-    if run.checkpoint is None:
-        run_plots.before()
-        report.write()
+class Plots(Hook):
+    """Draws the plots of a run and its report, on rank 0: labels, batches and the graph before the first step, the rest
+    as it trains. Comes after `ResultFiles`. Raises UserError if Matplotlib is not installed."""
 
-    def after_epoch(epoch: int, epochs: int, result: EvalResult | None) -> None:
-        page.set_epochs(epochs)
-        drawing.after_epoch(epoch, result)
-        report.after_epoch(epoch, result)
+    def __init__(self) -> None:
+        require_package("matplotlib", "plots", "use --noplots")
 
-    yield after_epoch
-    drawing.finish()
-    report.budget.finish()
+    def start(self, trainer: Training) -> Action:
+        run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
+        tracker, evaluator = trainer.hooks.get(ResultFiles).tracker, validation.evaluator
+        run_plots = RunPlots(run.folder, tracker, model, trainer.loader, evaluator)
+        self._drawing = TimeBudget(run_plots.draw, PLOTS_TIME_BUDGET)
+        subject = Subject(
+            title=f"Training run {run.folder.name}",
+            config=run.config,
+            hyp=run.hyp,
+            ctx=trainer.ctx,
+            imgsz=run.config.imgsz,
+            stride=model.stride,
+            indexes={"train": trainer.loader.index, "val": validation.loader.index},
+            fitness=trainer.hooks.get(Results).fitness,
+        )
+        self._page = ReportPage(run.folder, subject)
+        self._report = RunReport(run.folder, self._page, evaluator, is_resumed=run.checkpoint is not None)
+        if run.checkpoint is None:
+            run_plots.before()
+            self._report.write()
+        return Action.CONTINUE
+
+    def after_scores(self, trainer: Training, epoch: Epoch) -> Action:
+        self._page.set_epochs(trainer.epochs)
+        self._drawing.after_epoch(epoch.number, epoch.result)
+        self._report.after_epoch(epoch.number, epoch.result)
+        return Action.CONTINUE
+
+    def after_training(self, trainer: Training) -> Action:
+        self._drawing.finish()
+        self._report.budget.finish()
+        return Action.CONTINUE
 
 
 class TimeBudget:
@@ -113,7 +112,7 @@ class RunReport:
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
         if result is not None and self._evaluator.detections is not None:
-            self._validation = Validation(result, self._evaluator.detections, epoch)
+            self._validation = ScoredValidation(result, self._evaluator.detections, epoch)
         self.budget.after_epoch(epoch, result)
 
     def write(self, epoch: int = 0, result: EvalResult | None = None) -> None:
@@ -168,3 +167,27 @@ class RunPlots:
         boxes_norm = scale_boxes(boxes, 1 / sizes[:, 1], 1 / sizes[:, 0])
         classes, boxes_norm = truth.classes[~truth.crowd], boxes_norm[~truth.crowd]
         plots.plot_labels(classes, boxes_norm, self.model.names, self.folder / "labels.png")
+
+
+def write_plots(
+    folder: Path,
+    subject: Subject,
+    result: EvalResult,
+    evaluator: Evaluator,
+    analysis: Analysis,
+) -> None:
+    """Writes the plots and the report of a validation into ``folder``."""
+    names = subject.validated.names
+    plot_errors(analysis.errors, folder / "errors.png")
+    plot_reliability(analysis.calibration, folder / "calibration.png")
+    plots.plot_metric_curves(result, names, folder)
+    plots.plot_confusion(result.confusion, names, result.confusion_confidence, folder / "confusion_matrix.png")
+    _draw_predictions(evaluator, names, folder / "predictions.jpg")
+    ReportPage(folder, subject).write({}, ScoredValidation(result, evaluator.detections, analysis=analysis))
+
+
+def _draw_predictions(evaluator: Evaluator, names: Sequence[str], out: Path) -> None:
+    """The first batch with its labels and detections."""
+    if evaluator.preview is not None:
+        batch, detections = evaluator.preview
+        write_image(out, draw_detections(batch.images, detections, batch.targets, batch.paths, names))

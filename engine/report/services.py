@@ -1,26 +1,23 @@
-"""The services of ``--tracker``, and Kubeflow's, which a job's environment announces. A package is imported when it is
-asked for, after its vendor telemetry has been turned off, unless the user's environment turns it on."""
+"""The services of ``--tracker``. A package is imported when it is asked for, after its vendor telemetry has been turned
+off, unless the user's environment turns it on."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import posixpath
 import re
 import shutil
-import ssl
 import tempfile
 import time
-from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib import request
 from urllib.parse import unquote
 
 from engine.checkpoint.run import Run
-from engine.report.background import RunNote, Service
+from engine.hooks.hook import Training
+from engine.report.background import BackgroundTracker, RunNote, Service
+from engine.report.trackers import CompositeTracker, ResultFiles, Tracker, TrackerHook
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.limits import require_package
@@ -35,8 +32,6 @@ MOST_PARAMETERS = 100  # in a request to MLflow
 MOST_CHARACTERS = 6000  # of one
 LONGEST_NAME = 250  # of a metric
 EXPERIMENT = "lockstep"
-KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_"  # begins the variables that Kubeflow Trainer sets in a job's containers
-KUBEFLOW_PAUSE_S, KUBEFLOW_TIMEOUT_S = 5.0, 10.0  # the first is the shortest that its controller asks for
 # Vendor telemetry, and messages about each step.
 QUIET = {
     "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"},
@@ -84,18 +79,11 @@ def _check_wandb_key() -> None:
         )
 
 
-def announced_services() -> list[str]:
-    """The services that the environment asks for."""
-    return ["kubeflow"] if os.environ.get(f"{KUBEFLOW}URL") else []
-
-
 def open_service(name: str, run: Run) -> Service:
-    """The service of that name, which `check_services` accepts or the environment announces, for ``run``."""
+    """The service of that name, which `check_services` accepts, for ``run``."""
     # A run that torchrun restarts before its first checkpoint has none, but has its folder.
     is_new = run.checkpoint is None and run.config.exist_ok
     note = RunNote(run.folder / f"tracked_{name}.json", is_new=is_new)
-    if name == "kubeflow":
-        return KubeflowService(run.config.epochs, note)
     return (MlflowService if name == "mlflow" else WandbService)(run.folder, note)
 
 
@@ -240,43 +228,14 @@ class WandbService(Service):
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
-class KubeflowService(Service):
-    """The status of a TrainJob of Kubeflow Trainer v2 (its KEP-2779): progress, remaining time, and the newest results,
-    as ``kubectl get trainjob -o yaml`` prints them."""
+class Services(TrackerHook):
+    """The services of ``--tracker``. Comes after `ResultFiles`. Raises UserError as `check_services`."""
 
-    name = "Kubeflow"
+    def __init__(self, names: Sequence[str], project: Path, *, weights: bool) -> None:
+        check_services(names, project)
+        self._names, self._weights = dict.fromkeys(names), weights
 
-    def __init__(self, epochs: int, note: RunNote) -> None:
-        self._epochs, self._note = epochs, note
-        self._posted_at = -math.inf
-
-    def open(self, settings: Mapping[str, Any]) -> Collection[int]:
-        return range(1, (self._note.get("epoch") or 0) + 1)
-
-    def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        now = time.monotonic()
-        if epoch < self._epochs and now - self._posted_at < KUBEFLOW_PAUSE_S:
-            return
-        remaining_s = row["time"] / epoch * max(self._epochs - epoch, 0)
-        status = {
-            "progressPercentage": min(100 * epoch // self._epochs, 100),
-            "estimatedRemainingSeconds": int(remaining_s),
-            "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in row.items()],
-            "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        # The token is renewed from time to time.
-        token = Path(os.environ[f"{KUBEFLOW}TOKEN"]).read_text(encoding="utf-8").strip()
-        authority = os.environ.get(f"{KUBEFLOW}CA_CERT")
-        url = os.environ[f"{KUBEFLOW}URL"]
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        post = request.Request(url, json.dumps({"trainerStatus": status}).encode(), headers, method="POST")
-        context = ssl.create_default_context(cafile=authority) if url.startswith("https:") else None
-        with request.urlopen(post, timeout=KUBEFLOW_TIMEOUT_S, context=context):
-            self._posted_at = now
-        self._note.update(id=self._note.key, epoch=epoch)
-
-    def store(self, path: Path) -> None:
-        """It keeps no files."""
-
-    def close(self, *, is_complete: bool) -> None:
-        """The controller sees how the job ends."""
+    def open(self, trainer: Training) -> Tracker:
+        results = trainer.hooks.get(ResultFiles).results
+        services = [open_service(name, trainer.run) for name in self._names]
+        return CompositeTracker([BackgroundTracker(service, results, weights=self._weights) for service in services])

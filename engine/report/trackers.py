@@ -1,4 +1,4 @@
-"""Trackers: where a run reports its results. The main process has several (engine/train/build.py), others none."""
+"""Trackers: where a run reports its results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.errors import UserError, first_line
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
@@ -26,8 +28,7 @@ PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 
 
 class Tracker:
-    """Base class, which tracks nothing: subclasses override what they track, and processes other than the main one use
-    it as it is. Epochs are numbered from 1."""
+    """Base class, which tracks nothing: subclasses override what they track. Epochs are numbered from 1."""
 
     def start(self, config: dict[str, Any], epoch: int) -> None:
         """Called once, before `epoch`: the run starts or resumes at ``epoch`` with the settings ``config``. Results of
@@ -92,16 +93,12 @@ class CsvTracker(Tracker):
 
     A run has some hundred short rows, so each change writes a whole new file and renames it: a crash cannot leave half
     a line, and a column that first appears in a later epoch (metrics, if epochs pass without validation) joins the
-    header, with empty cells above. Rows of a former process are read by the constructor, and the file keeps its names.
-
-    Args:
-        names: of the columns of a new file (`utils.files.results_csv.NAMES`).
+    header, with empty cells above. Rows of a former process are read by the constructor.
     """
 
-    def __init__(self, path: Path, names: str = "lockstep") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self.table = ResultsTable.read(self.path, names) if self.path.exists() else ResultsTable(names)
-        self._new_names = names
+        self.table = ResultsTable.read(self.path) if self.path.exists() else ResultsTable()
 
     def start(self, config: dict[str, Any], epoch: int) -> None:
         table = self.table
@@ -112,7 +109,7 @@ class CsvTracker(Tracker):
             table.rows = kept
             self._write()
         else:
-            self.table = ResultsTable(self._new_names)
+            self.table = ResultsTable()
             self.path.unlink(missing_ok=True)
 
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
@@ -210,3 +207,39 @@ def _pr_counts(result: EvalResult, index: int) -> tuple[np.ndarray, ...]:
     tp = recall * targets
     fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
     return tp, fp, np.zeros(PR_POINTS), targets - tp, precision, recall
+
+
+class TrackerHook(Hook):
+    """Base class: a tracker that follows a run, on rank 0."""
+
+    tracker = Tracker()
+
+    def open(self, trainer: Training) -> Tracker:
+        raise NotImplementedError
+
+    def start(self, trainer: Training) -> Action:
+        run, self.tracker = trainer.run, self.open(trainer)
+        self.tracker.start({**asdict(run.config), **asdict(run.hyp)}, trainer.progress.epoch + 1)
+        return Action.CONTINUE
+
+    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+        self.tracker.epoch(epoch.number, epoch.row)
+        return Action.CONTINUE
+
+    def finish(self, trainer: Training) -> Action:
+        self.tracker.finish(trainer.run.folder)
+        return Action.CONTINUE
+
+    def close(self) -> None:
+        self.tracker.close()
+
+
+class ResultFiles(TrackerHook):
+    """results.csv and TensorBoard's files in the run's folder."""
+
+    results: CsvTracker
+
+    def open(self, trainer: Training) -> Tracker:
+        folder = trainer.run.folder
+        self.results = CsvTracker(folder / "results.csv")
+        return CompositeTracker([self.results, TensorBoardTracker(folder)])

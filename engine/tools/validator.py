@@ -12,23 +12,17 @@ from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
-from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
+from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator, stitcher_of
 from engine.inference.data_set import class_columns, open_data
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.runtimes.open import is_exported, open_model
-from engine.report.page import ReportPage, Subject, Validation
-from engine.train.process import check_same_model, check_same_start
+from engine.process import check_same_model, check_same_start
 from models.postprocess.detections import detections_to_score, suppression_iou
-from models.postprocess.stitching import TileStitcher
 from models.postprocess.tiling import TiledDetector, Tiles
-from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.drawing.detection_writer import write_predictions
-from utils.drawing.draw import draw_detections, write_image
-from utils.drawing.plots import plot_confusion, plot_metric_curves
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, file_bytes, increment_path
 from utils.logger import get_logger, progress
@@ -149,13 +143,17 @@ def score(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
         postprocess=TiledDetector.stitch if config.tile else find,
-        stitch=TileStitcher.of(loader.samples.tiles, iou_thres, config.max_det),
+        stitch=stitcher_of(loader.samples.tiles, iou_thres, config.max_det),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     before()
-    scored = TestTimeAugmentation(model.detector) if config.tta else model
+    scored = model
+    if config.tta:
+        from models.postprocess.tta import TestTimeAugmentation
+
+        scored = TestTimeAugmentation(model.detector)
     if tiles and not in_loader:
         scored = TiledDetector(
             scored,
@@ -187,15 +185,19 @@ def _validate_one(
     if ctx.is_main:
         imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
         rect = not model.squares if config.rect is None else config.rect
-        subject = Subject.of_checkpoint(replace(config, imgsz=imgsz, rect=rect), ctx, index, model.stride)
-        _report(config, result, evaluator, index.names, subject)
+        _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, model.stride)
 
 
 def _report(
-    config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], subject: Subject
+    config: ValConfig,
+    ctx: DistributedContext,
+    result: EvalResult,
+    evaluator: Evaluator,
+    index: DatasetIndex,
+    stride: int,
 ) -> None:
     """Prints the tables and writes the run's folder."""
-    log, gt = get_logger(), evaluator.ground_truth
+    log, gt, names = get_logger(), evaluator.ground_truth, index.names
     folder = increment_path(config.project, config.name, config.exist_ok)
     rows = report.result_rows(result, gt, names)
     lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result, names)]
@@ -206,23 +208,14 @@ def _report(
         report.write_rows(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
     for line in (*lines, *report.format_errors(analysis.errors), report.format_calibration(analysis.calibration)):
         log.info("%s", line)
-    settings = asdict(subject.config) | {"weights": config.weights[0]}
+    settings = asdict(config) | {"weights": config.weights[0]}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
     report.write_rows(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
-        write_predictions(folder / "predictions.json", evaluator.detections, gt)
+        report.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
-        report.plot_errors(analysis.errors, folder / "errors.png")
-        report.plot_reliability(analysis.calibration, folder / "calibration.png")
-        plot_metric_curves(result, names, folder)
-        plot_confusion(result.confusion, names, result.confusion_confidence, folder / "confusion_matrix.png")
-        _draw_preview(evaluator, names, folder / "predictions.jpg")
-        ReportPage(folder, subject).write({}, Validation(result, evaluator.detections, analysis=analysis))
+        from engine.report.page import Subject
+        from engine.report.plots import write_plots
+
+        write_plots(folder, Subject.of_checkpoint(config, ctx, index, stride), result, evaluator, analysis)
     log.info("results are in %s", folder)
-
-
-def _draw_preview(evaluator: Evaluator, names: Sequence[str], out: Path) -> None:
-    """The first batch with its labels and detections."""
-    if evaluator.preview is not None:
-        batch, detections = evaluator.preview
-        write_image(out, draw_detections(batch.images, detections, batch.targets, batch.paths, names))

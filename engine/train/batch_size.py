@@ -24,7 +24,7 @@ from engine.evaluation.evaluator import without_kernel_search
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
-from engine.parallel.virtual_ranks import resolve_virtual_ranks
+from engine.process import resolve_virtual_ranks
 from engine.train.step import build_step
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -143,11 +143,11 @@ def with_batch_that_fits(
         # The kernels that the run will search for may need more memory.
         while own > 1 and torch.backends.cudnn.benchmark and max_over_ranks(ctx, exceeds(own)):
             own = _rounded(own - 1)
-    batch_size = own * shards * config.samples_per_image
+    batch_size = own * shards * samples_per_image(config)
     get_logger().info(
         "--batch-size -1: %d (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
         batch_size, counted(shards, "shard"), counted(own, "image"), side,
-        BOXES * config.samples_per_image, limit / 2**30,
+        BOXES * samples_per_image(config), limit / 2**30,
     )  # fmt: skip
     return replace(run, config=replace(config, batch_size=batch_size))
 
@@ -199,6 +199,10 @@ def _rounded(number: int) -> int:
     return number if number < 16 else number // 8 * 8
 
 
+def samples_per_image(config: TrainConfig) -> int:
+    return 4 if config.quad else 1
+
+
 def largest_side(run: Run, model: nn.Module) -> int:
     """The largest side of the run's canvases, pixels."""
     config, side = run.config, run.config.imgsz
@@ -227,7 +231,7 @@ def prepare_step(
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    batch_size = images * shards * config.samples_per_image
+    batch_size = images * shards * samples_per_image(config)
     accumulate = step_plan(replace(config, batch_size=batch_size), 1).accumulate
     alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
     model = copy.deepcopy(model)
@@ -247,7 +251,7 @@ def prepare_step(
     if group is not None:  # after the EMA has copied the model, as under DDP
         convert_sync_bn(model, group)
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
-    side, boxes = largest_side(run, model), BOXES * config.samples_per_image
+    side, boxes = largest_side(run, model), BOXES * samples_per_image(config)
     blank = partial(
         blank_batch, own * images, side, boxes, model.num_classes, ctx.device, pixels, ignores=config.keep_old
     )

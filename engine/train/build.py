@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from data.check.census import warn_of_small_boxes
-from data.folds import scan_options, validation_images
+from data.box_sizes import warn_of_small_boxes
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, class_names, load_index
+from data.index.index import DatasetIndex, class_names
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
 from data.open_dataset import open_splits
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.old_model import check_keep_old, open_old_model, stored_form, with_old_classes
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.fitness import Fitness
-from engine.export.options import require_packages
+from engine.hooks.checkpoints import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.hook import Hook
+from engine.hooks.nonfinite import NonFiniteSteps
+from engine.hooks.progress_bar import ProgressBar
+from engine.hooks.results import Results, Summary
+from engine.hooks.stopping import EarlyStopping, TimeLimit
+from engine.hooks.validation import Validation
 from engine.optim.build import RULES, SHORT_RUN
-from engine.optim.pretrained_rate import choose_lr_mult
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
-from engine.parallel.remote_validation import check_remote_validation, remote_validation
+from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.report.background import BackgroundTracker
-from engine.report.plots import plot_run
-from engine.report.services import announced_services, check_services, open_service
-from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
-from engine.train.batch_size import check_batch_search, with_batch_that_fits
-from engine.train.callbacks import Callbacks, RunState, load_hooks
-from engine.train.control import RunControl
-from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
-from engine.train.results import EpochResults
+from engine.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
+from engine.report.trackers import ResultFiles
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
 from models.losses.base import class_weights
-from utils.config.settings import FIND_BATCH_SIZE
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError, errors_of
+from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
-from utils.machine.limits import require_package
 from utils.strings import counted, listed
 
 
@@ -65,13 +59,15 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
-    hooks = load_hooks(run.config.callbacks)
+    attached = attached_hooks(ctx, run)
     prepare_process(ctx, run)
-    old = open_old_model(ctx, run)
+    old = open_kept_model(ctx, run)
     spec = open_data(ctx, run, old)
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
     model, pretrained, origin = build_model(ctx, run, spec)
     if run.config.batch_size == FIND_BATCH_SIZE:
+        from engine.train.batch_size import with_batch_that_fits
+
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model, old), pixels=spec.pixels)
         check_settings(ctx, run)
     config = run.config
@@ -89,14 +85,14 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     plan = step_plan(config, len(train_loader))
     run = with_rate_of_weights(ctx, run, train_loader, model, plan)
     if config.export:
-        from engine.export.run import try_formats  # with what writes the formats
+        from engine.export.run import try_formats
 
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
                 try_formats(model, config.export, config.imgsz)
-    with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
-        weights = loss_weights(run, model, train_loader.index)
-        criterion = build_loss(ctx, run, model, old, weights)
+    with ExitStack() as stack:
+        run = stack.enter_context(open_folder(ctx, run))
+        criterion = build_loss(ctx, run, model, old, loss_weights(run, model, train_loader.index))
         if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         images = train_loader.global_images(0)
@@ -105,42 +101,88 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         # They depend on modification times, which differ if machines have copies of their own: rank 0's are used.
         used = (train_loader.samples.index, val_loader.samples.index)
         fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in used))
-        unscored = run.checkpoint.unscored_epoch() if run.checkpoint else None  # of its tensors, which are freed now
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
-        tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint, old)
+        checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         truth, tiles = val_loader.index.ground_truth(), val_loader.samples.tiles
         evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, truth, tiles)
-        checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
-        callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
-        with (
-            plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end,
-            remote_validation(
-                ctx, evaluator, val_loader.index, _remote_setup(run, description, step, weights)
-            ) as remote,
-        ):
-            control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
-            validate = partial(evaluator.run, loader=val_loader)
-            results = EpochResults(control, train_loader, fitness, tracker, on_epoch_end)
-            yield Trainer(control, step, train_loader, validate, results, remote, unscored)
-        tracker.finish(run.folder)
-        callbacks.ended()
-        results.log_summary()
+        validation = Validation(evaluator, val_loader, config.val_every)
+        hooks = [*core_hooks(ctx, config, fitness, train_loader), *attached, *late_hooks(config, fitness, validation)]
+        for hook in hooks:
+            stack.callback(hook.close)
+        yield Trainer(run, step, train_loader, progress, RunControl(ctx, watchdog), checkpointer, hooks)
+
+
+def core_hooks(
+    ctx: DistributedContext, config: TrainConfig, fitness: Fitness, train_loader: InfiniteDataLoader
+) -> list[Hook]:
+    """The hooks that come first."""
+    hooks = [
+        Checkpoints(config.save_minutes * 60, config.save_steps),
+        NonFiniteSteps(config.max_bad_steps),
+        Results(fitness, config.min_gain),
+        ProgressBar(),
+    ]
+    hooks += [ClassWeights(train_loader)] if config.image_weights else []
+    hooks += [TimeLimit(config.time)] if config.time else []
+    return [*hooks, ResultFiles()] if ctx.is_main else hooks
+
+
+def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
+    """The hooks of what settings ask for. Raises UserError for settings that rule each other out, and for packages that
+    are not installed."""
+    config, hooks = run.config, []
+    if ctx.eval_ranks or (run.checkpoint and run.checkpoint.hooks):
+        from engine.evaluators.remote_validation import RemoteValidation
+
+        hooks.append(RemoteValidation(ctx, config, run.checkpoint))
+    if config.tracker and ctx.is_main:
+        from engine.report.services import Services
+
+        hooks.append(Services(config.tracker, run.folder.parent, weights=config.tracker_weights))
+    if not config.noplots and ctx.is_main:
+        from engine.report.plots import Plots
+
+        hooks.append(Plots())
+    if config.callbacks:
+        from engine.callbacks import load_callbacks
+
+        hooks.append(load_callbacks(config.callbacks))
+    return hooks
+
+
+def late_hooks(config: TrainConfig, fitness: Fitness, validation: Validation) -> list[Hook]:
+    """The hooks that come last."""
+    hooks: list[Hook] = [validation]
+    if config.patience:
+        hooks.append(EarlyStopping(config.patience, config.min_gain, fitness.name, validation.is_due))
+    return [*hooks, Summary(fitness.name)]
 
 
 def check_settings(ctx: DistributedContext, run: Run) -> None:
     """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
     scanning images."""
-    if ctx.is_main and not run.config.noplots:
-        require_package("matplotlib", "plots", "use --noplots")
-    if ctx.is_main:
-        check_services(run.config.tracker, run.folder.parent)
-        require_packages(run.config.export)
-    check_batch_search(ctx, run.config)
-    check_step_settings(ctx, run.config)
+    config = run.config
+    if config.export and ctx.is_main:
+        from engine.export.options import require_packages
+
+        require_packages(config.export)
+    if config.batch_size == FIND_BATCH_SIZE:
+        from engine.train.batch_size import check_batch_search
+
+        check_batch_search(ctx, config)
+    check_step_settings(ctx, config)
+    check_loader_settings(ctx, config, run.hyp)
+
+
+def open_kept_model(ctx: DistributedContext, run: Run) -> Detector | None:
+    """The model whose classes ``--keep-old`` keeps; None without it."""
+    if not run.config.keep_old:
+        return None
+    from engine.checkpoint.old_model import check_keep_old, open_old_model
+
     check_keep_old(ctx, run.config)
-    check_loader_settings(ctx, run.config, run.hyp)
-    check_remote_validation(ctx, run.config)
+    return open_old_model(ctx, run)
 
 
 def open_data(ctx: DistributedContext, run: Run, old: Detector | None = None) -> DatasetSpec:
@@ -150,21 +192,16 @@ def open_data(ctx: DistributedContext, run: Run, old: Detector | None = None) ->
     config = run.config
     stored_in = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     spec = open_splits(ctx, config, known_root=run.data_root, stored_in=stored_in)
-    spec = with_old_classes(spec, old, config.weights)
+    if old is not None:
+        from engine.checkpoint.old_model import with_old_classes
+
+        spec = with_old_classes(spec, old, config.weights)
     if not config.val_fraction:
         return spec
-    if "val" in spec.splits:
-        raise UserError(
-            f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
-        )
+    from data.folds import hold_out_validation
+
     names = run.checkpoint.val_images if run.checkpoint else []
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_main and not names:
-            index = load_index(spec, "train", **scan_options(config))
-            names = validation_images(index, config.val_fraction)
-            text = "--val-fraction %g: %d of %d training images are held out for validation"
-            get_logger().info(text, config.val_fraction, len(names), len(index))
-    return spec.hold_out(broadcast_object(ctx, names))
+    return hold_out_validation(ctx, config, spec, names)
 
 
 def build_model(
@@ -184,23 +221,10 @@ def build_model(
         with errors_of(checkpoint.path):
             model, _, _ = build_starting_model(ctx, run.config, names, channels, resumed=checkpoint.model_spec)
         stored = checkpoint.origin
-        pretrained = checkpoint.parameters_from_weights(model)
+        pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
         from_files = list(checkpoint.model.values())
     check_same_model(ctx, model, from_files)
     return model, pretrained, stored
-
-
-def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
-    """The trackers of the main process; other processes track nothing."""
-    if not ctx.is_main:
-        return Tracker()
-    results = CsvTracker(run.folder / "results.csv", run.config.csv_names)
-    if results.table.rows and results.table.names != run.config.csv_names:
-        get_logger().warning("%s keeps the column names that it has, %s", results.path, results.table.names)
-    weights = run.config.tracker_weights
-    names = dict.fromkeys([*run.config.tracker, *announced_services()])
-    services = [BackgroundTracker(open_service(name, run), results, weights=weights) for name in names]
-    return CompositeTracker([results, TensorBoardTracker(run.folder), *services])
 
 
 def build_loss(
@@ -249,7 +273,11 @@ def with_rate_of_weights(
     if run.hyp.lr_mult is not None:  # a resumed run has one
         return run
     config, samples = run.config, train_loader.samples
-    lr_mult = choose_lr_mult(ctx, config, samples, model, plan.total) if config.weights else 1.0
+    lr_mult = 1.0
+    if config.weights:
+        from engine.optim.pretrained_rate import choose_lr_mult
+
+        lr_mult = choose_lr_mult(ctx, config, samples, model, plan.total)
     return replace(run, hyp=replace(run.hyp, lr_mult=lr_mult))
 
 
@@ -301,18 +329,9 @@ def _restore(
     for line in lines:
         get_logger().info("%s", line)
     run.checkpoint.release_tensors()
+    if not run.config.image_weights:
+        progress.class_weights = []
     return progress
-
-
-def _remote_setup(run: Run, description: RunDescription, step: TrainStep, weights: Tensor | None) -> dict[str, Any]:
-    """What evaluating processes know of the run."""
-    return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
-        "config": asdict(run.config),
-        "data_root": run.data_root,
-        "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
-        "amp": str(step.amp_dtype or "").removeprefix("torch."),
-        "class_weights": weights,
-    }
 
 
 def _describe(
@@ -342,5 +361,5 @@ def _describe(
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         origin=origin,
-        old_model=stored_form(old),
+        old_model={"model_spec": old.spec, "names": list(old.names), "weights": old.state_dict()} if old else {},
     )

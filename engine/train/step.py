@@ -7,11 +7,10 @@ Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +21,11 @@ from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
-from engine.parallel.ddp import all_reduce_sum, parallelize, unused_parameters, without_gradient_sync
-from engine.parallel.pipeline import STAGES, FirstStage, LastStage, check_pipeline
-from engine.parallel.virtual_ranks import TreeGradients, resolve_virtual_ranks
+from engine.parallel.ddp import Autocast, Strategy, parallelize, unused_parameters
+from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags, append_flags
+from engine.process import resolve_virtual_ranks
 from models.layers.conv import BatchNorm2d
-from models.losses.distillation import old_outputs
+from models.losses.base import old_outputs
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, unwrap
 from utils.distributed.context import DistributedContext
@@ -34,107 +33,52 @@ from utils.distributed.groups import check_group_size, sync_bn_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.amp import resolve_amp
-from utils.structures import Batch, LossOutput, to_float
+from utils.structures import Batch, to_float
 
 
-class StepFlags(NamedTuple):
-    """Requests of any rank to all ranks at a step boundary. They are reduced together with the step's sums, so they
-    cost nothing and all ranks read them after the same step."""
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step computes."""
 
-    save: bool = False
-    stop: bool = False  # SIGTERM or SIGUSR1
-    interrupt: bool = False  # SIGINT
+    amp_dtype: torch.dtype | None = None  # of autocast; None: no autocast
+    channels_last: bool = False
+    clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
+    skip_zero_grads: bool = False  # see `drop_zero_gradients`
+    compilation: Compilation = UNCOMPILED
 
-    def __or__(self, other: StepFlags) -> StepFlags:
-        return StepFlags(*(a or b for a, b in zip(self, other)))
-
-
-@dataclass(frozen=True, slots=True)
-class StepValues:
-    """The results of one step, on the host."""
-
-    finite: bool  # gradients of the global batch; False: the step was skipped
-    local_finite: bool  # this rank's own loss
-    grad_norm: float  # before clipping
-    losses: tuple[float, ...]  # the criterion's parts over the global batch, normalized
-    paths: tuple[str, ...]  # images of this rank's shard
-    flags: StepFlags  # of all ranks, when the step began
-
-
-NO_FLAGS = StepFlags()
-
-
-class DelayedReader:
-    """Reads device values one step late: the copy to the host runs while the next step is queued."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._asynchronous = device.type == "cuda"
-        self._pending: deque = deque()
-
-    def push(self, values: Tensor, paths: tuple[str, ...]) -> None:
-        if self._asynchronous:
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        else:
-            host, event = values, None
-        self._pending.append((host, event, paths))
-
-    def pop(self, *, leave: int = 1) -> list[StepValues]:
-        """All but the newest ``leave`` steps, oldest first."""
-        ready = []
-        while len(self._pending) > leave:
-            host, event, paths = self._pending.popleft()
-            if event is not None:
-                event.synchronize()
-            finite, local_finite, norm, *rest = host.tolist()
-            flags, losses = StepFlags(*(flag > 0 for flag in rest[: len(NO_FLAGS)])), tuple(rest[len(NO_FLAGS) :])
-            ready.append(StepValues(finite > 0, local_finite > 0, norm, losses, paths, flags))
-        return ready
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
 
 
 class TrainStep:
-    """A training step; call it with the micro-batches of the step.
-
-    With ``virtual_ranks`` 0 this process's micro-batches are one shard of the step, and DDP adds the gradients.
-    Otherwise every global micro-batch is cut into that many shards (`TreeGradients`), and the model is not wrapped.
-    Neither is it with ``pipeline``: two processes share a shard, and each computes some of the layers.
-    """
+    """A training step; call it with the micro-batches of the step."""
 
     def __init__(
         self,
-        *,
-        model: nn.Module,
-        criterion: Callable[[list[Tensor], Tensor, int], LossOutput],
+        strategy: Strategy,
+        criterion: nn.Module,
         optimizer: OptimizerSet,
         ema: ModelEma,
-        ctx: DistributedContext,
-        amp_dtype: torch.dtype | None,
-        clip_norm: float,
-        channels_last: bool,
-        virtual_ranks: int = 0,
-        pipeline: bool = False,
-        skip_zero_grads: bool = False,
-        samples_per_image: int = 1,
-        compilation: Compilation = UNCOMPILED,
+        settings: StepSettings,
     ) -> None:
-        self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
-        self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
-        self.skip_zero_grads, self.compilation = skip_zero_grads, compilation
-        self.channels_last, self.samples_per_image = channels_last, samples_per_image
-        self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
-        self.reader = DelayedReader(ctx.device)
-        self._bare = unwrap(model)
+        self.strategy, self.criterion, self.optimizer, self.ema = strategy, criterion, optimizer, ema
+        self.ctx, self.model, self.settings, self.amp_dtype = strategy.ctx, strategy.model, settings, settings.amp_dtype
+        device = self.ctx.device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp_dtype is torch.float16)
+        self.reader = DelayedReader(device)
+        self._bare = unwrap(self.model)
+        # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
+        self._image_dtype = self.amp_dtype or next(self._bare.parameters()).dtype
         self._statistics = float_buffers(self._bare)
         self._norms = [module for module in self._bare.modules() if isinstance(module, BatchNorm2d)]
-        self._tree = TreeGradients(ctx, virtual_ranks, self._bare, optimizer) if virtual_ranks else None
-        stage = FirstStage if ctx.rank % STAGES == 0 else LastStage
-        self._stage = stage(ctx, self._bare, optimizer.parameters, self._autocast) if pipeline else None
-        self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
     def __call__(
-        self, batches: Sequence[Batch], images: Sequence[int], updates: int, flags: StepFlags = NO_FLAGS
+        self,
+        batches: Sequence[Batch],
+        images: Sequence[int],
+        updates: int,
+        flags: StepFlags = NO_FLAGS,
+        samples: int | None = None,
     ) -> None:
         """Takes one optimizer step.
 
@@ -143,18 +87,13 @@ class TrainStep:
             images: of each micro-batch over all ranks.
             updates: optimizer steps, including this one.
             flags: of this rank; those of all ranks are returned with the values of the step.
+            samples: of the step over all ranks; None: an image is a sample.
         """
         before = flatten(self._statistics)
-        if self._tree is not None:
-            sums, local_total = self._tree(batches, images, lambda shards: self._accumulate(shards, images, flags))
-        elif self._stage is not None:
-            sums, local_total = self._stage(batches, lambda: self._accumulate(batches, images, flags))
-        else:
-            sums, local_total = self._accumulate(batches, images, flags)
-            all_reduce_sum(self.ctx, sums)
+        sums, local_total = self.strategy.run(batches, images, lambda shards: self._accumulate(shards, images, flags))
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         losses = sums[1:] / sums[0].clamp(min=1)
-        norm, bad = self._scale_and_clip(sums[0], sum(images))
+        norm, bad = self._scale_and_clip(sums[0], sum(images), samples or sum(images))
         self.optimizer.skip = bad
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -174,69 +113,53 @@ class TrainStep:
         totals, sums = [], []
         for number, (batch, count) in enumerate(zip(batches, images)):
             is_last = number == len(batches) - 1
-            with nullcontext() if is_last else without_gradient_sync(self.model):
+            with nullcontext() if is_last else self.strategy.without_gradient_sync():
                 total, parts = self._forward_backward(batch, count, sum(images))
             totals.append(total)
             sums.append(parts)
             if number == 0 and not is_last:
-                self.compilation.copy_gradients(self.optimizer.parameters)
+                self.settings.compilation.copy_gradients(self.optimizer.parameters)
         return append_flags(torch.stack(sums).sum(0), flags), torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:
         """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normalizer, then parts."""
-        batch = batch.to(self.ctx.device)
-        # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
-        dtype = self.amp_dtype or next(self._bare.parameters()).dtype
-        images = to_float(batch.images, self.ctx.device, dtype, self.channels_last)
-        if isinstance(self._stage, FirstStage):
-            self._stage.forward(images)
-            self._count_batch()
+        device, settings = self.ctx.device, self.settings
+        batch = batch.to(device)
+        images = to_float(batch.images, device, self._image_dtype, settings.channels_last)
+        with settings.compilation.forward(batch_images):
+            raw = self.strategy.forward(images)
+        self._count_batch()
+        if raw is None:
             nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
             return self.scaler.scale(nothing[0]), nothing  # the scaler wants to see a loss
-        autocast = self._autocast()
-        with self.compilation.forward(batch_images), autocast:
-            raw = self.model(images) if self._stage is None else self._stage.forward(images)
-        with autocast:
+        with settings.autocast(device):
             old = old_outputs(self.criterion, images)
-        self._count_batch()
         out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets, batch.ignore, *old)
-        # DDP averages gradients over ranks, but the sum is needed. Dividing by the images keeps float16 gradients
-        # in range until the real normalizer is known, after the last shard.
-        loss = out.total * (self._averaged_over / step_images)
+        # Averaged over shards, but the sum is needed. Dividing by the images keeps float16 gradients in range until the
+        # real normalizer is known, after the last shard.
+        loss = out.total * (self.strategy.averaged_over / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
 
     def _count_batch(self) -> None:
         counters = [norm.num_batches_tracked for norm in self._norms if norm.training]  # frozen ones see none
         if counters:
             torch._foreach_add_(counters, 1)
 
-    def _scale_and_clip(self, normalizer: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
-        """Gradients become those of ``images * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
+    def _scale_and_clip(self, normalizer: Tensor, images: int, samples: int) -> tuple[Tensor, Tensor]:
+        """Gradients become those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
-        if self.skip_zero_grads:
+        if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        factor = global_images**2 * self.samples_per_image / normalizer.clamp(min=1)
+        factor = images * samples / normalizer.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
-        if self.clip_norm > 0:
-            factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1)
+        if self.settings.clip_norm > 0:
+            factor = factor * (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1)
         if gradients:
             torch._foreach_mul_(gradients, factor)
         return norm.float(), 1 - norm.isfinite().float()
-
-
-def append_flags(sums: Tensor, flags: StepFlags) -> Tensor:
-    """``sums`` (n,) followed by a 1 for each flag that is set and a 0 for the others, without a host sync."""
-    values = sums.new_zeros(len(flags))
-    for number, is_set in enumerate(flags):
-        if is_set:
-            values[number].fill_(1)
-    return torch.cat([sums, values])
 
 
 @torch.no_grad()
@@ -254,7 +177,10 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that no step of these processes could have, before anything is built or read."""
-    check_pipeline(ctx, config)
+    if config.pipeline > 1:
+        from engine.parallel.pipeline import check_pipeline
+
+        check_pipeline(ctx, config)
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     if config.compress_grads and (virtual_ranks or not ctx.is_distributed):
         raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
@@ -297,28 +223,34 @@ def build_step(
         sharded=config.zero and ctx.is_distributed,
     )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
-    virtual_ranks = resolve_virtual_ranks(ctx, config)
-    wrapped = model if virtual_ranks or config.pipeline > 1 else _over_devices(ctx, run, model, plan)
-    compilation = plan_compilation(config, ctx, images=images, shards=virtual_ranks or ctx.world_size)
-    compilation.apply(model, criterion)
-    if compilation.line:
-        get_logger().info("%s", compilation.line)
-    return TrainStep(
-        model=wrapped,
-        criterion=criterion,
-        optimizer=optimizer,
-        ema=ema,
-        ctx=ctx,
-        amp_dtype=amp,
-        clip_norm=hyp.clip_norm,
+    shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
+    settings = StepSettings(
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         channels_last=config.channels_last,
-        virtual_ranks=virtual_ranks,
-        pipeline=config.pipeline > 1,
+        clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
-        samples_per_image=config.samples_per_image,
-        compilation=compilation,
+        compilation=plan_compilation(config, ctx, images=images, shards=shards),
     )
+    strategy = build_strategy(ctx, run, model, optimizer, plan, partial(settings.autocast, ctx.device))
+    settings.compilation.apply(model, criterion)
+    if settings.compilation.line:
+        get_logger().info("%s", settings.compilation.line)
+    return TrainStep(strategy, criterion, optimizer, ema, settings)
+
+
+def build_strategy(
+    ctx: DistributedContext, run: Run, model: nn.Module, optimizer: OptimizerSet, plan: StepPlan, autocast: Autocast
+) -> Strategy:
+    """The strategy that the settings ask for. ``model``: not wrapped."""
+    if run.config.pipeline > 1:
+        from engine.parallel.pipeline import build_stage
+
+        return build_stage(ctx, model, autocast, optimizer.parameters)
+    if virtual_ranks := resolve_virtual_ranks(ctx, run.config):
+        from engine.parallel.virtual_ranks import VirtualRanks
+
+        return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
+    return Strategy(ctx, _over_devices(ctx, run, model, plan), autocast)
 
 
 def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: StepPlan) -> nn.Module:

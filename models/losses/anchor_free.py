@@ -24,7 +24,6 @@ from models.losses.base import (
     sparse_cross_entropy,
     without_loss,
 )
-from models.losses.distillation import distill
 from utils.boxes import iou
 from utils.structures import LossOutput
 
@@ -61,6 +60,9 @@ class AnchorFreeLoss(Criterion):
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
         if settings.distills:
+            from models.losses.distillation import distill
+
+            self._distill = distill
             self.names, self.gains = (*self.names, "distill"), (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(
@@ -125,7 +127,7 @@ class AnchorFreeLoss(Criterion):
         kept = torch.zeros_like(box)
         if ignored is not None:
             outputs, old_outputs = (box_logits, class_logits), split_rows(old, 4 * self.reg_max)
-            found = distill(outputs, old_outputs, ignored & (assigned == 0)[..., None], centers, strides)
+            found = self._distill(outputs, old_outputs, ignored & (assigned == 0)[..., None], centers, strides)
             kept = sum(gain * term for gain, term in zip(self.gains, found[:3]))
             normalizer = normalizer + found.weight
         return self.weighted((box, cls, sides, kept), normalizer)

@@ -66,6 +66,15 @@ class Criterion(nn.Module):
         """Called with True in the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
+def old_outputs(criterion: nn.Module, images: Tensor) -> tuple[list[Tensor], ...]:
+    """What a loss takes in addition: the raw maps of its ``old_model`` for ``images`` (B, 3, H, W), if it has one."""
+    old = getattr(criterion, "old_model", None)
+    if old is None:
+        return ()
+    with torch.no_grad():
+        return (old(images),)
+
+
 def class_weights(counts: np.ndarray, power: float) -> Tensor:
     """Weights float32 (C,) of the classes' cross-entropies, proportional to 1 / frequency ** power (1: Cui et al. 2019;
     1/2: Mahajan et al. 2018).

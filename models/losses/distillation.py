@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, kl_div
 
 from models.box_coding import distances_to_xyxy, expected_distances
@@ -31,15 +30,6 @@ class Distillation(NamedTuple):
     cls: Tensor  # Kullback-Leibler divergence of the class scores
     sides: Tensor  # the same of the distributions of the sides or, without bins, the mean absolute error in cells
     weight: Tensor  # the scores of the boxes, which count like those of labeled objects
-
-
-def old_outputs(criterion: nn.Module, images: Tensor) -> tuple[list[Tensor], ...]:
-    """What a loss takes in addition: the raw maps of its ``old_model`` for ``images`` (B, 3, H, W), if it has one."""
-    old = getattr(criterion, "old_model", None)
-    if old is None:
-        return ()
-    with torch.no_grad():
-        return (old(images),)
 
 
 def distill(

@@ -14,7 +14,7 @@ Legend: T views, K slots a view, N = T * K boxes, P pairs of views that overlap,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -75,13 +75,6 @@ def stitch_views(
     return Detections(*padded, torch.tensor([len(index)], device=index.device))
 
 
-class TiledImages(Protocol):
-    """Where the tiles of images are, as a `TileStitcher` takes it."""
-
-    image: np.ndarray
-    windows: np.ndarray
-
-
 @dataclass(frozen=True)
 class TileStitcher:
     """Joins the detections in the tiles of many images.
@@ -97,11 +90,6 @@ class TileStitcher:
     windows: np.ndarray
     iou_thres: float | None
     max_det: int
-
-    @classmethod
-    def of(cls, tiles: TiledImages | None, iou_thres: float | None, max_det: int) -> TileStitcher | None:
-        """None without tiles."""
-        return None if tiles is None else cls(tiles.image, tiles.windows, iou_thres, max_det)
 
     def __call__(
         self, found: DetectionTable, seen: np.ndarray, device: torch.device

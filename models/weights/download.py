@@ -18,8 +18,9 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
+from models.weights.origin import RANDOM, UNKNOWN, Origin
 from utils.config.parser import from_mapping
 from utils.config.settings import setting
 from utils.config.yaml_files import load_yaml, suggestion
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class WeightsEntry:
     """One entry of the catalog."""
 
     url: str = setting(help="address of the file")
-    license: str = setting(UNKNOWN, formerly=("licence",), help="the file's license")
+    license: str = setting(UNKNOWN, help="the file's license")
     sha256: str = setting("", help="hex digest; empty: not known")
     size: int = setting(0, low=0, help="bytes; 0: not known")
     ap: float = setting(0.0, low=0, high=100, help="published AP50-95 on COCO val2017, percent; 0: not known")
@@ -92,16 +92,6 @@ def catalog_name(text: str) -> str:
     return next((text.removesuffix(suffix) for suffix in WEIGHTS_SUFFIXES if text.endswith(suffix)), text)
 
 
-class Origin(NamedTuple):
-    """As text; `UNKNOWN` where nothing says."""
-
-    weights: str  # that training started from
-    license: str  # of the trained weights
-
-
-RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
-
-
 def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
     """The origin of a checkpoint.
 
@@ -118,10 +108,8 @@ def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
     return _public_origin(Path(os.path.expanduser(str(config["weights"]))) if config else path)
 
 
-def origin_of_run(start: StoredWeights | None) -> Origin:
-    """The origin of the checkpoints of a run that starts from these weights; None: from random ones."""
-    if start is None:
-        return RANDOM
+def origin_of_run(start: StoredWeights) -> Origin:
+    """The origin of the checkpoints of a run that starts from these weights."""
     if not start.is_ours:
         return _public_origin(start.path)
     before = origin_of(start.content, start.path)

@@ -18,9 +18,9 @@ from benchmarks.speed.report import Comparison
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from engine.evaluation.metrics import score_detections
+from engine.evaluation.report import write_predictions
 from tests.helpers.scoring import random_case
 from tests.helpers.tiny import write_dataset
-from utils.drawing.detection_writer import write_predictions
 
 pytestmark = pytest.mark.benchmarks
 SIDE = """

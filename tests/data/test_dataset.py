@@ -17,7 +17,7 @@ import torch
 from data import dataset
 from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
-from data.user_transforms import UserTransforms
+from data.render.user_transforms import UserTransforms
 from tests.helpers.preloaded import python
 from tests.helpers.synthetic_index import OBJECT, write_dataset
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
@@ -235,7 +235,7 @@ def test_importing_albumentations_opens_no_connection_and_keeps_the_environment(
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
         "import cv2\n"  # sets LD_LIBRARY_PATH itself
         "before = dict(os.environ)\n"
-        "from data.user_transforms import UserTransforms\n"
+        "from data.render.user_transforms import UserTransforms\n"
         "UserTransforms([{'name': 'Blur'}], 0)\n"
         "assert dict(os.environ) == before\n"
     )

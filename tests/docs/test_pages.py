@@ -150,7 +150,7 @@ def folder_of_examples(tmp_path_factory) -> Path:
     scored = {**read_checkpoint(weights), "metrics": {"metrics/AP": 0.5}}
     write_checkpoint(scored, folder / "runs" / "train" / "exp" / "best.pt")
     (folder / "runs" / "val" / "exp" / "results.json").write_text('{"ap50": 0.5}')
-    (folder / "runs" / "train" / "exp" / "results.csv").write_text("epoch,metrics/mAP50-95(B)\n1,0.5\n2,\n")
+    (folder / "runs" / "train" / "exp" / "results.csv").write_text("epoch,metrics/AP\n1,0.5\n2,\n")
     rng = np.random.default_rng(0)
     for name in ("a.jpg", "b.jpg"):
         cv2.imwrite(str(folder / name), rng.integers(0, 256, (48, 64, 3), dtype=np.uint8))

@@ -11,9 +11,6 @@ import torch
 import detect
 import train
 import val
-from engine.optim.build import build_optimizer
-from engine.optim.ema import ModelEma
-from engine.train.step import TrainStep
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
@@ -21,6 +18,7 @@ from models.postprocess.detections import select_detections, suppression_iou
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.ranks import run_ranks
+from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
 from tests.models.losses.test_losses import NoSync
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -377,17 +375,7 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
 
 def _train(ctx, kind: str, virtual_ranks: int) -> torch.Tensor:
     model = build_detector(MODELS[kind], 2, seed=1)
-    step = TrainStep(
-        model=model,
-        criterion=model.head.build_loss(HYP),
-        optimizer=build_optimizer(model, "Muon", lr=0.01, momentum=0.9, weight_decay=5e-4),
-        ema=ModelEma(model, decay=0.9, tau=1.0),
-        ctx=ctx,
-        amp_dtype=None,
-        clip_norm=10.0,
-        channels_last=False,
-        virtual_ranks=virtual_ranks,
-    )
+    step = make_train_step(ctx, model, optimizer="Muon", virtual_ranks=virtual_ranks)
     own = 8 // ctx.world_size
     share = make_batch(8).shard(ctx.rank * own, (ctx.rank + 1) * own)
     for update in (1, 2):

@@ -43,9 +43,10 @@ import yaml
 import detect
 import train
 import val
+from data.box_sizes import warn_of_small_boxes
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
-from data.check.census import take_census, warn_of_small_boxes
+from data.check.census import take_census
 from data.check.labels import box_pairs
 from data.check.scanned import scan_dataset, scan_issues
 from data.convert.__main__ import convert

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import json
-import os
 import pkgutil
 import re
 import shutil
@@ -32,7 +31,6 @@ from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, written_suffix
-from utils.drawing.written_files import RECORD
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.machine.threads import Ahead
@@ -168,29 +166,7 @@ def tree(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
 
 
-def test_a_second_call_leaves_only_its_own_annotation_files(weights, pictures, clip, tmp_path):
-    def call(source, *formats):
-        return run(weights, source, tmp_path, "--exist-ok", "--nosave", "--max-frames", "2", "--save-format", *formats)
-
-    shutil.copytree(pictures, tmp_path / "in")
-    shutil.copy(clip, tmp_path / "in")
-    folder = call(tmp_path / "in", "yolo", "voc", "labelstudio")
-    (folder / "labels" / "mine.txt").write_text("0 0.5 0.5 0.1 0.1\n")
-    (folder / "notes.md").write_text("mine")
-    (folder / "labels" / "clip_000001.txt").write_text("1 0.5 0.5 0.1 0.1\n")  # corrected by hand
-    (folder / "labels" / "a.txt").unlink()
-    assert call(pictures / "a.jpg", "yolo", "coco") == folder
-    edited = {"images/clip_000001.jpg", "labels/clip_000001.txt", "Annotations/clip_000001.xml"}
-    own = {"images/a.jpg", "labels/a.txt", "classes.txt", "data.yaml", "annotations.json"}
-    others = {"labels/mine.txt", "notes.md"}
-    assert tree(folder) == own | others | edited
-    assert (folder / "labels" / "clip_000001.txt").read_text() == "1 0.5 0.5 0.1 0.1\n"
-    shutil.rmtree(folder / "Annotations")
-    call(pictures / "a.png", "cvat")
-    assert tree(folder) == {"images/a.png", "annotations.xml"} | others | edited - {"Annotations/clip_000001.xml"}
-
-
-def test_images_of_an_earlier_call_are_not_removed_while_they_are_the_source(weights, pictures, tmp_path):
+def test_images_in_the_folder_of_the_results_are_not_overwritten(weights, pictures, tmp_path):
     folder = run(weights, pictures, tmp_path, "--exist-ok", "--nosave", "--save-format", "yolo")
     before = tree(folder)
     shutil.copy(pictures / "a.png", tmp_path / "new.png")
@@ -200,25 +176,6 @@ def test_images_of_an_earlier_call_are_not_removed_while_they_are_the_source(wei
     with pytest.raises(UserError, match=r"3 of 4 files could not be used .* is in the folder of the results"):
         run(weights, tmp_path / "list.txt", tmp_path, "--exist-ok", "--nosave", "--save-format", "yolo")
     assert tree(folder) == before | {"images/new.png", "labels/new.txt"}
-
-
-@pytest.mark.parametrize(
-    "damage", ["[", '["../in/a.png", 1, 1]', '["/absent", "x", 1]', "7", '["a\\u0000b", 1, 1]', "[" * 9999]
-)
-def test_a_damaged_record_of_written_files_removes_nothing(weights, pictures, tmp_path, damage):
-    shutil.copytree(pictures, tmp_path / "in")
-    folder = run(weights, pictures / "a.png", tmp_path, "--exist-ok", "--nosave", "--save-format", "yolo")
-    with open(folder / RECORD, "a", encoding="utf-8") as file:
-        file.write(damage + "\n")
-        for victim in (tmp_path / "in" / "a.png", weights):  # with their true sizes and times
-            status = victim.stat()
-            file.write(json.dumps([os.path.relpath(victim, folder), status.st_size, status.st_mtime_ns]) + "\n")
-            file.write(json.dumps([str(victim), status.st_size, status.st_mtime_ns]) + "\n")
-    before = tree(tmp_path / "in")
-    run(weights, pictures / "a.jpg", tmp_path, "--exist-ok", "--nosave", "--save-format", "yolo")
-    assert tree(tmp_path / "in") == before
-    assert weights.exists()
-    assert tree(folder) == {"images/a.jpg", "labels/a.txt", "classes.txt", "data.yaml"}
 
 
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])

@@ -21,6 +21,7 @@ import train
 import val
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
+from engine.evaluation.report import write_predictions
 from engine.evaluation.tide import KINDS
 from models.detector import build_detector
 from tests.helpers.exports import lively
@@ -28,7 +29,6 @@ from tests.helpers.exports import write_weights as lively_weights
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
-from utils.drawing.detection_writer import write_predictions
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable, GroundTruth

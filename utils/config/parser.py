@@ -14,11 +14,11 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import (
     TOPICS,
     DetectConfig,
@@ -30,11 +30,12 @@ from utils.config.settings import (
     default_of,
 )
 from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
-from utils.config.yolo_command import Program, command_line, is_yolo_command, recipe, unknown_hyperparameter
-from utils.config.yolo_flags import advice, translated, without_harmless
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
 from utils.program import COMMANDS
+
+if TYPE_CHECKING:
+    from utils.config.yolo_command import Program
 
 T = TypeVar("T")
 
@@ -44,9 +45,22 @@ def _name(config: type) -> str:
     return config.__name__.removesuffix("Config").lower()
 
 
-_CONFIGS = {_name(cls): cls for cls in (TrainConfig, ValConfig, DetectConfig, ExportConfig, KfoldConfig, SearchConfig)}
 _HYPERPARAMETERS = {f.name: f for f in dataclasses.fields(Hyperparameters)}
 _type_hints = functools.cache(typing.get_type_hints)  # takes milliseconds
+
+
+def _others() -> ModuleType:
+    """What is known of YOLOv5 and Ultralytics, for command lines and files that are not ours alone."""
+    from utils.config import yolo_command
+
+    return yolo_command
+
+
+def _other_flags() -> ModuleType:
+    """Their flags."""
+    from utils.config import yolo_flags
+
+    return yolo_flags
 
 
 def type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
@@ -93,7 +107,6 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     if not isinstance(values, dict):
         raise UserError(f"{where}: must be 'key: value' lines, got {type(values).__name__}")
     known = {f.name: f for f in dataclasses.fields(cls)}
-    values = _renamed(cls, values, where)
     for key in values:
         if key not in known:
             raise UserError(f"{where}: {unknown_key(cls, str(key))}")
@@ -103,17 +116,8 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 def unknown_key(cls: type, key: str) -> str:
     """Says what to do about a key that is not a field of ``cls``."""
     if cls is Hyperparameters:
-        return unknown_hyperparameter(key, program_of("train"))
+        return _others().unknown_hyperparameter(key, program_of("train"))
     return f"unknown key '{key}'{suggestion(key, [f.name for f in dataclasses.fields(cls)])}"
-
-
-def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
-    """Replaces former names of fields (`settings.setting`) by the current ones."""
-    current = {old: f.name for f in dataclasses.fields(cls) for old in f.metadata.get("formerly", ())}
-    for old, new in current.items():
-        if old in values and new in values:
-            raise UserError(f"{where}: '{old}' is the former name of '{new}', which is also set; remove one")
-    return {current.get(key, key): value for key, value in values.items()}
 
 
 def hyperparameters_from(
@@ -130,8 +134,8 @@ def hyperparameters_from(
         base: the values of what the file leaves out; None: the defaults.
     """
     values = load_yaml(path) if path else {}
-    if isinstance(values, dict):
-        values, unused = recipe(values, path, program_of)
+    if isinstance(values, dict) and not values.keys() <= _HYPERPARAMETERS.keys():
+        values, unused = _others().recipe(values, path, program_of)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
@@ -156,7 +160,7 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
 def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
     """``hyp`` with the checked ``values``, whose mistakes are reported as of ``where``."""
     checked = from_mapping(Hyperparameters, values, where)
-    return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in _renamed(Hyperparameters, values or {}, where)})
+    return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,20 +173,37 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, *, script: str, **options: Any) -> None:
         super().__init__(**options)
         self._script = script
+        self._given, self._is_translated = list[str](), False
         self.lines: list[str] = []  # for the log
 
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
-        if self._script in _CONFIGS and is_yolo_command(given):
-            self.error(command_line(self._script, given, program_of))
-        given, self.lines = without_harmless(self._script, translated(self._script, given))
-        if line := advice(self._script, given, self._option_string_actions, _HYPERPARAMETERS):
-            self.error(line)
-        return super().parse_known_args(given, namespace)
+        self._given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
+        self._is_translated = not self._has_all_flags()
+        if self._is_translated:
+            others = _others()
+            if self._script in _configs() and others.is_yolo_command(self._given):
+                self.error(others.command_line(self._script, self._given, program_of))
+            translated = _other_flags().translated(self._script, self._given)
+            self._given, self.lines = _other_flags().without_harmless(self._script, translated)
+            if line := self._advice():
+                self.error(line)
+        return super().parse_known_args(self._given, namespace)
+
+    def _has_all_flags(self) -> bool:
+        """Whether all flags of the command line are ours, and nothing comes before them."""
+        flags = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+        starts = not self._given[:1] or self._given[0].startswith("-")
+        return starts and all(flag in self._option_string_actions for flag in flags)
+
+    def _advice(self) -> str | None:
+        """What to write instead of a flag or value of another program, if there is one."""
+        return _other_flags().advice(self._script, self._given, self._option_string_actions, _HYPERPARAMETERS)
 
     def error(self, message: str) -> typing.NoReturn:
+        if not self._is_translated:
+            message = self._advice() or message
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
@@ -284,7 +305,7 @@ def errors_name_typed_flags(cls: type) -> Callable[[Callable], Callable]:
 def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
     ours = {alias: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(cls) for alias in f.metadata["aliases"]}
     for flag in (_dashed(argument).partition("=")[0] for argument in argv):
-        canonical = ours.get(flag) or " ".join(translated(_name(cls), [flag]))
+        canonical = ours.get(flag) or " ".join(_other_flags().translated(_name(cls), [flag]))
         if canonical != flag:
             message = re.sub(rf"(?<![\w-]){re.escape(canonical)}(?![\w-])", flag, message)
     return message
@@ -332,12 +353,20 @@ def _raise(message: str) -> typing.NoReturn:
 
 
 @functools.cache
+def _configs() -> dict[str, type]:
+    """The settings of the commands that other programs have too, by the names of ours."""
+    from utils.config.search_settings import KfoldConfig, SearchConfig
+
+    configs = (TrainConfig, ValConfig, DetectConfig, ExportConfig, KfoldConfig, SearchConfig)
+    return {_name(cls): cls for cls in configs}
+
+
+@functools.cache
 def program_of(script: str) -> Program:
     """The command line of a script."""
-    cls = _CONFIGS[script]
+    cls = _configs()[script]
     flags = {name: a for name, a in build_parser(cls, "")._option_string_actions.items() if a.dest != "help"}
-    known = {*_HYPERPARAMETERS, *(old for f in _HYPERPARAMETERS.values() for old in f.metadata["formerly"])}
-    return Program(flags, known, functools.partial(_changes, cls))
+    return _others().Program(flags, _HYPERPARAMETERS, functools.partial(_changes, cls))
 
 
 def _changes(cls: type, argv: Sequence[str]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "processes": "spawn eval_ranks local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
     "pipeline stall_minutes",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
-    "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
+    "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
 
@@ -64,7 +64,6 @@ def setting(
     also: Any = None,
     aliases: tuple[str, ...] = (),
     bare: Any = None,
-    formerly: tuple[str, ...] = (),
     positional: bool = False,
 ) -> Any:
     """A dataclass field with the metadata that its flag or YAML key needs.
@@ -76,11 +75,10 @@ def setting(
         also: one value outside the bounds that has a special meaning.
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
-        formerly: names of the field in older checkpoints and recipes, which are still read.
         positional: the values are given without a flag.
     """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly, "positional": positional}
+    metadata |= {"also": also, "aliases": aliases, "bare": bare, "positional": positional}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -108,7 +106,6 @@ class Hyperparameters:
     lr_mult: float | None = setting(
         1.0,
         low=0,
-        formerly=("lr_share",),
         help="learning rate factor of loaded parameters; null: by --epochs and how well --weights detect the objects",
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
@@ -250,9 +247,7 @@ class TrainConfig(_DataConfig):
     cache: str = setting(
         "none", choices=_CACHES, bare="ram", help="keep decoded images, one copy per node; device: in GPU memory"
     )
-    render_on: str = setting(
-        "host", choices=("host", "device"), formerly=("augment",), help="where training images are augmented"
-    )
+    render_on: str = setting("host", choices=("host", "device"), help="where training images are augmented")
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     repeat_factor: float = setting(
         0.0, low=0, high=1, help="repeat images of classes that less than this fraction of the images has; 0: none"
@@ -311,17 +306,7 @@ class TrainConfig(_DataConfig):
         factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"
     )
     tracker_weights: bool = setting(False, help="--tracker also receives best.pt")
-    csv_names: str = setting(
-        "lockstep",
-        choices=("lockstep", "ultralytics", "yolov5"),
-        help="column names of results.csv: this program's, or those that scripts for other programs expect",
-    )
     project: str = setting("runs/train", help="folder of runs")
-
-    @property
-    def samples_per_image(self) -> int:
-        """The number of samples, which ``batch_size`` counts, that are collated into one image of a batch."""
-        return 4 if self.quad else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The output of detect.py and val.py: images, videos, YOLO labels, crops, COCO JSON, and a window."""
+"""The output of detect.py: images, videos, YOLO labels, crops, COCO JSON, and a window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +18,15 @@ import numpy as np
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.drawing.annotation_formats import (
-    BOX_DIGITS,
     FORMATS,
-    SCORE_DIGITS,
     AnnotatedImage,
     write_yolo_labels,
 )
 from utils.drawing.draw import write_image
-from utils.drawing.written_files import WrittenFiles
 from utils.errors import UserError
-from utils.files.safe_io import atomic_write, write_whole
+from utils.files.safe_io import write_whole
 from utils.strings import image_ids_of
-from utils.structures import DetectionTable, GroundTruth
-
-_ROWS = 4096  # lines written at a time
-
-
-def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
-    """COCO JSON with a detection a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of
-    ``gt``. pycocotools reads the file with ``loadRes``.
-    """
-    image_ids = [json.dumps(i) for i in gt.image_ids]
-    boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
-    scores = np.round(table.scores, SCORE_DIGITS)
-    categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
-    with atomic_write(path) as file:
-        file.write(b"[")
-        separator = "\n"
-        for start in range(0, scores.size, _ROWS):
-            part = slice(start, start + _ROWS)
-            columns = (v[part].tolist() for v in (table.image_index, categories, boxes, scores))
-            rows = [
-                f'{{"image_id": {image_ids[i]}, "category_id": {c}, "bbox": {b}, "score": {s}}}'
-                for i, c, b, s in zip(*columns)
-            ]
-            file.write((separator + ",\n".join(rows)).encode())
-            separator = ",\n"
-        file.write(b"\n]\n")
-
+from utils.structures import DetectionTable
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
@@ -212,7 +183,6 @@ class DetectionFiles:
         self._records: list[dict[str, Any]] = []  # for predictions.json
         self._labels: list[str] = []  # of all frames, with detections or without
         model = Path(config.weights).stem
-        self._written = WrittenFiles(self.run_dir)
         self._formats = [FORMATS[name](self.run_dir, names, model) for name in dict.fromkeys(config.save_format)]
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
@@ -236,23 +206,18 @@ class DetectionFiles:
         if self._formats:
             path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
             annotated = AnnotatedImage(path.name, image.shape[:2], found)
-            for file in (path, *(file for written in self._formats for file in written.add(annotated))):
-                self._written.add(file)
+            for written in self._formats:
+                written.add(annotated)
 
     def close(self) -> None:
         """Writes the files that hold all frames."""
-        for file in (file for written in self._formats for file in written.close()):
-            self._written.add(file)
+        for written in self._formats:
+            written.close()
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             for record in self._records:
                 record["image_id"] = ids[record["image_id"]]
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
-
-    def remove_earlier(self, sources: Iterable[str]) -> None:
-        """Removes the annotation files of earlier calls, see `WrittenFiles`. Called when all ``sources`` were read and
-        everything is written."""
-        self._written.remove_earlier(sources)
 
     def _copy_image(self, source: str, label: str) -> Path:
         """Copies an image file into images/, which saves labeling tools from losses of another compression."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.inference.model import Session
+from engine.inference.runtimes.exported import Session
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import get_logger

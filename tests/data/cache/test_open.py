@@ -359,10 +359,6 @@ def test_too_little_disk_space_is_one_line(kind, remedy, index, tmp_path, monkey
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
 
 
-def test_cache_none_opens_no_cache(index):
-    assert open_image_cache(index, "none", imgsz=64) is None
-
-
 def test_a_flipped_bit_in_a_disk_cache_is_detected(index, tmp_path):
     """In the pixels it is an error that names the image; in the index of the file, the file is created again."""
     cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))

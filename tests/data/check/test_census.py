@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from data.box_sizes import remedy_for_small_boxes, size_that_shows, warn_of_small_boxes
 from data.check import census
-from data.check.census import remedy_for_small_boxes, size_that_shows, take_census, warn_of_small_boxes
+from data.check.census import take_census
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from tests.helpers.tiny import write_dataset

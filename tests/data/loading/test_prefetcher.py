@@ -79,16 +79,16 @@ def test_errors_in_the_data_are_raised():
 
 
 @pytest.mark.parametrize(
-    ("batch", "epoch", "weights", "wanted"),
-    [(2, 0, None, 3), (5, 0, None, 2), (7, 0, None, 3), (7, 1, None, 0), (7, 0, [1.0], 0), (5, 0, [1.0], 2)],
+    ("batch", "epoch", "is_decided", "wanted"),
+    [(2, 0, False, 3), (5, 0, False, 2), (7, 0, False, 3), (7, 1, False, 0), (7, 0, True, 0), (5, 0, True, 2)],
 )
-def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, weights, wanted):
-    loader = type("L", (), {"__len__": lambda self: 7, "class_weights": weights})()
+def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, is_decided, wanted):
+    """``is_decided``: by a hook, after the epoch."""
     trainer = SimpleNamespace(
-        train_loader=loader,
+        loader=range(7),
         plan=SimpleNamespace(accumulate=3),
-        run=SimpleNamespace(config=SimpleNamespace(time=0.0)),
-        control=SimpleNamespace(epochs=2),
+        hooks=SimpleNamespace(decide_next_epoch=is_decided),
+        epochs=2,
         progress=SimpleNamespace(batch=batch, epoch=epoch),
     )
     assert Trainer._batches_of_next_step(trainer) == wanted

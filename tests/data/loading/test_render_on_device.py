@@ -198,7 +198,7 @@ def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypat
     said: list[str] = []
     monkeypatch.setattr(get_logger(), "info", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(
-        "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
+        "data.loading.on_device.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
     for a, b in zip(expected, batches_of()):
         assert_same(a, b)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, _check_unscored
+from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer, Snapshot
 from engine.optim.build import build_optimizer
 from engine.optim.ema import ModelEma
@@ -319,26 +319,6 @@ def test_a_flipped_bit_is_refused(tmp_path):
 def test_an_impossible_progress_is_refused(value):
     with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint \('progress' has"):
         Progress.of(value, "last.pt")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"row": {"time": "x"}},
-        {"refining": 1},
-        {"epoch": {"ema": {}, "progress": {}}},
-        {"epoch": {"ema": None}},
-        {"epoch": {"ema": {"w": torch.zeros(3)}, "progress": {}}},
-        {"epoch": {"ema": {"w": torch.zeros(2)}, "progress": {"epoch": -1}}},
-    ],
-)
-def test_an_impossible_epoch_without_scores_is_refused(change):
-    good = {"row": {"time": 1.0}, "refining": False, "epoch": {"ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}}
-    ema = {"w": torch.zeros(2)}
-    for valid in (None, good, good | {"epoch": None}):
-        _check_unscored(valid, ema, Path("last.pt"))
-    with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint"):
-        _check_unscored(good | change, ema, Path("last.pt"))
 
 
 @pytest.mark.parametrize("weight", ["x", None, {}, torch.zeros(2, 2).to_sparse()])

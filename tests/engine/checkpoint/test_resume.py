@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
 from engine.checkpoint.resume import (
@@ -140,15 +139,3 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     assert run_of_launch(tmp_path, [""]) is None
     (tmp_path / "exp").rmdir()
     assert run_of_launch(tmp_path, ["job node0 1"]) is None
-
-
-def test_names_of_pretrained_parameters_are_stored():
-    model, config = nn.Linear(2, 2), {"weights": "a.pt"}
-
-    def known(**stored) -> dict[str, tuple[int, ...]]:
-        return Checkpoint(**STORED | stored).parameters_from_weights(model)
-
-    assert known(pretrained={"weight": [1], "bias": []}, config=config) == {"weight": (1,), "bias": ()}
-    assert known(pretrained=["bias"], config=config) == {"bias": ()}  # an older checkpoint: one rate for all rows
-    assert known(config={"weights": ""}) == {}
-    assert known(config=config) == {"weight": (), "bias": ()}  # a still older one: one rate for all

@@ -184,7 +184,7 @@ if os.environ["RANK"] == "1":
 
 class Hooks:
     def note(self, run, when):
-        for model in (run._step._bare, run.model):
+        for model in (run._trainer.step._bare, run.model):
             weights = b"".join(value.contiguous().numpy().tobytes() for value in model.state_dict().values())
             with open(f"weights{run.rank}.txt", "a") as file:
                 file.write(f"{when} {run.step} {hashlib.blake2b(weights, digest_size=8).hexdigest()}\\n")

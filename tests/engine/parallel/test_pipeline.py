@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from engine.optim.build import build_optimizer
-from engine.optim.ema import ModelEma
 from engine.train.step import TrainStep
 from models.build import freeze_layers
 from models.detector import build_detector
@@ -19,8 +17,8 @@ from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL
+from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
-from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint import read_checkpoint
 from utils.structures import Batch
@@ -45,18 +43,7 @@ SKIPPING = {
 def make_step(ctx, model, *, pipeline: bool, dtype=torch.float64, freeze=(), **changes) -> tuple[TrainStep, nn.Module]:
     model = build_detector(model, 2, seed=1).to(dtype)
     freeze_layers(model, freeze)
-    parts = {
-        "model": model,
-        "criterion": model.head.build_loss(Hyperparameters()),
-        "optimizer": build_optimizer(model, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
-        "ema": ModelEma(model, decay=0.9, tau=1.0),
-        "ctx": ctx,
-        "amp_dtype": None,
-        "clip_norm": 10.0,
-        "channels_last": False,
-        "pipeline": pipeline,
-    }
-    return TrainStep(**{**parts, **changes}), model
+    return make_train_step(ctx, model, pipeline=pipeline, **changes), model
 
 
 def shards(bounds: list[tuple[int, int]], size: int = 64) -> list[Batch]:

@@ -12,7 +12,8 @@ import torch
 
 import train
 import val
-from data.check.census import size_that_shows, take_census
+from data.box_sizes import size_that_shows
+from data.check.census import take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding, ScanReport
 from data.sampler import repeat_factors

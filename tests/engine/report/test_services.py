@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import os
 import signal
 import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 import train
-from engine.report import services
 from engine.report.background import BackgroundTracker, RunNote
-from engine.report.services import KubeflowService, MlflowService, WandbService, check_services
+from engine.report.services import MlflowService, WandbService, check_services
 from engine.report.trackers import CompositeTracker, CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -221,64 +217,3 @@ def test_without_the_flag_nothing_is_imported():
     code = "import sys, engine.train.build; print([m for m in ('mlflow', 'wandb', 'sqlalchemy') if m in sys.modules])"
     done = subprocess.run([python(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-@pytest.fixture
-def controller(tmp_path, monkeypatch):
-    """A server in place of Kubeflow's controller: the bodies that it gets, and the status that it answers with."""
-    received, answer = [], {"status": 200}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append((self.path, self.headers["Authorization"], json.loads(body)))
-            self.send_response(answer["status"])
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    (tmp_path / "token").write_text("secret\n")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/namespaces/n/trainjobs/j/status"
-        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", url)
-        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
-        yield received, answer
-        server.shutdown()
-
-
-def test_kubeflow_gets_progress_remaining_time_and_results(tmp_path, controller, monkeypatch):
-    received, _ = controller
-    monkeypatch.setattr(services, "KUBEFLOW_PAUSE_S", 0.0)
-    follow(tmp_path, KubeflowService(8, RunNote(tmp_path / "note.json", is_new=False)), range(1, 4))
-    assert [body["trainerStatus"]["progressPercentage"] for _, _, body in received] == [12, 25, 37]
-    path, authorization, body = received[-1]
-    assert path == "/namespaces/n/trainjobs/j/status"
-    assert authorization == "Bearer secret"
-    assert body["trainerStatus"]["estimatedRemainingSeconds"] == 10  # five epochs of 2 s
-    assert {"name": "metrics/AP", "value": "0.3"} in body["trainerStatus"]["metrics"]
-    follow(tmp_path, KubeflowService(8, RunNote(tmp_path / "note.json", is_new=False)), range(4, 9))  # resumed
-    assert [body["trainerStatus"]["progressPercentage"] for _, _, body in received[3:]] == [50, 62, 75, 87, 100]
-
-
-def test_kubeflow_gets_short_epochs_rarely_but_the_last_one(tmp_path, controller):
-    received, _ = controller
-    follow(tmp_path, KubeflowService(5, RunNote(tmp_path / "note.json", is_new=False)), range(1, 6))
-    assert [body["trainerStatus"]["progressPercentage"] for _, _, body in received] == [20, 100]
-
-
-def test_a_controller_that_refuses_costs_one_warning(tmp_path, controller, caplog):
-    received, answer = controller
-    answer["status"] = 403
-    follow(tmp_path, KubeflowService(3, RunNote(tmp_path / "note.json", is_new=False)), range(1, 4))
-    assert received
-    warnings = [record.message for record in caplog.records if "tried again" in record.message]
-    assert warnings == ["Kubeflow: HTTP Error 403: Forbidden; tried again after each epoch"]
-
-
-def test_a_run_reports_to_the_controller_that_its_environment_names(tmp_path, controller):
-    received, _ = controller
-    data, model = write_dataset(tmp_path / "data", train=4, val=2), write_model(tmp_path / "tiny.yaml")
-    train.main([*SMALL, "--data", str(data), "--model", str(model), "--project", str(tmp_path / "runs")])
-    assert received[-1][2]["trainerStatus"]["progressPercentage"] == 100

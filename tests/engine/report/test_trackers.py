@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine.report.progress_bar import EpochBar, format_duration, memory_gb
+from engine.hooks.progress_bar import EpochBar, memory_gb
 from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker, _pr_counts
 from tests.helpers.fake_gpu import fake_gpu
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.strings import format_duration
 from utils.structures import EvalResult
 
 
@@ -266,7 +267,7 @@ def test_pr_counts_reproduce_precision_and_recall():
 @pytest.mark.usefixtures("plain_log")
 def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("engine.report.progress_bar.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("engine.hooks.progress_bar.time.monotonic", lambda: now[0])
     bar = EpochBar(20, epoch=1, epochs=4, enabled=True, between_epochs_s=10.0)
     for step in range(20):
         now[0] += 2.0

@@ -11,16 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from engine.optim.build import build_optimizer
-from engine.optim.ema import ModelEma
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from tests.engine.train.test_step import NoSync
 from tests.helpers.fake_gpu import fake_gpu
+from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch, LossOutput, map_tensors
 
@@ -72,18 +70,11 @@ def build_step(
     with unset_fake_temporarily():  # a second head is a copy on meta, which some versions of torch refuse
         model = build_detector(MODELS[kind], 2, seed=1)
     model = model.to(CUDA)
-    ema = ModelEma(model, decay=0.9, tau=1.0)
-    parts = {
-        "model": convert_sync_bn(model) if sync_bn else model,
-        "criterion": model.head.build_loss(Hyperparameters()).to(CUDA),
-        "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
-        "ema": ema,
-        "ctx": ctx,
-        "amp_dtype": torch.float16,
-        "clip_norm": 10.0,
-        "channels_last": True,
-    }
-    return TrainStep(**parts, **changes)
+    settings = {"amp_dtype": torch.float16, "channels_last": True, **changes}
+    step = make_train_step(ctx, model, optimizer=optimizer, **settings)
+    if sync_bn:
+        convert_sync_bn(model)
+    return step
 
 
 def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:

@@ -11,17 +11,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.optim.build import build_optimizer
-from engine.optim.ema import ModelEma
 from engine.parallel.ddp import parallelize
-from engine.train.step import TrainStep
 from models.build import freeze_layers
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.ranks import run_ranks
+from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch
 
@@ -32,23 +29,12 @@ def make_step(
     ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, norm_eval: bool = False, compress=False, **changes
 ):
     model = build_detector(MODELS[kind], 2, seed=1)
-    hyp = Hyperparameters()
-    criterion = model.head.build_loss(hyp)
     if norm_eval:  # only batch statistics may depend on how a batch is sharded
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()
-    parts = {
-        "model": parallelize(model, ctx, sync_bn=sync_bn, static=compress, compress=compress),
-        "criterion": criterion,
-        "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
-        "ema": ModelEma(model, decay=0.9, tau=1.0),
-        "ctx": ctx,
-        "amp_dtype": None,
-        "clip_norm": 10.0,
-        "channels_last": False,
-    }
-    return TrainStep(**{**parts, **changes}), model
+    wrapped = parallelize(model, ctx, sync_bn=sync_bn, static=compress, compress=compress)
+    return make_train_step(ctx, model, wrapped=wrapped, optimizer=optimizer, **changes), model
 
 
 def global_batch() -> Batch:
@@ -96,14 +82,12 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
 
 
-def test_the_gradient_is_that_of_images_times_the_mean_loss():
+def test_the_gradient_is_that_of_samples_times_the_mean_loss():
     """An image of ``--quad`` is four samples, which learn at the rate of four."""
     norms = []
-    for samples_per_image in (1, 4):
-        step, _ = make_step(
-            DistributedContext.single(), "anchor_free", clip_norm=0.0, samples_per_image=samples_per_image
-        )
-        step([global_batch()], [6], 1)
+    for samples in (None, 24):
+        step, _ = make_step(DistributedContext.single(), "anchor_free", clip_norm=0.0)
+        step([global_batch()], [6], 1, samples=samples)
         norms.append(step.reader.pop(leave=0)[0].grad_norm)
     assert norms[1] == pytest.approx(4 * norms[0])
 

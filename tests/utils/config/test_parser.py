@@ -21,7 +21,6 @@ from utils.config.parser import (
     hyperparameters_from,
     parse_config,
     read_recipe,
-    with_overrides,
 )
 from utils.config.reference import COMMANDS
 from utils.config.search_settings import KfoldConfig, SearchConfig
@@ -344,14 +343,6 @@ def test_help_lists_each_flag_once_by_topic(cls):
         assert len(re.findall(rf"^  {shown}[ ,\n]", text, re.M)) == 1, shown
     assert "(default: None)" not in text
     assert "(default: )" not in text
-
-
-def test_old_names_are_still_read():
-    assert from_mapping(Hyperparameters, {"lr_share": 0.5}, "x.yaml").lr_mult == 0.5
-    assert from_mapping(TrainConfig, {"augment": "device"}, "a.pt: config").render_on == "device"
-    assert with_overrides(Hyperparameters(), ["lr_share=0.25"]).lr_mult == 0.25
-    with pytest.raises(UserError, match=r"x\.yaml: 'lr_share' is the former name of 'lr_mult', which is also set"):
-        from_mapping(Hyperparameters, {"lr_share": 0.5, "lr_mult": 1.0}, "x.yaml")
 
 
 @pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py"])

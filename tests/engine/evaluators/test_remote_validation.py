@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from engine.checkpoint.checkpoint import Progress
+from engine.evaluators.remote_validation import pending_epoch
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.collectives import discard_message, post_message, read_message
+from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.files.results_csv import ResultsTable
 
@@ -81,7 +85,7 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
 def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
     counts = tmp_path / "scored"
     odd = f"{ODD};scored:{counts};set:utils.distributed.spawn:HANGS_AFTER_S:3"
-    odd += ";set:engine.parallel.remote_validation:LATE_S:1"
+    odd += ";set:engine.evaluators.remote_validation:LATE_S:1"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
         run.until(lambda: bool(scorers(counts)))
@@ -98,7 +102,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
 
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
     """Validation by anybody takes two seconds here, longer than some epochs."""
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.parallel.remote_validation:LATE_S:0"
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.evaluators.remote_validation:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
@@ -110,11 +114,11 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 @pytest.mark.parametrize("more", [(), ("--eval-ranks", "1")])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
     """With an evaluating process or without one."""
-    odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.parallel.remote_validation:LATE_S:1000"
+    odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--save-steps", "1", "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
-        assert read_checkpoint(tmp_path / "exp" / "last.pt")["unscored"]["epoch"]["ema"]
+        assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["RemoteValidation"]["after_epoch"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
@@ -210,3 +214,29 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
     discard_message(store, "m")
     assert store.num_keys() == 0
     assert read_message(store, "m") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row": {"time": "x"}},
+        {"is_refining": 1},
+        {"after_epoch": {"ema": {}, "progress": {}}},
+        {"after_epoch": {"ema": None}},
+        {"after_epoch": {"ema": {"w": torch.zeros(3)}, "progress": {}}},
+        {"after_epoch": {"ema": {"w": torch.zeros(2)}, "progress": {"epoch": -1}}},
+    ],
+)
+def test_an_impossible_pending_epoch_is_refused(change):
+    taken = {"ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
+    good = {"row": {"time": 1.0}, "is_refining": False, "after_epoch": taken}
+
+    def read(state: dict | None) -> int | None:
+        hooks = {} if state is None else {"RemoteValidation": state}
+        ema, progress = {"w": torch.zeros(2)}, Progress(epoch=4)
+        pending = pending_epoch(SimpleNamespace(path=Path("last.pt"), hooks=hooks, ema=ema, progress=progress))
+        return pending and pending.epoch.number
+
+    assert [read(state) for state in (None, good, good | {"after_epoch": None})] == [None, 3, 4]
+    with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint"):
+        read(good | change)

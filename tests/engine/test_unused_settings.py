@@ -9,7 +9,7 @@ import pytest
 
 import train
 from engine.checkpoint.run import Run
-from engine.train.process import unused_settings
+from engine.process import unused_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from engine.report import progress_bar
-from engine.report.progress_bar import EpochBar
+from engine.hooks import progress_bar
+from engine.hooks.progress_bar import EpochBar
 
 
 def test_losses_that_are_not_read_yet_are_not_shown_as_nan(monkeypatch):

@@ -14,7 +14,7 @@ import yaml
 
 import engine.checkpoint.run
 from engine.checkpoint.run import Run
-from engine.train.process import open_folder, prepare_process
+from engine.process import open_folder, prepare_process
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.folders import increment_path

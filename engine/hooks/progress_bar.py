@@ -9,8 +9,10 @@ import time
 
 import torch
 
+from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.logger import get_logger, terminal_bars
 from utils.machine.resources import process_age_s
+from utils.strings import format_duration
 
 LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # on a terminal, where tqdm draws no more often: the memory of a device takes long to read
@@ -112,11 +114,46 @@ class EpochBar:
         return steps_left * step_s + (epochs_left + 1) * self._between_s
 
 
-def log_start_time() -> None:
-    """Called after the first step: logs the seconds since the process's start."""
-    age = process_age_s()
-    if age is not None:
-        get_logger().info("first step %.1f s after the start", age)
+class ProgressBar(Hook):
+    """Shows an `EpochBar` on rank 0, and puts the speed of an epoch into its row."""
+
+    def __init__(self) -> None:
+        self._bar: EpochBar | None = None
+        self._is_first_step = True
+        self._steps_done_at, self._between_s = 0.0, 0.0
+
+    def before_epoch(self, trainer: Training) -> Action:
+        if self._steps_done_at:
+            self._between_s = time.monotonic() - self._steps_done_at
+        self._bar = EpochBar(
+            trainer.plan.steps,
+            epoch=trainer.progress.epoch,
+            epochs=trainer.epochs,
+            enabled=trainer.ctx.is_main,
+            done_steps=-(-trainer.progress.batch // trainer.plan.accumulate),
+            device=trainer.ctx.device,
+            between_epochs_s=self._between_s,
+        )
+        return Action.CONTINUE
+
+    def after_step(self, trainer: Training) -> Action:
+        if self._is_first_step and (age := process_age_s()) is not None:
+            get_logger().info("first step %.1f s after the start", age)
+        self._is_first_step = False
+        losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        self._bar.update(losses, images=trainer.images, data_wait_s=trainer.data_wait_s)
+        return Action.CONTINUE
+
+    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+        self._steps_done_at = time.monotonic()
+        epoch.row |= self._bar.speed()
+        self.close()
+        return Action.CONTINUE
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
 
 
 def memory_gb(device: torch.device | None = None) -> float:
@@ -131,10 +168,3 @@ def memory_gb(device: torch.device | None = None) -> float:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
-
-
-def format_duration(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

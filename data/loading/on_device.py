@@ -1,0 +1,59 @@
+"""``--render-on device``: workers plan batches, and the device renders them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from data.cache.device import open_device_cache
+from data.dataset import LoadImagesAndLabels
+from data.loading.worker import collate_quad
+from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
+from data.render.table import PackedPixels, PyramidLayout, build_table
+from data.sampler import BatchRequest
+from data.shared_memory import new_pixels
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+
+
+def render_on_device(
+    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, workers: int
+) -> dict[str, Any]:
+    """Arguments of `InfiniteDataLoader` for batches that are rendered on the device."""
+    layout, pixels = None, None
+    if config.cache == "device":
+        layout = PyramidLayout.of(dataset.source_hw)
+        pixels = open_device_cache(
+            dataset.index,
+            layout,
+            ctx=ctx,
+            threads=max(workers, 2),
+            show_progress=ctx.is_main,
+            on_warning=dataset.on_warning,
+        )
+    fuse = ctx.device.type == "cuda" and not config.deterministic
+    return {
+        "make_batch": partial(plan_batch, dataset, layout),
+        "renderer": DeviceRenderer(ctx.device, pixels, fuse=fuse),
+    }
+
+
+def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
+    """A training batch for `DeviceRenderer` to render.
+
+    Args:
+        layout: of the device cache that has the images; None: visible pixels are sent with the batch.
+    """
+    plans, images = dataset.plans(request.keys), request.images
+    kind = dataset.index.pixels
+    rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0), kind))
+    groups = []
+    for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
+        chosen = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
+        sources = PackedPixels(dataset.source_images(request.keys), kind) if layout is None else layout
+        table = build_table([plans[i] for n in chosen for i in images[n]], canvas_hw, dataset.source_hw, sources)
+        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
+        groups.append(RenderGroup(table, pixels, torch.tensor(chosen, dtype=torch.int64)))
+    return PlannedBatch(request.canvas_hw, tuple(groups), rest)

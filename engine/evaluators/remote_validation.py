@@ -1,0 +1,300 @@
+"""``--eval-ranks``: the last processes of a job validate the averaged weights while the others train.
+
+Both have process groups of their own, so the loss of an evaluating process (evaluating_process.py) cannot break a
+collective of the training ones. They exchange messages in the run's store: rank 0 posts what the others need to
+know of the run, then the weights of an epoch whenever they are free, and finds their scores there an epoch later.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data.index.index import DatasetIndex
+from data.loading.build import data_facts
+from engine.checkpoint.checkpoint import Checkpoint, Progress
+from engine.checkpoint.checkpointer import Snapshot
+from engine.evaluation.evaluator import Evaluator
+from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.stopping import has_stalled
+from engine.hooks.validation import Validation
+from utils.config.settings import TrainConfig
+from utils.distributed.agreement import product_version
+from utils.distributed.collectives import broadcast_object, discard_message, post_message, read_message
+from utils.distributed.context import DistributedContext, evaluators
+from utils.distributed.rendezvous import rank_list
+from utils.distributed.store_barrier import has_died
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.structures import Batch, Detections, DetectionTable, EvalResult
+
+POLL_S = 0.05
+# How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
+LATE_S, LATE_FRACTION = 5.0, 0.1
+LEAVE_S = 2.0
+OF_RESULTS = ("best_fitness", "best_epoch", "patience_fitness", "patience_epoch", "confidence")  # of `Progress`
+
+
+class Evaluators:
+    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls.
+
+    Args:
+        evaluator: of this process; gets the detections and the preview, as if it had validated itself.
+        setup: for the evaluating processes.
+    """
+
+    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
+        self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)
+        self._number = self._epoch = 0  # of the newest message with weights, from 1, and of its epoch
+        self._sent_at, self._is_busy, self._was_late = 0.0, False, False
+        self._failure = ""  # why there will be no more scores
+        self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
+        if ctx.is_main:
+            post_message(self._store, "setup", setup)
+            get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
+
+    def is_free(self) -> bool:
+        """Whether the evaluating processes take the weights of an epoch now."""
+        return broadcast_object(self._ctx, self._ctx.is_main and self._is_free())
+
+    def _is_free(self) -> bool:
+        if self._is_busy and self._store.check([f"scores/{self._number}"]):
+            self._receive()  # too late
+        self._find_failure()
+        are_ready = self._store.check([f"ready/{rank}" for rank in range(self._ctx.eval_ranks)])
+        return are_ready and not self._is_busy and not self._failure
+
+    def send(self, epoch: int, weights: dict[str, Tensor] | None, *, refining: bool) -> None:
+        """Sends the averaged weights of an epoch, on the CPU of rank 0, in the background. ``refining``: see
+        `Criterion.set_refining`."""
+        if not self._ctx.is_main:
+            return
+        self._number, self._epoch, self._is_busy, self._sent_at = self._number + 1, epoch, True, time.monotonic()
+        message = {"ema": weights, "refining": refining}
+        arguments = (self._store, f"weights/{self._number}", message)
+        threading.Thread(target=_post_if_possible, args=arguments, name="weights", daemon=True).start()
+
+    def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
+        """On rank 0, the scores of the epoch that was sent last, or None after a warning if there are none in time, or
+        if there was none; None elsewhere."""
+        if not self._is_busy:
+            return None
+        patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
+        deadline = time.monotonic() + patience_s
+        while not self._store.check([f"scores/{self._number}"]):
+            self._find_failure()
+            if self._failure or should_stop():
+                return None
+            if time.monotonic() > deadline:
+                if not self._was_late:
+                    text = (
+                        "--eval-ranks: no scores of epoch %d in time; the training processes validate when this happens"
+                    )
+                    get_logger().warning(text, self._epoch)
+                self._was_late = True
+                return None
+            time.sleep(POLL_S)
+        scores = self._receive()
+        preview, found = scores["preview"], scores["detections"]
+        self._evaluator.preview = preview and (Batch(**preview[0]), Detections(*preview[1]))
+        self._evaluator.detections = found and DetectionTable(**_to_arrays(found))
+        return EvalResult(**_to_arrays(scores["result"]))
+
+    def _receive(self) -> dict[str, Any]:
+        scores = read_message(self._store, f"scores/{self._number}")
+        discard_message(self._store, f"scores/{self._number}")
+        discard_message(self._store, f"weights/{self._number}")
+        self._is_busy = False
+        return scores
+
+    def _find_failure(self) -> None:
+        """Notes and logs, once, that an evaluating process has ended."""
+        if self._failure:
+            return
+        dead = [rank for rank in self._ranks if has_died(self._ctx.store.get(f"process/{rank}").decode())]
+        if self._store.check(["failed"]):
+            self._failure = self._store.get("failed").decode()
+        elif dead:
+            self._failure = f"{rank_list(dead)} has ended"
+        if self._failure:
+            text = "--eval-ranks: %s; the training processes validate from now on"
+            get_logger().warning(text, self._failure)
+
+    def close(self) -> None:
+        """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
+        if not self._ctx.is_main:
+            return
+        deadline = time.monotonic() + LEAVE_S
+        with suppress(dist.DistError):
+            self._store.set("ended", "")
+            while not self._failure and self._store.add("left", 0) < self._ctx.eval_ranks:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_S)
+
+
+def _post_if_possible(store: dist.Store, key: str, message: Any) -> None:
+    with suppress(dist.DistError):  # the run has ended meanwhile
+        post_message(store, key, message)
+
+
+@dataclass
+class _Pending:
+    """The newest completed epoch, until its scores have come."""
+
+    epoch: Epoch
+    is_refining: bool  # see `models.losses.base.Criterion.set_refining`
+    # After the epoch, on rank 0; until they are taken, those of the run:
+    ema: dict[str, Tensor] | None = None
+    progress: dict[str, Any] | None = None
+
+
+class RemoteValidation(Hook):
+    """Lets the evaluating processes validate. The result of an epoch counts at the end of the next one, as it would
+    have at its own end. An epoch that may be the last is left to the training processes, and so is one whose scores are
+    late. Comes before `Validation`.
+
+    Args:
+        checkpoint: that the run resumes from; its newest epoch may be pending.
+
+    Raises UserError for settings that need the scores of an epoch before the next one begins.
+    """
+
+    def __init__(self, ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> None:
+        if ctx.eval_ranks and config.image_weights:
+            raise UserError("--image-weights chooses images by the scores of the epoch before; leave out --eval-ranks")
+        self._ctx, self._evaluators = ctx, None
+        self._pending = pending_epoch(checkpoint) if checkpoint else None
+
+    def start(self, trainer: Training) -> Action:
+        self._validation = trainer.hooks.get(Validation)
+        if self._ctx.eval_ranks:
+            self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
+        return self._settle(trainer)
+
+    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+        action = self._settle(trainer)
+        is_due = self._validation.is_due(epoch.number, trainer.epochs)
+        may_end = epoch.number == trainer.epochs
+        may_end |= has_stalled(trainer.progress, trainer.run.config.patience, epoch=epoch.number)
+        if action is Action.CONTINUE and is_due and not may_end and self._evaluators and self._evaluators.is_free():
+            epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
+            self._pending = _Pending(epoch, trainer.is_refining)
+        return action
+
+    def before_epoch(self, trainer: Training) -> Action:
+        """Sends the weights of a pending epoch, which is saved now."""
+        if self._pending is not None and self._pending.progress is None:
+            self._take(trainer)
+            self._evaluators.send(self._pending.epoch.number, self._pending.ema, refining=self._pending.is_refining)
+        return Action.CONTINUE
+
+    def after_training(self, trainer: Training) -> Action:
+        if self._pending is None:
+            return Action.CONTINUE
+        action = self._settle(trainer)  # a callback has ended the run
+        trainer.save()
+        return action
+
+    def state_dict(self) -> dict[str, Any]:
+        pending = self._pending
+        if pending is None:
+            return {}
+        taken = {"ema": pending.ema, "progress": pending.progress} if pending.progress else None
+        return {"row": pending.epoch.row, "is_refining": pending.is_refining, "after_epoch": taken}
+
+    def close(self) -> None:
+        if self._evaluators is not None:
+            self._evaluators.close()
+
+    def _take(self, trainer: Training) -> None:
+        state = trainer.step.ema.module.state_dict() if self._ctx.is_main else {}
+        self._pending.ema = Snapshot({"ema": state}).content()["ema"]
+        self._pending.progress = asdict(trainer.progress)
+
+    def _settle(self, trainer: Training) -> Action:
+        """Counts the result of the pending epoch. If there is none, the training processes validate it; a signal that
+        ends this leaves it pending."""
+        pending = self._pending
+        if pending is None:
+            return Action.CONTINUE
+        if pending.progress is None:
+            self._take(trainer)
+        epoch, criterion = pending.epoch, trainer.step.criterion
+        if self._evaluators is not None:
+            epoch.result = self._evaluators.collect(trainer.control.stops_validation)
+        if not broadcast_object(self._ctx, epoch.result is not None):
+            model = copy.deepcopy(trainer.step.ema.module)
+            model.load_state_dict(broadcast_object(self._ctx, pending.ema))
+            criterion.set_refining(pending.is_refining)
+            action = self._validation.run(trainer, model, epoch)
+            criterion.set_refining(trainer.is_refining)
+            if action is Action.STOP:
+                return action
+        self._pending, epoch.is_pending = None, False
+        trainer.call("scored", epoch)
+        if self._ctx.is_main:
+            progress = pending.progress | {name: getattr(trainer.progress, name) for name in OF_RESULTS}
+            result = {"metrics": epoch.metrics, "is_best": epoch.is_best}
+            trainer.checkpointer.save_scored(pending.ema, progress, **result)
+        trainer.call("after_scores", epoch)
+        return Action.CONTINUE
+
+    def _setup(self, trainer: Training) -> dict[str, Any]:
+        """What the evaluating processes know of the run."""
+        run, description = trainer.run, trainer.checkpointer.description
+        weights = trainer.step.criterion.class_weights
+        return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
+            "config": asdict(run.config),
+            "data_root": run.data_root,
+            "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
+            "amp": str(trainer.step.amp_dtype or "").removeprefix("torch."),
+            "class_weights": None if weights is None else weights.cpu(),
+            "device": self._ctx.device.type,
+            "threads": torch.get_num_threads(),
+            "facts": common_facts(self._validation.loader.index),
+        }
+
+
+def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
+    """The epoch of a checkpoint that has not been validated yet. Raises UserError for a state that no run writes."""
+    stored = checkpoint.hooks.get(RemoteValidation.__name__)
+    if stored is None:
+        return None
+    row, taken = stored.get("row"), stored.get("after_epoch")
+    good = isinstance(row, dict) and all(isinstance(name, str) and type(row[name]) in (int, float) for name in row)
+    good = good and isinstance(stored.get("is_refining"), bool)
+    if good and taken is not None:
+        good = isinstance(taken, dict) and all(isinstance(taken.get(name), dict) for name in ("ema", "progress"))
+        good = good and len(taken) == 2 and _shapes(taken["ema"]) == _shapes(checkpoint.ema)
+    if not good:
+        raise UserError(f"{checkpoint.path}: damaged checkpoint ('hooks' holds what no run writes)")
+    progress = asdict(Progress.of(taken["progress"], checkpoint.path)) if taken else None
+    number = progress["epoch"] if progress else checkpoint.progress.epoch
+    epoch = Epoch(number, row, is_pending=True)
+    return _Pending(epoch, stored["is_refining"], taken and taken["ema"], progress)
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.shape if isinstance(value, Tensor) else None for name, value in state.items()}
+
+
+def common_facts(index: DatasetIndex) -> dict[str, str]:
+    """What must be equal in both groups."""
+    facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
+    return {name: str(value) for name, value in facts.items()}
+
+
+def _to_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_arrays(item) for key, item in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,66 @@
+"""When a run is saved, other than after each epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.hooks.hook import Action, Hook, Training
+from utils.distributed.collectives import max_over_ranks
+from utils.errors import UserError
+
+SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
+
+
+class Checkpoints(Hook):
+    """Saves by the clock of rank 0 and every so many steps.
+
+    Args:
+        every_s: seconds between checkpoints; 0: they are not saved by the clock.
+        every_steps: steps of the optimizer between checkpoints; 0: they are not counted.
+    """
+
+    def __init__(self, every_s: float, every_steps: int) -> None:
+        self._every_s, self._every_steps = every_s, every_steps
+        self._saved_at = time.monotonic()
+        self._is_requested = False
+
+    def start(self, trainer: Training) -> Action:
+        """A run that is resumed from another file than its own last.pt has none yet."""
+        is_elsewhere = trainer.run.continues_elsewhere(trainer.checkpointer.last)
+        return Action.SAVE if is_elsewhere else Action.CONTINUE
+
+    def after_step(self, trainer: Training) -> Action:
+        """Raises UserError if an earlier write has failed."""
+        trainer.checkpointer.check()
+        if trainer.ctx.is_main and not self._is_requested and 0 < self._every_s <= self._age_s():
+            trainer.control.request(Action.SAVE)  # one clock decides for all
+            self._is_requested = True
+        is_due = self._every_steps and trainer.progress.updates % self._every_steps == 0
+        return Action.SAVE if is_due else Action.CONTINUE
+
+    def before_validation(self, trainer: Training) -> Action:
+        """An epoch's steps are saved before its validation, which may be killed or fail, if they took long."""
+        least_s = min(self._every_s, SAVE_BEFORE_VALIDATION_S)
+        is_due = trainer.ctx.is_main and 0 < least_s <= self._age_s()
+        return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else Action.CONTINUE
+
+    def saved(self) -> None:
+        self._saved_at, self._is_requested = time.monotonic(), False
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self._saved_at
+
+
+@contextmanager
+def saved_if_unreadable(trainer: Training) -> Iterator[None]:
+    """Saves a run of one process if the block cannot read its images, as from a store that does not answer. Other ranks
+    could be one step ahead; their run continues from its last checkpoint."""
+    try:
+        yield
+    except UserError:
+        if trainer.images and trainer.ctx.world_size == 1:  # it has taken a step
+            trainer.read(leave=0)
+            trainer.save()
+        raise

@@ -1,0 +1,164 @@
+"""Hooks: what happens in a training besides its steps, at fixed points of the loop (engine/train/trainer.py).
+
+The design follows detectron2's ``HookBase``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from data.loading.loader import InfiniteDataLoader
+from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.run import Run
+from engine.optim.schedule import Schedule, StepPlan
+from engine.parallel.control import Action, RunControl
+from engine.parallel.step_values import StepFlags, StepValues
+from utils.distributed.context import DistributedContext
+from utils.structures import EvalResult
+
+
+@dataclass
+class Epoch:
+    """An epoch whose steps are done."""
+
+    number: int  # from 1
+    row: dict[str, float] = field(default_factory=dict)  # of results.csv
+    is_pending: bool = False  # whether it is validated later
+    # Of its validation, if there was one:
+    result: EvalResult | None = None  # on rank 0
+    class_ap: np.ndarray | None = None  # (C,)
+    metrics: dict[str, float] = field(default_factory=dict)  # on rank 0, by their names in results.csv
+    is_best: bool = False
+
+
+class Training(Protocol):
+    """What hooks see of `engine.train.trainer.Trainer`."""
+
+    ctx: DistributedContext
+    run: Run
+    step: Any  # `engine.train.step.TrainStep`
+    loader: InfiniteDataLoader
+    progress: Progress
+    control: RunControl
+    checkpointer: Checkpointer
+    hooks: Hooks
+    epochs: int  # of the whole run
+    plan: StepPlan
+    schedule: Schedule
+    is_refining: bool  # see `models.losses.base.Criterion.set_refining`
+    images: int  # of the newest step over all ranks
+    data_wait_s: float  # how long the newest step waited for them
+
+    def call(self, point: str, *args: Any) -> Action: ...
+    def seconds(self) -> float: ...
+    def set_epochs(self, epochs: int) -> None: ...
+    def save(self, epoch: Epoch | None = None) -> None: ...
+    def read(self, *, leave: int) -> StepFlags: ...
+
+
+class Hook:
+    """Base class, which does nothing.
+
+    Every rank has the same hooks in the same order, and calls the same methods. All ranks must return the same action.
+    What a single rank wants, it requests (`RunControl.request`): the ranks agree on it after the next step or epoch.
+
+    Attributes:
+        decides_next_epoch: whether the images of the next epoch, or whether there is one, is known only after
+            `after_epoch`, so that none can be prefetched.
+    """
+
+    decides_next_epoch = False
+
+    def start(self, trainer: Training) -> Action:
+        """Before the first step of this process."""
+        return Action.CONTINUE
+
+    def before_epoch(self, trainer: Training) -> Action:
+        """Before the first step that this process takes of an epoch."""
+        return Action.CONTINUE
+
+    def after_step(self, trainer: Training) -> Action:
+        """After each step of the optimizer."""
+        return Action.CONTINUE
+
+    def read(self, trainer: Training, values: StepValues) -> Action:
+        """When the host has the values of a step: one step late, or before something is saved."""
+        return Action.CONTINUE
+
+    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+        """After the last step of an epoch; all ranks have the same model. The place to validate."""
+        return Action.CONTINUE
+
+    def before_validation(self, trainer: Training) -> Action:
+        return Action.CONTINUE
+
+    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+        """When it is known what the validation of an epoch gave, before this is saved. Also called for an epoch that is
+        not validated."""
+        return Action.CONTINUE
+
+    def after_scores(self, trainer: Training, epoch: Epoch) -> Action:
+        """When what `scored` changed is saved."""
+        return Action.CONTINUE
+
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action:
+        """At the end of an epoch, when it is saved; a pending one has no scores yet."""
+        return Action.CONTINUE
+
+    def after_training(self, trainer: Training) -> Action:
+        """After the last step of this process, unless a signal has ended the run."""
+        return Action.CONTINUE
+
+    def finish(self, trainer: Training) -> Action:
+        """When all files are written. Not called after a signal or an error."""
+        return Action.CONTINUE
+
+    def saved(self) -> None:
+        """After each save."""
+
+    def close(self) -> None:
+        """At the end, however the training has ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What checkpoints store under the name of the class; empty: nothing."""
+        return {}
+
+
+HookT = TypeVar("HookT", bound=Hook)
+
+
+class Hooks:
+    """The hooks of a run, in their order."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = tuple(hooks)
+        self.decide_next_epoch = any(hook.decides_next_epoch for hook in hooks)
+
+    def call(self, point: str, trainer: Training, *args: Any) -> Action:
+        """Calls a method of all hooks, up to one that stops the run. Returns the greatest action."""
+        action = Action.CONTINUE
+        for hook in self._hooks:
+            action = max(action, getattr(hook, point)(trainer, *args))
+            if action is Action.STOP:
+                break
+        return action
+
+    def get(self, kind: type[HookT]) -> HookT:
+        """The hook of that class."""
+        return next(hook for hook in self._hooks if isinstance(hook, kind))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {type(hook).__name__: state for hook in self._hooks if (state := hook.state_dict())}
+
+    def saved(self) -> None:
+        for hook in self._hooks:
+            hook.saved()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.close()

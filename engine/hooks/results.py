@@ -1,0 +1,73 @@
+"""The results of an epoch: the row of results.csv, whether it is the best, a line of the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from engine.evaluation.fitness import Fitness
+from engine.hooks.hook import Action, Epoch, Hook, Training
+from utils.distributed.collectives import broadcast_object
+from utils.strings import counted
+from utils.structures import EvalResult
+
+log = logging.getLogger("lockstep")
+
+
+class Results(Hook):
+    """Records the result of each epoch in the progress of all ranks.
+
+    Args:
+        fitness: what decides which epoch is the best.
+        min_gain: by how much an epoch must be better for early stopping.
+    """
+
+    def __init__(self, fitness: Fitness, min_gain: float) -> None:
+        self.fitness, self._min_gain = fitness, min_gain
+
+    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+        losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        optimizer = trainer.step.optimizer
+        optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
+        epoch.row |= {f"train/{name}": value for name, value in losses.items()} | optimizer.rates()
+        return Action.CONTINUE
+
+    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+        progress, result = trainer.progress, epoch.result
+        found = result and (self.fitness.of(result), result.class_ap, result.threshold)
+        found = broadcast_object(trainer.ctx, found)
+        if found is not None:
+            fitness, epoch.class_ap, progress.confidence = found
+            epoch.is_best = progress.record_fitness(fitness, self._min_gain)
+        epoch.row = {"time": trainer.seconds(), **epoch.row}
+        if result is not None:
+            epoch.metrics = self._metrics(result)
+            first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
+            epoch.row = {**first, **epoch.metrics, **epoch.row}
+            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in epoch.metrics.items() if k.startswith("metrics"))
+            log.info("epoch %d: %s", epoch.number, "  ".join(shown))
+        return Action.CONTINUE
+
+    def _metrics(self, result: EvalResult) -> dict[str, Any]:
+        losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
+        metrics = {f"metrics/{k}": v for k, v in result.metrics.items()}
+        return {**metrics, self.fitness.column: self.fitness.of(result), **losses}
+
+
+class Summary(Hook):
+    """The last line of the log. Comes after all other hooks."""
+
+    def __init__(self, fitness: str) -> None:
+        self._fitness = fitness
+
+    def finish(self, trainer: Training) -> Action:
+        progress, checkpointer = trainer.progress, trainer.checkpointer
+        done = counted(progress.epoch, "epoch")
+        if progress.best_epoch < 0:
+            log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
+        else:
+            log.info(
+                "done: %s; best %s %.4f in epoch %d: %s",
+                done, self._fitness, progress.best_fitness, progress.best_epoch, checkpointer.best,
+            )  # fmt: skip
+        return Action.CONTINUE

@@ -1,0 +1,160 @@
+"""An exported file as a model for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.inference.model import InferenceModel
+from engine.inference.runtimes.metadata import ExportMetadata
+from utils.boxes import cxcywh_to_xyxy
+from utils.config.pixels import PixelFormat
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.machine.limits import explanation
+from utils.strings import counted
+
+FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
+FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
+
+
+@dataclass(frozen=True)
+class Session:
+    """An exported file, opened by its runtime."""
+
+    format: str
+    run: Callable[[Tensor], Tensor]  # float32 (B, C, H, W) to the output, on the same device; thread-safe
+    metadata: dict[str, Any]  # text by key; plain data if it was read from a YAML
+    input_shape: tuple[int | None, ...] | None  # B, C, H, W; None: any; torch's formats leave it to the metadata
+
+
+class ExportedModel(InferenceModel):
+    """An exported file. Batches are padded or cut to the number of images that it takes.
+
+    A pickled model names its file, which is opened again when it is unpickled: runtimes cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        metadata: ExportMetadata,
+        path: Path,
+        device: torch.device,
+        reopen: Callable[[], InferenceModel],
+    ) -> None:
+        """Raises UserError for a file that is not a detector of images, or takes no canvas of its own stride.
+
+        Args:
+            reopen: opens the file again, from any working folder.
+        """
+        super().__init__()
+        self._reopen = reopen
+        self.path, self.format, self.device = path, session.format, device
+        self.info, self._run = metadata.as_dict(), session.run
+        self.batch, channels, height, width = session.input_shape or metadata.input_shape
+        if channels not in (None, metadata.channels):
+            expected = f"not {metadata.channels}, as its metadata says" if metadata.is_ours else "not RGB"
+            raise UserError(f"{path}: takes images of {counted(channels, 'channel')}, {expected}")
+        self.pixels = PixelFormat(metadata.channels, metadata.bits)
+        self.input_hw = None if height is None or width is None else (height, width)
+        self.stride = metadata.stride
+        shape = self.input_hw or metadata.imgsz_hw or (640, 640)
+        self.imgsz = max(shape)
+        self._layout, self.names = _recognize(self._probe(shape), metadata, path)
+        is_final = self._layout == "rows" and not metadata.is_ours
+        default = None if metadata.is_ours or is_final or metadata.end2end else FOREIGN_IOU
+        self.nms_iou = metadata.nms_iou if metadata.is_ours else default
+        self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
+        self.squares, self.confidence = metadata.squares, metadata.confidence
+
+    def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:
+        return self._reopen, ()
+
+    def _probe(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """The shape of the output for one gray image."""
+        stride = self.stride
+        height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
+        try:
+            images = torch.full(
+                (self.batch or 1, self.pixels.channels, height, width), 0.5, dtype=torch.float32, device=self.device
+            )
+            with torch.inference_mode():
+                return tuple(self._run_batch(images).shape)
+        except UserError:
+            raise
+        except Exception as error:  # each runtime raises types of its own
+            reason = explanation(error) or " ".join(str(error).split())[:300]
+            raise UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})") from None
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        hw = tuple(images.shape[2:])
+        if self.input_hw not in (None, hw):
+            raise UserError(
+                f"{self.path}: takes canvases of {_text(self.input_hw)} pixels (height x width), not {_text(hw)}"
+            )
+        images = images.float()
+        if self.batch in (None, len(images)):
+            return [self._run_batch(images)]
+        return [torch.cat([self._run_padded(part) for part in images.split(self.batch)])]
+
+    def _run_padded(self, images: Tensor) -> Tensor:
+        missing = self.batch - len(images)
+        padded = torch.cat((images, images.new_zeros((missing, *images.shape[1:])))) if missing else images
+        return self._run_batch(padded)[: len(images)]
+
+    def _run_batch(self, images: Tensor) -> Tensor:
+        output = self._run(images)
+        if output.ndim == 3 and len(output) != len(images):
+            raise UserError(f"{self.path}: returns {len(output)} outputs for {len(images)} images")
+        return output
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        output = raw[0].float()
+        if self._layout == "rows":  # x1, y1, x2, y2, score, class
+            boxes, scores, classes = output.split((4, 1, 1), -1)
+            unknown = ~((classes > -0.5) & (classes < self.num_classes - 0.5)) & (scores > 0)
+            if unknown.any():
+                number, last = classes[unknown][0].item(), self.num_classes - 1
+                raise UserError(f"{self.path}: detects the class {number:g}, but its classes are 0 to {last}")
+            columns = scores.new_zeros((*scores.shape[:2], self.num_classes))
+            numbers = classes.nan_to_num().round().long().clamp(0, self.num_classes - 1)
+            return boxes, columns.scatter(-1, numbers, scores)
+        if self._layout == "objectness":  # cx, cy, w, h, objectness, classes
+            boxes, objectness, classes = output.split((4, 1, self.num_classes), -1)
+            return cxcywh_to_xyxy(boxes), objectness * classes
+        boxes, scores = output.transpose(1, 2).split((4, self.num_classes), -1)
+        return cxcywh_to_xyxy(boxes), scores.contiguous()
+
+
+def _text(hw: tuple[int, ...]) -> str:
+    return "x".join(map(str, hw))
+
+
+def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> tuple[str, tuple[str, ...]]:
+    """How to decode an output of this shape, "columns", "objectness" or "rows", and the class names. Raises UserError
+    for a shape that no detector's output has."""
+    if len(shape) != 3:
+        raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
+    _, rows, width = shape
+    count = None if metadata.names is None else len(metadata.names)
+    if metadata.is_ours:
+        layout = "columns" if metadata.layout == "raw" else "rows"
+    elif width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
+        layout = "rows"
+    elif count is None:
+        layout = "columns" if rows < width else "objectness"
+    else:
+        layout = "columns" if rows == 4 + count else "objectness"
+    if count is None:
+        if layout == "rows":
+            raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
+        count = rows - 4 if layout == "columns" else width - 5
+        get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
+    if {"rows": width == 6, "columns": rows == 4 + count, "objectness": width == 5 + count}[layout] and count > 0:
+        return layout, metadata.names or tuple(map(str, range(count)))
+    raise UserError(f"{path}: its output {list(shape)} does not fit {counted(count, 'class')}")

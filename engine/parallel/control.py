@@ -1,0 +1,139 @@
+"""Signals, requests of single ranks, and how all ranks save or stop after the same step."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.parallel.step_values import StepFlags
+from engine.parallel.watchdog import Watchdog
+from utils.distributed.collectives import max_over_ranks
+from utils.distributed.context import DistributedContext
+from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+
+log = logging.getLogger("lockstep")
+
+STOP_KEY = "stop"  # in the run's store: a rank was asked to stop while validating
+POLL_EVERY_S = 1.0
+
+
+class Action(enum.IntEnum):
+    """What all ranks do next. Of several, the greatest counts."""
+
+    CONTINUE = 0
+    SAVE = 1
+    END = 2  # take no more steps: the run is done
+    STOP = 3  # save and take no more steps: a resumed run continues
+
+
+class RunControl:
+    """Turns signals and requests of single ranks into actions that all ranks take alike. Every rank has one and makes
+    the same calls.
+
+    What a rank requests travels with the sums of its step (`StepFlags`), so that all ranks read it after the same step.
+    Ranks do not communicate during validation; there a key in the run's store carries the request. The watchdog ends
+    processes that wait for one that has died.
+
+    Args:
+        watchdog: of this process, entered.
+
+    Attributes:
+        is_stopped: whether the ranks have agreed to stop.
+        exit_code: of the signal that stopped them; 0: none did.
+    """
+
+    def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
+        self.is_stopped, self.exit_code = False, 0
+        self._ctx, self._watchdog, self._signals = ctx, watchdog, watchdog.signals
+        self._saves = self._stops = False  # requests of this rank
+        self._failure = ""
+        self._polled_at, self._validation_stopped = 0.0, False
+
+    @contextmanager
+    def training(self, folder: Path, stall_minutes: float) -> Iterator[None]:
+        """Around the training: signals are only noted, and the watchdog expects steps."""
+        with self._signals.deferred(), self._watchdog.training(folder, stall_minutes * 60):
+            yield
+
+    def request(self, action: Action) -> None:
+        """Of this rank: all ranks save once, or stop, after the same step."""
+        self._saves |= action is Action.SAVE
+        self._stops |= action is Action.STOP
+
+    def fail(self, line: str) -> None:
+        """Stops the run, which then ends with this error (`finish`)."""
+        self._failure, self._stops = line, True
+
+    def flags(self) -> StepFlags:
+        """What this rank requests with the step that begins."""
+        save, self._saves = self._saves, False
+        return StepFlags(save, self._signals.stop or self._stops, self._signals.interrupt)
+
+    def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
+        """What to do after a step.
+
+        Args:
+            flags: of all ranks, as far as they have been read.
+            action: wanted by all ranks.
+            read_newest: reads the flags of the remaining steps; called before a save.
+        """
+        self._watchdog.beat()
+        if not any(flags) and action is Action.CONTINUE:
+            return action
+        flags |= read_newest()
+        if flags.interrupt:
+            return self._stop(INTERRUPTED)
+        if flags.stop:  # by a signal to any rank, or else by a request
+            return self._stop(max_over_ranks(self._ctx, REQUEUE if self._signals.stop else 0))
+        return max(action, Action.SAVE)
+
+    def agree(self) -> Action:
+        """At the start and after an epoch: `Action.STOP` if any rank has requested it."""
+        return self._stop(0) if max_over_ranks(self._ctx, int(self._stops)) else Action.CONTINUE
+
+    def stops_validation(self) -> bool:
+        """Whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
+        validation."""
+        self._watchdog.beat()
+        local, store, now = self._signals.stop or self._signals.interrupt, self._ctx.store, time.monotonic()
+        if store is not None and local:
+            store.set(STOP_KEY, "")
+        elif store is not None and now - self._polled_at >= POLL_EVERY_S:
+            self._polled_at = now
+            local = store.check([STOP_KEY])
+        self._validation_stopped = local
+        return local
+
+    def after_validation(self) -> Action:
+        code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
+        return self._stop(code) if code else Action.CONTINUE
+
+    def finish(self, where: str, last: Path) -> None:
+        """After the last step. Returns if all epochs are done, or if a request has stopped the run.
+
+        Args:
+            where: how far the run has come, for readers.
+            last: the checkpoint to resume from.
+
+        Raises:
+            Stopped: a signal to any rank has stopped it.
+            UserError: a hook has failed; on the other ranks `PeerFailure`.
+        """
+        has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
+        if self.exit_code:
+            log.info("stopped by a signal after %s; continue with: --resume %s", where, shlex.quote(str(last)))
+            raise Stopped(self.exit_code)
+        if has_failed:
+            raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
+        if self.is_stopped:
+            log.info("ended by a callback after %s; to train on: --resume %s", where, shlex.quote(str(last)))
+
+    def _stop(self, exit_code: int) -> Action:
+        self.exit_code, self.is_stopped = exit_code, True
+        self._watchdog.stop_agreed()
+        return Action.STOP

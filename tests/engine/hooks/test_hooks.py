@@ -1,0 +1,181 @@
+"""The hooks of the core, each with a trainer of which it sees only what it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.checkpoint.checkpoint import Progress
+from engine.evaluation.fitness import Fitness
+from engine.hooks.checkpoints import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.hook import Action, Epoch, Hook, Hooks
+from engine.hooks.nonfinite import NonFiniteSteps
+from engine.hooks.results import Results
+from engine.hooks.stopping import EarlyStopping, TimeLimit
+from engine.hooks.validation import Validation
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+MAIN = DistributedContext.single()
+OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+
+
+class FakeTrainer(SimpleNamespace):
+    """Whatever a test gives it."""
+
+    def __init__(self, ctx: DistributedContext = MAIN, **parts) -> None:
+        self.requested: list[Action] = []
+        control = SimpleNamespace(request=self.requested.append)
+        checkpointer = SimpleNamespace(check=lambda: None, wait=lambda: None, last=Path("last.pt"))
+        super().__init__(ctx=ctx, progress=Progress(), control=control, checkpointer=checkpointer, **parts)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds = [100.0]
+    for module in ("checkpoints", "stopping"):
+        monkeypatch.setattr(f"engine.hooks.{module}.time.monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
+    calls: list[str] = []
+
+    class Named(Hook):
+        def __init__(self, name: str, action: Action) -> None:
+            self.name, self.action = name, action
+
+        def start(self, trainer) -> Action:
+            calls.append(self.name)
+            return self.action
+
+    def called(*actions: Action) -> tuple[Action, str]:
+        calls.clear()
+        hooks = [Named("abc"[number], action) for number, action in enumerate(actions)]
+        return Hooks(hooks).call("start", FakeTrainer()), "".join(calls)
+
+    assert called() == (Action.CONTINUE, "")
+    assert called(Action.SAVE, Action.CONTINUE, Action.CONTINUE) == (Action.SAVE, "abc")
+    assert called(Action.END, Action.SAVE, Action.CONTINUE) == (Action.END, "abc")
+    assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
+
+
+def test_checkpoints_are_saved_by_steps_and_by_the_clock_of_rank_0(now):
+    trainer, hook, due = FakeTrainer(), Checkpoints(60, 3), []
+    for trainer.progress.updates in range(1, 10):
+        due.append(hook.after_step(trainer))
+    assert due == [Action.CONTINUE, Action.CONTINUE, Action.SAVE] * 3
+    assert not trainer.requested
+    now[0] += 61
+    trainer.progress.updates = 10
+    assert [hook.after_step(trainer) for _ in range(3)] == [Action.CONTINUE] * 3
+    assert trainer.requested == [Action.SAVE]  # once, until the checkpoint is saved
+    hook.saved()
+    hook.after_step(trainer)
+    assert len(trainer.requested) == 1
+    now[0] += 61
+    hook.after_step(trainer)
+    assert len(trainer.requested) == 2
+    other, hook = FakeTrainer(OTHER), Checkpoints(60, 0)
+    now[0] += 1000
+    assert hook.after_step(other) is Action.CONTINUE
+    assert not other.requested
+
+
+@pytest.mark.parametrize(("every_s", "least_s"), [(600, 60), (30, 30), (0, None)])
+def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, every_s, least_s):
+    hook, due, times = Checkpoints(every_s, 0), [], (0, 29, 30, 59, 60, 1e5)
+    for seconds in times:
+        now[0] = 100.0 + seconds
+        due.append(hook.before_validation(FakeTrainer()) is Action.SAVE)
+    assert due == [least_s is not None and seconds >= least_s for seconds in times]
+    hook.saved()
+    assert hook.before_validation(FakeTrainer()) is Action.CONTINUE
+
+
+@pytest.mark.parametrize(("val_every", "wanted"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
+def test_the_last_epoch_is_always_validated(val_every, wanted):
+    hook = Validation(None, None, val_every)
+    assert [epoch for epoch in range(1, 6) if hook.is_due(epoch, 5)] == wanted
+
+
+def test_patience_counts_validated_epochs_and_only_between_epochs():
+    hook = EarlyStopping(2, 0.0, "AP", Validation(None, None, 2).is_due)
+    trainer = FakeTrainer(epochs=9)
+    progress, over = trainer.progress, []
+    progress.best_epoch = progress.patience_epoch = 2
+    for progress.epoch in range(2, 10):
+        over.append(hook.after_epoch(trainer, Epoch(progress.epoch)) is Action.END)
+    assert over == [False, False, True, False, True, False, True, False]  # after the last epoch there is none to spare
+    progress.epoch, progress.batch = 4, 1
+    assert hook.start(trainer) is Action.CONTINUE
+    progress.batch = 0
+    assert hook.start(trainer) is Action.END  # a resumed run
+
+
+def test_the_time_limit_changes_the_number_of_epochs(now):
+    hook, trainer = TimeLimit(1.0), FakeTrainer(epochs=100, seconds=lambda: now[0] - 100)
+    trainer.set_epochs = lambda epochs: setattr(trainer, "epochs", epochs)
+    hook.before_epoch(trainer)
+    now[0] += 600  # the first epoch's steps
+    hook.after_steps(trainer, Epoch(1))
+    assert trainer.epochs == 6
+    now[0] += 120  # its validation
+    hook.before_epoch(trainer)
+    now[0] += 600
+    hook.after_steps(trainer, Epoch(2))
+    assert trainer.epochs == 5
+
+
+def test_a_run_that_skips_step_after_step_ends(tmp_path):
+    trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path)), NonFiniteSteps(2)
+
+    def read(**values) -> None:
+        values = SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg", "b.jpg"), grad_norm=1.0, **values)
+        trainer.progress.count_losses((1.0,), is_finite=values.finite)
+        hook.read(trainer, values)
+
+    read()
+    trainer.progress.count_losses((1.0,), is_finite=True)
+    read()
+    with pytest.raises(UserError, match=r"2 steps in a row not finite; stopped\. No checkpoint yet"):
+        read()
+    assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 0: a.jpg b.jpg\n" * 3
+
+
+def test_a_low_ap_raises_the_weight_of_a_class():
+    given: list[list[float]] = []
+    loader = SimpleNamespace(class_weights=np.array([1.0, 2.0]), set_class_weights=lambda w: given.append(w.tolist()))
+    trainer, hook = FakeTrainer(loader=loader), ClassWeights(loader)
+    hook.start(trainer)
+    hook.scored(trainer, Epoch(1))  # not validated
+    assert not given
+    hook.scored(trainer, Epoch(2, class_ap=np.array([0.5, np.nan])))
+    assert given == [[0.25, 2.0]] == [trainer.progress.class_weights]
+    ClassWeights(loader).start(trainer)  # resumed
+    assert given == [[0.25, 2.0]] * 2
+
+
+def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores():
+    optimizer = SimpleNamespace(set_rates=lambda *_: None, rates=lambda: {"lr/bias": 0.1})
+    step = SimpleNamespace(criterion=SimpleNamespace(names=("box",)), optimizer=optimizer)
+    trainer = FakeTrainer(step=step, schedule=None, seconds=lambda: 5.0)
+    hook, bests = Results(Fitness.parse("AP", ["a"]), 0.0), []
+    for trainer.progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
+        epoch = Epoch(trainer.progress.epoch)
+        trainer.progress.count_losses((4.0,), is_finite=True)
+        hook.after_steps(trainer, epoch)
+        if ap is not None:
+            scores = {"metrics": {"AP": ap}, "class_ap": np.array([ap]), "threshold": 0.5, "extras": {"val/box": 1.0}}
+            epoch.result = SimpleNamespace(**scores)
+        hook.scored(trainer, epoch)
+        bests.append(epoch.is_best)
+        names = ["time", "train/box", *(["metrics/AP", "val/box"] if ap is not None else []), "lr/bias"]
+        assert [name for name in epoch.row if name != "metrics/fitness"] == names
+    assert bests == [True, False, False, True]
+    assert (trainer.progress.best_epoch, trainer.progress.confidence) == (4, 0.5)

@@ -1,0 +1,97 @@
+"""When the ranks save and stop, decided without a model. Real signals: tests/scripts/test_run_safety.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.parallel.control import Action, RunControl
+from engine.parallel.step_values import NO_FLAGS, StepFlags
+from engine.parallel.watchdog import Watchdog
+from utils.distributed.context import DistributedContext
+from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.machine.stop_signals import StopSignals
+
+LAST = Path("last.pt")
+
+
+def build() -> RunControl:
+    return RunControl(DistributedContext.single(), Watchdog(StopSignals()))
+
+
+def after_step(
+    control: RunControl,
+    flags: StepFlags = NO_FLAGS,
+    newest: StepFlags = NO_FLAGS,
+    action: Action = Action.CONTINUE,
+) -> Action:
+    return control.after_step(flags, action, lambda: newest)
+
+
+def test_a_save_is_requested_once_and_a_stop_until_it_is_agreed():
+    control = build()
+    assert control.flags() == NO_FLAGS
+    control.request(Action.SAVE)
+    assert [control.flags().save for _ in range(2)] == [True, False]
+    control.request(Action.STOP)
+    assert [control.flags().stop for _ in range(2)] == [True, True]
+    assert after_step(control, StepFlags(save=True)) is Action.SAVE
+    assert after_step(control, action=Action.SAVE) is Action.SAVE
+    assert after_step(control) is Action.CONTINUE
+
+
+@pytest.mark.parametrize(
+    ("stop", "interrupt", "code"), [(True, False, REQUEUE), (False, True, INTERRUPTED), (True, True, INTERRUPTED)]
+)
+def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, code):
+    """Ctrl-C counts before a batch system's signal."""
+    control = build()
+    control._signals.stop, control._signals.interrupt = stop, interrupt
+    assert after_step(control, control.flags()) is Action.STOP
+    assert control.is_stopped
+    with pytest.raises(Stopped) as stopped:
+        control.finish("1 epoch", LAST)
+    assert stopped.value.code == code
+
+
+def test_a_signal_that_arrives_with_the_newest_step_counts_at_a_save_only():
+    control = build()
+    assert after_step(control, newest=StepFlags(stop=True)) is Action.CONTINUE
+    assert after_step(control, StepFlags(save=True), newest=StepFlags(stop=True)) is Action.STOP
+
+
+def test_validation_stops_at_a_signal():
+    control = build()
+    assert not control.stops_validation()
+    assert control.after_validation() is Action.CONTINUE
+    control._signals.stop = True
+    assert control.after_validation() is Action.CONTINUE  # it came after the last batch: the next step reads it
+    assert control.stops_validation()
+    assert control.after_validation() is Action.STOP
+    with pytest.raises(Stopped) as stopped:
+        control.finish("1 epoch", LAST)
+    assert stopped.value.code == REQUEUE
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_request_stops_the_run_without_an_exit_code(in_step):
+    control = build()
+    control.request(Action.STOP)
+    assert (after_step(control, control.flags()) if in_step else control.agree()) is Action.STOP
+    control.finish("1 epoch", LAST)
+    assert (control.is_stopped, control.exit_code) == (True, 0)
+
+
+def test_a_failure_stops_the_run_and_is_its_error():
+    control = build()
+    control.fail("on_step failed")
+    assert after_step(control, control.flags()) is Action.STOP
+    with pytest.raises(UserError, match="on_step failed"):
+        control.finish("1 epoch", LAST)
+
+
+def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
+    monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: 1)
+    with pytest.raises(PeerFailure):
+        build().finish("1 epoch", LAST)

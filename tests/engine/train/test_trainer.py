@@ -1,0 +1,256 @@
+"""The loop with a real step of a tiny model, a loader in memory and hooks that only watch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.run import Run
+from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
+from engine.train.trainer import Trainer
+from models.detector import build_detector
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL, make_batch
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import REQUEUE, Stopped, UserError
+from utils.machine.stop_signals import StopSignals
+
+BATCHES = 3
+POINTS = [name for name in vars(Hook) if not name.startswith("_") and name not in ("decides_next_epoch", "state_dict")]
+
+
+class Loader:
+    """Three batches an epoch, keyed by their position."""
+
+    renderer = None
+    class_weights = None
+
+    def __init__(self) -> None:
+        self.position, self.broken_at = 0, math.inf
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def start_at(self, epoch: int, batch: int) -> None:
+        self.position = epoch * BATCHES + batch
+
+    def __iter__(self):
+        while True:
+            if self.position == self.broken_at:
+                raise UserError("cannot be read")
+            yield make_batch(2, seed=self.position)
+            self.position += 1
+
+    def global_images(self, batch: int) -> int:
+        return 2
+
+    global_samples = global_images
+
+
+class Saves:
+    """The checkpointer: notes where the run was when it was saved."""
+
+    last = Path("last.pt")
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, int, dict]] = []
+
+    def save(self, step, progress, **parts) -> None:
+        self.saved.append((progress.epoch, progress.batch, parts))
+
+    def wait(self) -> None: ...
+    def finish(self) -> None: ...
+    def check(self) -> None: ...
+    def set_epochs(self, epochs: int) -> None: ...
+
+
+class Watch(Hook):
+    """Notes each call with the position, and answers as it is told: {point: (epoch, batch, action)}."""
+
+    def __init__(self, **answers: tuple[int, int, Action]) -> None:
+        self.calls, self._answers = [], answers
+
+    def __getattribute__(self, name: str):
+        if name not in POINTS:
+            return super().__getattribute__(name)
+
+        def call(trainer: Training | None = None, *args) -> Action:
+            where = (trainer.progress.epoch, trainer.progress.batch) if trainer else ()
+            self.calls.append((name, *where))
+            *wanted, action = self._answers.get(name, (Action.CONTINUE,))
+            return action if list(where) == wanted else Action.CONTINUE
+
+        return call
+
+    def of(self, *names: str) -> list[tuple]:
+        return [call for call in self.calls if call[0] in names]
+
+
+def build(*hooks: Hook, progress: Progress | None = None, epochs: int = 2, **settings) -> Trainer:
+    ctx = DistributedContext.single()
+    step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
+    run = Run(Path(), TrainConfig(epochs=epochs, nominal_batch=0, **settings), Hyperparameters(), None, [])
+    control = RunControl(ctx, Watchdog(StopSignals()))
+    return Trainer(run, step, Loader(), progress or Progress(), control, Saves(), hooks)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in trainer.step.model.parameters()])
+
+
+def test_hooks_see_every_step_and_epoch_in_order():
+    watch = Watch()
+    build(watch).fit()
+    epoch = [
+        ("before_epoch", 0, 0),
+        *(("after_step", 0, batch) for batch in (1, 2, 3)),
+        ("after_steps", 0, 3), ("scored", 1, 0), ("saved",), ("after_scores", 1, 0), ("after_epoch", 1, 0),
+    ]  # fmt: skip
+    without_reads = [call for call in watch.calls if call[0] != "read"]
+    assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
+    assert without_reads[-2:] == [("after_training", 2, 0), ("finish", 2, 0)]
+    assert len(watch.of("read")) == len(watch.of("after_step")) == 2 * BATCHES
+    assert watch.of("read")[:3] == [("read", 0, 2), ("read", 0, 3), ("read", 0, 3)]  # a step late, all at the end
+
+
+def test_each_epoch_is_saved_with_its_scores():
+    class Scores(Hook):
+        def scored(self, trainer: Training, epoch: Epoch) -> Action:
+            epoch.is_best, epoch.metrics = epoch.number == 2, {"AP": epoch.number / 10}
+            return Action.CONTINUE
+
+        def state_dict(self) -> dict:
+            return {"seen": 1}
+
+    trainer = build(Scores(), epochs=3)
+    trainer.fit()
+    saved = trainer.checkpointer.saved
+    assert [(epoch, batch) for epoch, batch, _ in saved] == [(1, 0), (2, 0), (3, 0)]
+    assert [parts["is_best"] for *_, parts in saved] == [False, True, False]
+    assert [parts["metrics"]["AP"] for *_, parts in saved] == [0.1, 0.2, 0.3]
+    assert saved[0][2]["hooks"] == {"Scores": {"seen": 1}}
+    assert saved[0][2]["run"]["epoch_batches"] == BATCHES
+
+
+def test_a_pending_epoch_is_saved_without_scores():
+    class Pending(Hook):
+        def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+            epoch.is_pending = True
+            return Action.CONTINUE
+
+    watch = Watch()
+    trainer = build(Pending(), watch, epochs=1)
+    trainer.fit()
+    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0)]
+    assert watch.of("scored", "after_scores", "after_epoch") == [("after_epoch", 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "steps", "saved"),
+    [
+        ({"start": (0, 0, Action.SAVE)}, 6, [(0, 0), (1, 0), (2, 0)]),
+        ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 2), (1, 0), (2, 0)]),
+        ({"start": (0, 0, Action.END)}, 0, []),
+        ({"after_epoch": (1, 0, Action.END)}, 3, [(1, 0)]),
+        ({"after_steps": (0, 3, Action.STOP)}, 3, [(0, 3)]),  # a signal during validation
+    ],
+)
+def test_the_trainer_follows_what_hooks_return(answers, steps, saved):
+    watch = Watch(**answers)
+    trainer = build(watch)
+    trainer.fit()
+    assert trainer.progress.updates == steps
+    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == saved
+    assert watch.of("after_training", "finish") == [
+        (name, trainer.progress.epoch, trainer.progress.batch) for name in ("after_training", "finish")
+    ]
+
+
+def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_weights():
+    whole = build()
+    whole.fit()
+
+    class Requests(Hook):
+        def after_step(self, trainer: Training) -> Action:
+            if trainer.progress.updates == 1:
+                trainer.control.request(Action.STOP)
+            return Action.CONTINUE
+
+    trainer = build(Requests())
+    trainer.fit()
+    assert (trainer.progress.epoch, trainer.progress.batch) == (0, 3)
+    resumed = Trainer(
+        trainer.run, trainer.step, Loader(), trainer.progress, RunControl(trainer.ctx, Watchdog(StopSignals())),
+        Saves(), [],
+    )  # fmt: skip
+    resumed.fit()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_signal_saves_and_ends_without_the_last_calls():
+    class Signals(Hook):
+        def after_step(self, trainer: Training) -> Action:
+            trainer.control._signals.stop |= trainer.progress.updates == 1
+            return Action.CONTINUE
+
+    watch = Watch()
+    trainer = build(Signals(), watch, epochs=9)
+    with pytest.raises(Stopped) as stopped:
+        trainer.fit()
+    assert stopped.value.code == REQUEUE
+    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 3)]
+    assert not watch.of("after_training", "finish")
+
+
+def test_a_run_whose_images_cannot_be_read_is_saved_unless_it_has_not_begun():
+    trainer = build()
+    trainer.loader.broken_at = 2
+    with pytest.raises(UserError, match="cannot be read"):
+        trainer.fit()
+    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 2)]
+    trainer = build()
+    trainer.loader.broken_at = 0
+    with pytest.raises(UserError, match="cannot be read"):
+        trainer.fit()
+    assert not trainer.checkpointer.saved
+
+
+def test_the_last_epochs_refine():
+    seen = []
+    trainer = build(epochs=4)
+    trainer.run.hyp.__dict__["close_mosaic"] = 1
+    trainer.step.criterion.set_refining = seen.append
+    trainer.fit()
+    assert seen == [False, False, False, True]
+
+
+def test_batches_become_steps():
+    trainer = build(accumulate=2, epochs=1)
+    trainer.fit()
+    assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # of two batches and of one
+
+
+def test_nothing_is_prefetched_that_a_hook_decides():
+    class Decides(Hook):
+        decides_next_epoch = True
+
+    for hooks, expected in (((), [1, 1, 1, 1, 1, 0]), ((Decides(),), [1, 1, 0, 1, 1, 0])):
+        trainer, counts = build(*hooks), []
+        count = trainer._batches_of_next_step
+        trainer._batches_of_next_step = lambda count=count, counts=counts: counts.append(count()) or counts[-1]
+        trainer.fit()
+        assert counts == expected
+
+
+def test_it_knows_none_of_the_features_that_are_attached():
+    text = (Path(__file__).parents[3] / "engine" / "train" / "trainer.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 180
+    for word in ("remote", "unscored", "tracker", "plot", "hours", "patience", "callback", "tensorboard"):
+        assert word not in text.lower(), word
