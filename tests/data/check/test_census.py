@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from data import box_sizes
 from data.box_sizes import remedy_for_small_boxes, size_that_shows, warn_of_small_boxes
-from data.check import census
 from data.check.census import take_census
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
@@ -21,7 +21,7 @@ def index(tmp_path):
 
 def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index, monkeypatch):
     lines = []
-    monkeypatch.setattr(census.get_logger(), "warning", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(box_sizes.get_logger(), "warning", lambda text, *values: lines.append(text % values))
     boxes = index.boxes_xywh_px[:, 2:] / 64  # the images have 64 x 64 pixels
     median = float(np.median(np.sqrt(boxes.prod(1))))
     large, small = int(17 / median), int(12 / median)

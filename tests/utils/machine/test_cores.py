@@ -118,6 +118,7 @@ def test_a_requested_number_of_workers_is_kept(asked, device, caplog):
 def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch):
     monkeypatch.setattr("data.loading.build.available_cores", lambda: 2)
     monkeypatch.setattr(get_logger(), "propagate", True)
+    monkeypatch.setattr(get_logger(), "handlers", [])
     assert [loader_workers(asked, on_node(2, "cpu"), "val") for asked in (1, 2)] == [1, 2]
     assert caplog.messages == ["--workers 2 (val): 4 workers on 2 cores; about one per core is fastest"]
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
