@@ -56,6 +56,7 @@ def train(folder: Path, processes: int, *flags: str) -> Path:
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command = [
         *launch, "train.py", "--batch-size", "16", "--virtual-ranks", "4", "--deterministic", "--device", "cpu",
+        "--threads", "1",
         "--noplots", "--project", str(folder), "--name", name, *flags,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

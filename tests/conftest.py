@@ -108,6 +108,15 @@ def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _restored_signals() -> Iterator[None]:
+    """A program that a test runs in this process and that Ctrl-C ends leaves a handler for the next Ctrl-C."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def _restored_logger() -> Iterator[None]:
     logger = get_logger()
     handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate

@@ -99,8 +99,8 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     command = [
         *launch, "train.py", "--data", str(world / "set" / "data.yaml"), "--imgsz", "64", "--batch-size", "6",
-        "--device", "cpu", "--workers", str(workers), "--amp", "off", "--noplots", "--virtual-ranks", "4",
-        "--project", str(world / "runs"), "--name", name, "--multi-scale", *more,
+        "--device", "cpu", "--threads", "1", "--workers", str(workers), "--amp", "off", "--noplots",
+        "--virtual-ranks", "4", "--project", str(world / "runs"), "--name", name, "--multi-scale", *more,
         "--set", "mixup=0.5", "close_mosaic=1", "close_scale=1",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
