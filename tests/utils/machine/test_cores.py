@@ -101,6 +101,7 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
     monkeypatch, caplog, device, has, processes, expected
 ):
     monkeypatch.setattr("data.loading.build.available_cores", lambda: has)
+    monkeypatch.setattr(get_logger(), "propagate", True)  # which trainings in this process turn off
     with caplog.at_level(logging.INFO, logger="lockstep"):
         assert loader_workers(-1, on_node(processes, device), "val") == expected
     where = f"{counted(has, 'core')}, {counted(processes, 'process')} on this node"
