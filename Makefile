@@ -14,14 +14,14 @@ UV_COMPILE := .venv-uv/bin/uv pip compile pyproject.toml --all-extras --group de
 .PHONY: demo test test-slow test-benchmarks test-wheel lint lock clean always
 
 demo: $(RUNTIME)
-	$(BIN)/python -m data.demo demo/data
+	$(BIN)/python -m tools.demo demo/data
 	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 192 --batch-size 16 --epochs 30 --val-every 10 \
 		--project demo --name train --exist-ok
 	$(BIN)/python val.py --weights demo/train/best.pt --project demo --name val --exist-ok
 	$(BIN)/python detect.py --weights demo/train/best.pt --source demo/data/images/val --project demo --name detect --exist-ok
 	@echo
 	@echo 'Open demo/train/report.html in a browser, and the images in demo/detect.'
-	@echo 'Check your own data set (README.md says how to write its YAML): $(BIN)/python -m data.check DATA.yaml'
+	@echo 'Check your own data set (README.md says how to write its YAML): $(BIN)/python -m tools.check DATA.yaml'
 	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --model yolov8n --epochs 100'
 
 # Bytecode is kept: hundreds of processes import the same modules.

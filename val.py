@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ctx.closing(), report_errors_once(ctx), explained(advice):
         # In here, so that only one process reports a failing import.
         if watches:
-            from engine.tools.watch import watch as work
+            from engine.val.watch import watch as work
         else:
-            from engine.tools.validator import validate as work
+            from engine.val.validate import validate as work
         work(config, ctx)
 
 

@@ -1,13 +1,12 @@
 """The demo data set: shapes on noise, rendered on demand. The same arguments give the same bytes.
 
-``python -m data.demo OUT`` writes it to a folder. An image is drawn at `SUPERSAMPLE` times its size and reduced by
+``python -m tools.demo OUT`` writes it to a folder. An image is drawn at `SUPERSAMPLE` times its size and reduced by
 averaging. An owner map holds the number of the object that each pixel shows, so a box is the extent of the visible
 part to half a pixel. Colors are RGB.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.checked_open import check_owner
 from utils.files.folders import temporary_folder
-from utils.logger import configure_logging, progress
+from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
@@ -99,7 +98,7 @@ def _write_set(folder: Path, wanted: dict[str, int]) -> None:
         for _ in progress(done, desc="rendering the demo set", total=len(jobs)):
             pass
     names = "".join(f"  {i}: {name}\n" for i, name in enumerate(CLASS_NAMES))
-    yaml_text = f"# Rendered by python -m data.demo\npath: .\ntrain: images/train\nval: images/val\nnames:\n{names}"
+    yaml_text = f"# Rendered by python -m tools.demo\npath: .\ntrain: images/train\nval: images/val\nnames:\n{names}"
     (folder / YAML_NAME).write_text(yaml_text, encoding="utf-8")
     (folder / MARKER).write_text(json.dumps(wanted), encoding="utf-8")
 
@@ -228,17 +227,3 @@ def visible_boxes(owner: np.ndarray, classes: Sequence[int], areas: Sequence[flo
         if min(x1 - x0, y1 - y0) >= MIN_SIDE * SUPERSAMPLE:
             labels.append([kind, (x0 + x1) / 2 / side, (y0 + y1) / 2 / side, (x1 - x0) / side, (y1 - y0) / side])
     return np.array(labels, np.float64).reshape(-1, 5)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m data.demo", description="Writes the demo data set to a folder.")
-    parser.add_argument("out", metavar="OUT", type=Path, help="an empty or new folder")
-    options = parser.parse_args(argv)
-    configure_logging(True)
-    print(ensure_demo(options.out))
-
-
-if __name__ == "__main__":
-    from utils.entrypoint import run_main
-
-    run_main(main)

@@ -7,7 +7,7 @@ What follows ``--`` are the flags of train.py. Each epoch is reported to Ray wit
 the checkpoint. After the loss of a worker, Ray starts as many as it finds (of 1:4, one to four), which resume; the same
 command resumes a job that has ended early. Before a node is preempted, the processes save their state.
 
-With ``--search``, the workers share the trials of one `engine.search`, whose flags follow ``--``.
+With ``--search``, the workers share the trials of one `tools.search`, whose flags follow ``--``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="per worker")
     parser.add_argument("--failures", type=int, default=3, help="lost or failed workers after which the job ends")
     parser.add_argument("--address", default=None, help="of the cluster; default: RAY_ADDRESS, or one on this machine")
-    parser.add_argument("--search", action="store_true", help="the flags are those of engine.search")
+    parser.add_argument("--search", action="store_true", help="the flags are those of tools.search")
     options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     job, options.workers = read_job(options, flags), read_workers(options.workers)
     try:
@@ -167,7 +167,7 @@ def work(job: Job) -> str:
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    from engine.tools.training_process import former_training, wait_for_former  # imports torch
+    from tools.child import former_training, wait_for_former  # imports torch
 
     context = train.get_context()
     rank = context.get_world_rank()

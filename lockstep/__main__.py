@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-DESCRIPTIONS = {
-    "train": "train a detector",
-    "val": "score checkpoints and exported files on a data set",
-    "detect": "find objects in images, videos and streams",
-    "export": "export a checkpoint to ONNX, OpenVINO, TorchScript or torch.export",
-    "check": "check a data set, and with a trained model, its labels",
-    "compare": "compare runs, with intervals of the differences",
-    "kfold": "train and score by cross-validation",
-    "search": "search hyper-parameters",
-    "convert": "convert the export of an annotation tool to COCO JSON",
-    "shard": "write a data set as shards, for an object store",
-    "cache": "list and remove caches of data sets",
-    "weights": "list public weights, show and convert checkpoints",
-    "demo": "write the demo data set to a folder",
-}
 MORE = (
     "lockstep COMMAND --help lists the flags.",
     "lockstep completion bash prints a completion for the shell.",
@@ -40,54 +26,31 @@ def _dispatch(argv: list[str]) -> None:
     from utils.config.yaml_files import suggestion
     from utils.errors import UserError
     from utils.machine.limits import require_package
-    from utils.program import VERSION
+    from utils.program import COMMANDS, VERSION
 
-    command = argv[0] if argv else "--help"
-    if command in ("-h", "--help"):
-        lines = [f"  {name:10}{text}" for name, text in DESCRIPTIONS.items()]
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        lines = [f"  {command.name:10}{command.summary}" for command in COMMANDS.values()]
         print("\n".join(["usage: lockstep COMMAND ...", "", *lines, "", *MORE]))
-    elif command == "--version" or (command in DESCRIPTIONS and argv[1:2] == ["--version"]):
+    elif name == "--version" or (name in COMMANDS and argv[1:2] == ["--version"]):
         print(f"lockstep {VERSION}")
-    elif command == "completion":
+    elif name == "completion":
         require_package("shtab", "completion", "do without")
         _print_completion(argv[1] if argv[1:] else "bash")
-    elif command in DESCRIPTIONS:
-        sys.argv = [command, *argv[1:]]  # as the command would have it
-        _main_of(command)(argv[1:])
+    elif name in COMMANDS:
+        sys.argv = [name, *argv[1:]]  # as the command would have it
+        _main_of(name)(argv[1:])
     else:
-        known = ", ".join(DESCRIPTIONS)
-        raise UserError(f"{command}: no such command{suggestion(command, DESCRIPTIONS)}; commands are {known}")
+        known = ", ".join(COMMANDS)
+        raise UserError(f"{name}: no such command{suggestion(name, COMMANDS)}; commands are {known}")
 
 
-def _main_of(command: str) -> Callable[[Sequence[str]], None]:
-    match command:
-        case "train":
-            from train import main
-        case "val":
-            from val import main
-        case "detect":
-            from detect import main
-        case "export":
-            from export import main
-        case "check":
-            from engine.tools.check.command import main
-        case "compare":
-            from engine.tools.compare import main
-        case "kfold":
-            from engine.kfold import main
-        case "search":
-            from engine.search import main
-        case "convert":
-            from data.convert.__main__ import main
-        case "shard":
-            from data.shard.__main__ import main
-        case "cache":
-            from data.cache.__main__ import main
-        case "weights":
-            from models.weights.__main__ import main
-        case "demo":
-            from data.demo import main
-    return main
+def _main_of(name: str) -> Callable[[Sequence[str]], None]:
+    from utils.program import COMMANDS, IS_INSTALLED
+
+    path = COMMANDS[name].path
+    package = ("lockstep." if "/" in path else "lockstep.scripts.") if IS_INSTALLED else ""
+    return importlib.import_module(package + path.replace("/", ".")).main
 
 
 def _print_completion(shell: str) -> None:
@@ -95,18 +58,19 @@ def _print_completion(shell: str) -> None:
     import shtab
 
     from utils.errors import UserError
+    from utils.program import COMMANDS
 
     if shell not in shtab.SUPPORTED_SHELLS:
         raise UserError(f"completion {shell}: must be one of {', '.join(shtab.SUPPORTED_SHELLS)}")
     root = argparse.ArgumentParser("lockstep")
     commands = root.add_subparsers()
-    for command, text in DESCRIPTIONS.items():
-        commands.add_parser(command, help=text)
-        commands.choices[command] = _parser_of(command)
+    for command in COMMANDS.values():
+        commands.add_parser(command.name, help=command.summary)
+        commands.choices[command.name] = _parser_of(command.name)
     print(shtab.complete(root, shell))
 
 
-def _parser_of(command: str) -> argparse.ArgumentParser:
+def _parser_of(name: str) -> argparse.ArgumentParser:
     found: list[argparse.ArgumentParser] = []
 
     def keep(parser: argparse.ArgumentParser, *_: object) -> None:
@@ -115,7 +79,7 @@ def _parser_of(command: str) -> argparse.ArgumentParser:
 
     argparse.ArgumentParser.parse_args = keep  # this process only prints
     with contextlib.suppress(SystemExit):
-        _main_of(command)([])
+        _main_of(name)([])
     return found[0]
 
 

@@ -14,15 +14,14 @@ from tempfile import TemporaryDirectory
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MOVED = {name: f"lockstep.{name}" for name in ("data", "engine", "models", "utils")}
+MOVED = {name: f"lockstep.{name}" for name in ("data", "engine", "models", "tools", "utils")}
 MOVED |= {name: f"lockstep.scripts.{name}" for name in ("detect", "export", "train", "val")}
 PACKAGED = {"lockstep": "lockstep", "configs": "lockstep.configs", "launch": "lockstep.launch", **MOVED}
 COMMANDS = (  # in texts, and how they are typed when the package is installed
     (r"(torchrun (?:-\S+ \S+ )*)(train|val)\.py\b", r"\1-m lockstep \2"),
     (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
     (
-        r"(?:python -m )?(?<![\w.])(?:data|engine|models)\."
-        r"(cache|check|compare|convert|demo|kfold|search|shard|weights)(?!\.?\w)",
+        r"(?:python -m )?(?<![\w.])tools\.(cache|check|compare|convert|demo|kfold|search|shard|weights)(?!\.?\w)",
         r"lockstep \1",
     ),
 )

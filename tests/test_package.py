@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import train
-from lockstep.__main__ import DESCRIPTIONS, main
+from lockstep.__main__ import main
 from tests.helpers.preloaded import python
 from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL, error_of
@@ -27,7 +27,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.program import COMMANDS, VERSION
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("data", "engine", "models", "utils")
+FOLDERS = ("data", "engine", "models", "tools", "utils")
 
 
 def load_hook() -> ModuleType:
@@ -171,19 +171,19 @@ def test_an_import_that_cannot_be_rewritten_is_refused():
         ("python train.py --data a", "lockstep train --data a"),
         ("use export.py.", "use lockstep export."),
         ("torchrun --nproc_per_node 2 val.py --tta", "torchrun --nproc_per_node 2 -m lockstep val --tta"),
-        ("as data.check finds them, or python -m engine.kfold.", "as lockstep check finds them, or lockstep kfold."),
-        ("/home/me/train.py my_train.py data.checks engine.tools.search.trial", None),
+        ("as tools.check finds them, or python -m tools.kfold.", "as lockstep check finds them, or lockstep kfold."),
+        ("/home/me/train.py my_train.py data.checks tools.search.trial", None),
     ],
 )
 def test_texts_name_the_command_that_is_installed(text, installed):
     assert load_hook().with_commands(text) == (installed or text)
 
 
-def test_the_lists_of_commands_agree():
-    assert list(DESCRIPTIONS) == list(COMMANDS)
-    mains = [str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("__main__.py")]
-    named = {command.split()[-1].replace(".", "/") for command in COMMANDS.values()}
-    assert {str(Path(path).parent) for path in mains} <= named
+def test_the_table_names_all_commands():
+    mains = {path for name in FOLDERS for path in (ROOT / name).rglob("__main__.py")}
+    named = {ROOT / f"{command.path}.py" for command in COMMANDS.values()}
+    assert all(path.is_file() for path in named)
+    assert mains <= named
 
 
 class Installed:

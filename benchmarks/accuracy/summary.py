@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
-from engine.tools.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+from tools.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from utils.structures import DetectionTable, GroundTruth
 
 

@@ -202,7 +202,7 @@ def _fill(
         threads = min(threads, max(int(available_memory() / 4 / largest), 1))
     disk = shutil.disk_usage(path.parent)
     free = disk.free if on_disk else min(disk.free, available_memory())
-    what = "; python -m data.cache prune removes it" if on_disk else ""
+    what = "; python -m tools.cache prune removes it" if on_disk else ""
     get_logger().info("%s: %s, %.2f GiB in %s%s", flag, counted(len(index), "image"), size / 2**30, path, what)
     if size > 0.95 * free:
         remedy = "use --cache disk or none"

@@ -193,5 +193,5 @@ def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
     there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
     if any(_label_files(path) for path in splits.values()):
         return f"{there}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
-    convert = f"{COMMANDS['convert']} {shlex.join([str(folder), f'{folder.name}.json'])}"
+    convert = f"{COMMANDS['convert'].typed} {shlex.join([str(folder), f'{folder.name}.json'])}"
     return f"{there}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"

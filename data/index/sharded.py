@@ -1,4 +1,4 @@
-"""The index of a split in shards (`utils.store.shards`), which `python -m data.shard` has written."""
+"""The index of a split in shards (`utils.store.shards`), which `python -m tools.shard` has written."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def model_card(
     rows = {
         "Model": metadata.description,
         "Exported from": weights.name,
-        "Command": " ".join([COMMANDS["export"], *sys.argv[1:]]),
+        "Command": " ".join([COMMANDS["export"].typed, *sys.argv[1:]]),
         "Program": f"Lockstep {VERSION}, commit {git_commit()}",
         "Data set": f"{Path(info.get('data', {}).get('source', UNKNOWN)).name}, "
         f"fingerprint {info.get('data', {}).get('fingerprint', UNKNOWN)}",

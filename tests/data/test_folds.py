@@ -22,9 +22,9 @@ from data.folds import (
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from engine.evaluation.fitness import Fitness
-from engine.tools.kfold.cross_validate import make_folds
-from engine.tools.kfold.lists import data_of, write_folds
 from tests.helpers.tiny import write_dataset
+from tools.kfold.cross_validate import make_folds
+from tools.kfold.lists import data_of, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 

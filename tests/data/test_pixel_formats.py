@@ -17,8 +17,8 @@ from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.loading.build import build_train_loader, build_val_loader
-from data.shard.__main__ import write_set as write_shards
 from tests.helpers.synthetic_index import GEOMETRIES, write_dataset
+from tools.shard import write_set as write_shards
 from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext

@@ -58,9 +58,6 @@ def _stopping(parse: Callable) -> Callable:
     return parse_and_stop
 
 
-SHORT_NAMES = {"data.check": "engine.tools.check.command", "engine.compare": "engine.tools.compare"}
-
-
 @pytest.fixture
 def acceptance(monkeypatch: pytest.MonkeyPatch) -> Acceptance:
     return Acceptance(monkeypatch)
@@ -69,7 +66,7 @@ def acceptance(monkeypatch: pytest.MonkeyPatch) -> Acceptance:
 def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = False) -> None:
     """``FILE.py ...`` or ``-m MODULE ...``, as after ``python``. In a sentence, the name alone stands for a program."""
     if words[:2] == ["-m", "lockstep"]:
-        words = [*COMMANDS[words[2]].split()[1:], *words[3:]]
+        words = [*COMMANDS[words[2]].typed.split()[1:], *words[3:]]
     is_module = words[0] == "-m"
     name = words[1] if is_module else words[0].removesuffix(".py").replace("/", ".")
     assert is_module or words[0].endswith(".py"), words
@@ -88,7 +85,7 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     assert (path / "__main__.py" if is_package else path.with_suffix(".py")).is_file(), path
     if in_text and not arguments:
         return
-    code = SHORT_NAMES.get(name) or (f"{name}.__main__" if is_package else name)
+    code = f"{name}.__main__" if is_package else name
     module = importlib.import_module(code)
     if hasattr(module, "parse_config") or "argparse" in Path(module.__file__).read_text(encoding="utf-8"):
         acceptance.check(module, arguments)

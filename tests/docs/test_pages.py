@@ -16,12 +16,12 @@ import yaml
 
 from benchmarks import models as model_table
 from data.index.dataset_yaml import load_dataset_spec
-from engine.tools.search.ranges import read_space
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tools.search.ranges import read_space
 from utils.config import reference, search_settings, settings
 from utils.config.parser import hyperparameters_from, parse_config
 from utils.files.caches import format_bytes

@@ -20,8 +20,8 @@ PROGRAMS = {
     "val.py": ValConfig,
     "detect.py": DetectConfig,
     "export.py": ExportConfig,
-    "engine.search": SearchConfig,
-    "engine.kfold": KfoldConfig,
+    "tools.search": SearchConfig,
+    "tools.kfold": KfoldConfig,
 }
 WORDS = (
     "train",

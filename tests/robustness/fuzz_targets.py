@@ -49,7 +49,6 @@ from data.cache.open import open_image_cache
 from data.check.census import take_census
 from data.check.labels import box_pairs
 from data.check.scanned import scan_dataset, scan_issues
-from data.convert.__main__ import convert
 from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
 from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
@@ -58,7 +57,6 @@ from data.index.index import DatasetIndex, load_index
 from data.index.partial_scan import PartialScan
 from data.labels.findings import NO_LABEL
 from data.loading.damaged_images import DamagedImages
-from data.shard.__main__ import write_set
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
 from engine.export.formats.onnx_file import write_onnx
@@ -72,16 +70,18 @@ from engine.inference.runtimes.own_exports import is_own_export, record_export
 from engine.report.trackers import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
-from models.weights.__main__ import convert as convert_weights
 from models.weights.load import load_detector
 from models.weights.read import read_weights
-from tests.data.convert.test_convert import SIZES as EXPORTED
-from tests.data.convert.test_convert import WRITERS
 from tests.helpers import yolo_lines
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_model
 from tests.robustness import fuzz_inputs
+from tests.tools.convert.test_convert import SIZES as EXPORTED
+from tests.tools.convert.test_convert import WRITERS
+from tools.convert.__main__ import convert
+from tools.shard import write_set
+from tools.weights import convert as convert_weights
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.drawing.plots import plot_curves

@@ -13,10 +13,10 @@ import yaml
 import detect
 import train
 import val
-from engine.kfold import main as kfold_main
-from engine.tools.check.command import main as check_data
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from tools.check.__main__ import main as check_data
+from tools.kfold.__main__ import main as kfold_main
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 

@@ -1,4 +1,4 @@
-"""Images of five channels of 12 bits through train.py, val.py, detect.py, export.py and data.check."""
+"""Images of five channels of 12 bits through train.py, val.py, detect.py, export.py and tools.check."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from engine.export.parity import largest_difference
 from engine.inference.hub import HubModel
 from engine.inference.predictor import load
 from engine.inference.runtimes.open import open_model
-from engine.tools.check import command as check
 from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from tools.check import __main__ as check
 from utils.config.pixels import PixelFormat, as_rgb8
 from utils.drawing.draw import draw_batch
 from utils.entrypoint import run_main

@@ -60,7 +60,7 @@ def test_from_clone_to_onnx(tmp_path: Path):
     image = next((data.parent / "images" / "val").iterdir())
     mine = {"DATA.yaml": str(data)}
 
-    check = documented("README.md", "python -m data.check DATA.yaml")
+    check = documented("README.md", "python -m tools.check DATA.yaml")
     assert "8 images" in clone.run(check, mine, codes=(0, 1))
 
     train = documented("README.md", "python train.py --data DATA.yaml --model yolov8n")
@@ -87,7 +87,7 @@ def test_from_clone_to_onnx(tmp_path: Path):
     assert len(scores) == 2
     assert scores[0] == scores[1]
 
-    compare = documented("docs/evaluation.md", "python -m engine.compare runs/train/a runs/train/b")
+    compare = documented("docs/evaluation.md", "python -m tools.compare runs/train/a runs/train/b")
     printed = clone.run(compare, {"runs/train/a": FOLDER, "runs/train/b": f"{FOLDER}2"})
     assert "seed" in printed
 

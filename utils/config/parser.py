@@ -230,7 +230,7 @@ def build_parser(cls: type, description: str) -> _Parser:
     required = [field for field in fields.values() if default_of(field) is MISSING]
     parser = _Parser(
         script=_name(cls),
-        prog=COMMANDS[_name(cls)],
+        prog=COMMANDS[_name(cls)].typed,
         description=description,
         usage=" ".join(["%(prog)s", *map(_usage, required), "[flags]"]),
         formatter_class=_Help,

@@ -21,9 +21,9 @@ COMMANDS: dict[str, type] = {
     "val.py": settings.ValConfig,
     "detect.py": settings.DetectConfig,
     "export.py": settings.ExportConfig,
-    "python -m engine.compare": settings.CompareConfig,
-    "python -m engine.kfold": search_settings.KfoldConfig,
-    "python -m engine.search": search_settings.SearchConfig,
+    "python -m tools.compare": settings.CompareConfig,
+    "python -m tools.kfold": search_settings.KfoldConfig,
+    "python -m tools.search": search_settings.SearchConfig,
 }
 INTRODUCTION = """\
 # Settings
@@ -33,7 +33,7 @@ This page is generated from the dataclasses in `utils/config/settings.py` and `s
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
 reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
-`python -m data.check`, `data.convert`, `data.shard`, `data.cache` and `models.weights` list theirs with `--help`.
+`python -m tools.check`, `tools.convert`, `tools.shard`, `tools.cache` and `tools.weights` list theirs with `--help`.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters

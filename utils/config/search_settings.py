@@ -1,4 +1,4 @@
-"""Settings of the commands that train several times: ``python -m engine.search`` and ``python -m engine.kfold``.
+"""Settings of the commands that train several times: ``python -m tools.search`` and ``python -m tools.kfold``.
 
 The folder of such a command stores them, and the same command continues it.
 """
@@ -27,20 +27,20 @@ _PATHS = frozenset(("data", "model", "weights", "groups"))
 
 @dataclass(frozen=True, kw_only=True)
 class KfoldConfig(TrainConfig):
-    """The flags of ``python -m engine.kfold``: those of train.py and these."""
+    """The flags of ``python -m tools.kfold``: those of train.py and these."""
 
     folds: int = setting(5, low=2, aliases=("--kfold",), help="number of folds")
     groups: str = setting(
         "", help="images of a group stay together: CSV with columns image and group, or regex that finds it in the path"
     )
-    near_duplicates: bool = setting(True, help="near-duplicate images stay together, as data.check finds them")
+    near_duplicates: bool = setting(True, help="near-duplicate images stay together, as tools.check finds them")
     noplots: bool = setting(True, help="do not write plots of each training")
     project: str = setting("runs/kfold", help="folder of runs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(KfoldConfig):
-    """The flags of ``python -m engine.search``."""
+    """The flags of ``python -m tools.search``."""
 
     hyp: str = setting("all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML")
     trials: int = setting(50, low=1, help="number of trials, over all processes and restarts")

@@ -430,7 +430,7 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(_RunConfig):
-    """The flags of ``python -m engine.compare``."""
+    """The flags of ``python -m tools.compare``."""
 
     runs: list[str] = setting(positional=True, help="folders of runs, or models' files; the first is the baseline")
     trust: bool = setting(False, help=_TRUST_HELP)

@@ -239,7 +239,7 @@ def _translation(
         if action.required and not any(word.partition("=")[0] == name for word in line):
             line += [name, action.dest.upper()]
     ending = f". Without an equivalent: {', '.join(without)}" if without else ""
-    return f"settings are flags here; write {COMMANDS[script]} {shlex.join(line)}".rstrip() + ending
+    return f"settings are flags here; write {COMMANDS[script].typed} {shlex.join(line)}".rstrip() + ending
 
 
 def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]:

@@ -33,7 +33,7 @@ _UPLOAD = (
 )
 _BOXES_ONLY = "masks and keypoints are not supported, only boxes. Leave it out"
 _NO_SUCH_AUGMENTATION = "there is no such augmentation; configs/hyp/scratch.yaml lists all, albumentations included"
-_NO_SEARCH = "search hyper-parameters with python -m engine.search (--help lists its flags)"
+_NO_SEARCH = "search hyper-parameters with python -m tools.search (--help lists its flags)"
 _LABEL_FILES = "label files are written by detect.py (--save-txt, --save-conf); val.py writes predictions.json"
 _ONE_VIEW = "detect.py has no test-time augmentation; val.py --tta evaluates a model with it. Leave it out"
 _NO_SUCH_FORMAT = "belongs to a format that is not supported; --format takes onnx, openvino, torchscript and pt2"

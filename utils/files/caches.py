@@ -50,7 +50,7 @@ class CacheFile:
     is_old: bool = False  # the data set has changed since
 
     def line(self, now: float) -> str:
-        """Size, age, description and state, as `python -m data.cache list` prints them."""
+        """Size, age, description and state, as `python -m tools.cache list` prints them."""
         state = ", an older version" * self.is_old + ", in use" * in_use(self)
         return f"{format_bytes(self.size):>9}  {_age(now - self.used):<14}{self.what}{state}"
 

@@ -36,7 +36,7 @@ from utils.machine.limits import require_package
 PATIENCE_S = 600.0  # how long a run waits for a store that does not answer
 _PAUSE_S = 1.0
 _URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+", re.IGNORECASE)
-_ADVICE = "check the address of what data.shard has written, and the credentials (environment variables, or ~/.aws)"
+_ADVICE = "check the address of what tools.shard has written, and the credentials (environment variables, or ~/.aws)"
 FOLDER = "stores"  # of the cache folder
 MIRRORS: dict[Path, str] = {}  # by folder of the cache: the address of the folder of a store that it mirrors
 MOST_BYTES = {".yaml": 1 << 24, ".yml": 1 << 24, ".shards": 1 << 36}  # of a file that is read whole

@@ -12,12 +12,12 @@ import yaml
 from data.check.issues import DOUBLED
 from data.check.labels import box_pairs
 from data.check.scanned import scan_dataset, scan_issues
-from data.convert.__main__ import convert
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.labels.findings import CLIPPED
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.tiny import write_dataset
+from tools.convert.__main__ import convert
 
 NAMES = ["cat", "dog", "DontCare"]
 # Class, x1, y1, x2, y2 in images of 160 x 128: a doubled box, one that exceeds its image, and a region to ignore.

@@ -294,7 +294,7 @@ def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(so
     (tmp_path / "export").mkdir()
     copy_images(source, "train", tmp_path / "export")
     (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
-    with pytest.raises(UserError, match=r"4 images, files of \.xml; neither .* python -m data.convert"):
+    with pytest.raises(UserError, match=r"4 images, files of \.xml; neither .* python -m tools.convert"):
         load_dataset_spec(tmp_path / "export")
     (tmp_path / "export" / "000.txt").write_text("Car 0.00 0 -1.58 7.0 3.0 14.0 20.0 1.65 1.67 3.64 0 1 2 3\n")
     with pytest.raises(UserError, match="neither a YAML"):
@@ -319,7 +319,7 @@ def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsy
     shutil.rmtree(tmp_path / "export" / "labels")
     line = error_of(capsys, train, "--data", str(tmp_path / "export"))
     assert "7 images, files of .csv, folders images; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
-    assert f"python -m data.convert {tmp_path / 'export'} export.json" in line
+    assert f"python -m tools.convert {tmp_path / 'export'} export.json" in line
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="0 images, no other files"):
         load_dataset_spec(tmp_path / "empty")

@@ -15,7 +15,6 @@ import yaml
 import train
 import val
 from engine.checkpoint.old_model import check_keep_old
-from engine.kfold import main as kfold_main
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
@@ -24,6 +23,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, scatter_norms, write_dataset, write_model
+from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main

@@ -11,7 +11,7 @@ import yaml
 
 import detect
 import train
-from engine.tools import compare
+from tools import compare
 from utils.config import yolo_flags
 from utils.config.parser import (
     build_parser,
@@ -120,7 +120,7 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         (TrainConfig, ["--lr0", "0.01"], "--lr0: is a hyper-parameter; write --set lr0=0.01"),
         (TrainConfig, ["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
         (TrainConfig, ["--nosave"], "--nosave: last.pt is always written"),
-        (TrainConfig, ["--evolve", "300"], "--evolve: search hyper-parameters with python -m engine.search"),
+        (TrainConfig, ["--evolve", "300"], "--evolve: search hyper-parameters with python -m tools.search"),
         (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is uploaded"),
         (TrainConfig, ["--entity", "me"], "--entity: nothing is uploaded"),
         (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: takes one number"),
@@ -365,14 +365,14 @@ assert not heavy, heavy
 @pytest.mark.parametrize(
     "name",
     [
-        "engine.search",
-        "engine.compare",
-        "engine.kfold",
-        "data.check",
-        "data.convert",
-        "data.cache",
-        "data.demo",
-        "models.weights",
+        "tools.search",
+        "tools.compare",
+        "tools.kfold",
+        "tools.check",
+        "tools.convert",
+        "tools.cache",
+        "tools.demo",
+        "tools.weights",
     ],
 )
 def test_help_names_the_command(name):

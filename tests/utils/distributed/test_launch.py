@@ -102,10 +102,10 @@ def test_flags_of_older_launchers_are_read():
 
 
 @pytest.mark.parametrize(
-    "command", [["detect.py", "--source", "."], ["export.py"], ["-m", "engine.kfold"], ["-m", "data.check", "demo"]]
+    "command", [["detect.py", "--source", "."], ["export.py"], ["-m", "tools.kfold"], ["-m", "tools.check", "demo"]]
 )
 def test_a_program_for_one_process_says_so_once_under_a_launcher(command):
-    weights = ["--weights", "a.pt"] if "demo" not in command and "engine.kfold" not in command else []
+    weights = ["--weights", "a.pt"] if "demo" not in command and "tools.kfold" not in command else []
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
     done = [
         subprocess.run(

@@ -9,7 +9,7 @@ from tests.helpers.html_page import HtmlPage, check_self_contained
 from utils.drawing import page
 from utils.drawing.figures import Chart, Line, chart_svg
 
-EVERY_PART, TABLE = "tests/utils/drawing/every_part.html", "engine/tools/kfold/page.html"
+EVERY_PART, TABLE = "tests/utils/drawing/every_part.html", "tools/kfold/page.html"
 HOSTILE = '<script>alert("1")</script> & \' " onload=x </svg></style><img src=x onerror=alert(1)> {{ 7 * 7 }}'
 
 

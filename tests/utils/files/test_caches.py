@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import train
-from data.cache import __main__ as command
 from data.cache.open import open_image_cache
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import DatasetIndex, load_index
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from tools import cache as command
 from utils.entrypoint import run_main
 from utils.files import caches as cache
 from utils.files.caches import DAY_S, LIMIT_VARIABLE, cache_limit, list_caches, make_room

@@ -39,7 +39,9 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
 def test_tables_have_one_writer():
     """Beside that of results.csv, whose cells are numbers."""
     root = Path(__file__).parents[3]
-    modules = [path for folder in ("data", "engine", "models", "utils") for path in (root / folder).rglob("*.py")]
+    modules = [
+        path for folder in ("data", "engine", "models", "tools", "utils") for path in (root / folder).rglob("*.py")
+    ]
     writers = {
         path.name for path in modules if "csv.writer(" in (t := path.read_text(encoding="utf-8")) or "csv.DictW" in t
     }

@@ -20,10 +20,10 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import DatasetIndex, load_index
 from data.loading.worker import init_worker
 from data.open_dataset import open_dataset
-from data.shard.__main__ import write_set
 from tests.helpers.object_server import FAULTS, ObjectServer, used_store
 from tests.helpers.processes import Processes
 from tests.helpers.tiny import write_dataset, write_model
+from tools.shard import write_set
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.caches import LIMIT_VARIABLE

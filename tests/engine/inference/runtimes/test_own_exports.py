@@ -16,10 +16,10 @@ import val
 from engine.inference.predictor import load
 from engine.inference.runtimes.open import open_model
 from engine.inference.runtimes.own_exports import RECORD, is_own_export, record_export
-from engine.tools import compare
-from engine.tools.check import command as check
 from tests.helpers.hostile_files import write_hostile_programs
 from tests.helpers.scripts import error_of
+from tools import compare
+from tools.check import __main__ as check
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 

@@ -1,0 +1,292 @@
+"""`python -m tools.check` on a small data set: each kind of issue, exit statuses, JSON, where the page is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+from data.check.issues import (
+    ACROSS,
+    AUGMENTED,
+    COPIED,
+    DOUBLED,
+    IMBALANCE,
+    NOT_TRAINED,
+    SMALL_OBJECTS,
+    TINY,
+    TWO_CLASSES,
+    UNUSED,
+    WITHIN,
+)
+from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
+from tests.helpers.editable_set import NAMES, ROWS, EditableSet
+from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
+from tests.helpers.scripts import error_of
+from tests.helpers.synthetic_index import smooth_image
+from tests.helpers.tiny import write_weights
+from tools.check.__main__ import main
+from utils.entrypoint import run_main
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> EditableSet:
+    return EditableSet(tmp_path / "set")
+
+
+@pytest.fixture(autouse=True)
+def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are not written to the folder in which the tests run."""
+    monkeypatch.chdir(tmp_path)
+
+
+def check(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
+    """Exit status and standard output."""
+    capsys.readouterr()
+    status = 0
+    try:
+        run_main(main, [str(a) for a in argv])
+    except SystemExit as ended:
+        status = ended.code
+    return status, capsys.readouterr().out
+
+
+def issues_of(capsys: pytest.CaptureFixture, data: EditableSet, *argv: object) -> list[dict]:
+    status, out = check(capsys, data.yaml, "--json", *argv)
+    issues = json.loads(out)["issues"]
+    assert status == (1 if issues else 0)
+    return issues
+
+
+def test_a_clean_set_has_no_issues(data, capsys):
+    status, out = check(capsys, data.yaml)
+    assert status == 0
+    assert out.splitlines()[-2:] == ["nothing to report", "report: runs/check/exp/report.html"]
+    assert issues_of(capsys, data) == []
+
+
+def test_doubled_boxes_and_boxes_of_two_classes(data, capsys):
+    data.write("train/1", "0 0.3 0.3 0.3 0.3\n1 0.7 0.7 0.2 0.2\n\n0 0.301 0.3 0.3 0.3\n1 0.3 0.3 0.3 0.301\n")
+    issues = issues_of(capsys, data)
+    assert [issue["kind"] for issue in issues] == [DOUBLED, TWO_CLASSES, TWO_CLASSES]
+    doubled = issues[0]
+    assert doubled["images"] == ["images/train/1.png"]
+    assert doubled["where"] == "labels/train/1.txt:4"
+    assert [(b["line"], b["number"], b["class_name"]) for b in doubled["boxes"]] == [(1, 0, "cat"), (4, 2, "cat")]
+    np.testing.assert_allclose(doubled["boxes"][0]["xyxy_px"], [24, 19.2, 72, 57.6])
+    assert {b["line"] for issue in issues[1:] for b in issue["boxes"]} == {1, 4, 5}
+
+
+def test_overlap_below_the_limit_is_no_issue(data, capsys):
+    data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.32 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")  # IoU 0.875
+    assert issues_of(capsys, data) == []
+
+
+def test_findings_of_the_scan(data, capsys):
+    data.write("train/0", "0 0.95 0.5 0.3 0.3\n1 0.3 0.3 0.3 0.3\n")
+    (data.root / "labels/train/1.txt").unlink()
+    data.image("val/0").write_bytes(b"not an image")
+    issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
+    assert set(issues) == {CLIPPED, NO_LABEL, BAD_IMAGE}
+    assert issues[CLIPPED]["where"] == "labels/train/0.txt:1"
+    np.testing.assert_allclose(issues[CLIPPED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
+    assert issues[NO_LABEL]["images"] == ["images/train/1.png"]
+    assert issues[BAD_IMAGE]["split"] == "val"
+
+
+def test_a_set_without_labels(data, capsys):
+    """Backgrounds only: the line is that of train.py."""
+    shutil.rmtree(data.root / "labels")
+    (data.root / "images" / "train" / "_annotations.csv").write_text("")
+    status, out = check(capsys, data.yaml, "--noplots")
+    assert status == 1
+    assert "'train' has 4 images and no label file; the first was expected at" in out
+    assert "_annotations.csv: CSV is not read" in out
+
+
+def test_a_set_without_a_usable_image(data, capsys):
+    for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
+        data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
+    status, out = check(capsys, data.yaml)
+    assert status == 1
+    assert "unusable label file: 6 (training leaves these images out)" in out
+    assert "labels/train/0.txt:1: no row can be used: 6 fields, expected 5 (class cx cy w h); a confidence col" in out
+
+
+def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
+    for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
+        data.write(name, "0 0.3 0.3 0.05 0.0625\n1 0.7 0.7 0.05 0.0625\n0 0.5 0.5 0.01 0.01\n")  # 8x8, 1.6x1.28 px
+    assert {issue["kind"] for issue in issues_of(capsys, data, "--imgsz", 640)} == set()
+    issues = issues_of(capsys, data, "--imgsz", 160)
+    assert [issue["kind"] for issue in issues] == [TINY] * 6 + [SMALL_OBJECTS]
+    assert issues[0]["boxes"][0]["line"] == 3
+    assert "--imgsz 320" in issues[-1]["text"]  # twice the size: 16 px
+
+
+def test_near_duplicates_within_and_across_splits(data, capsys):
+    image = cv2.imread(str(data.image("train/0")))
+    data.add("val/copy", cv2.resize(image, None, fx=0.7, fy=0.7, interpolation=cv2.INTER_AREA))
+    other = cv2.imread(str(data.image("train/1")))
+    data.add("train/copy", cv2.convertScaleAbs(other, alpha=1, beta=15))
+    issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
+    assert set(issues) == {ACROSS, WITHIN}
+    assert issues[ACROSS]["images"] == ["images/train/0.png", "images/val/copy.png"]
+    assert issues[ACROSS]["splits"] == ["train", "val"]
+    assert issues[WITHIN]["images"] == ["images/train/1.png", "images/train/copy.png"]
+    assert issues_of(capsys, data, "--split", "val") == []
+
+
+def test_copies_of_one_image_by_roboflow(data, capsys):
+    """Names tell, since copies may be turned or cropped: a group across splits is named, those within counted."""
+    rng = np.random.default_rng(5)
+    image = smooth_image(rng, 96, 96)
+    data.add("train/a_jpg.rf.0a1b", image)
+    data.add("train/a_jpg.rf.2c3d", cv2.convertScaleAbs(image, alpha=1, beta=9))
+    data.add("train/a_jpg.rf.4e5f", np.rot90(image).copy())
+    data.add("train/b_jpg.rf.0a1b", smooth_image(rng, 96, 96))
+    (issue,) = issues_of(capsys, data)
+    assert issue["kind"] == AUGMENTED
+    assert (issue["split"], issue["text"]) == ("train", "3 of 8 images are Roboflow's copies of 1 image")
+    data.add("val/b_jpg.rf.2c3d", smooth_image(rng, 96, 96))
+    across, within = issues_of(capsys, data)
+    assert across["kind"] == COPIED
+    assert across["images"] == ["images/train/b_jpg.rf.0a1b.png", "images/val/b_jpg.rf.2c3d.png"]
+    assert across["text"] == "(train) is a copy of the same image as images/val/b_jpg.rf.2c3d.png (val)"
+    assert within == issue
+    page = check(capsys, data.yaml)[1].splitlines()[-1].removeprefix("report: ")
+    assert COPIED in Path(page).read_text(encoding="utf-8")
+    data.add("val/x", cv2.convertScaleAbs(image, alpha=1, beta=-9))  # no copy by its name
+    assert {issue["kind"] for issue in issues_of(capsys, data)} == {COPIED, ACROSS, AUGMENTED}
+
+
+def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
+    data.describe([*NAMES, "cow", "hen"])
+    data.write("val/0", ROWS + "3 0.5 0.2 0.2 0.2\n")
+    assert {i["kind"]: i["text"].split(":")[0].split(" ")[0] for i in issues_of(capsys, data)} == {
+        UNUSED: "'cow'",
+        NOT_TRAINED: "'hen'",
+    }
+    rng = np.random.default_rng(9)
+    data.describe(NAMES)
+    data.write("val/0", ROWS)
+    for i in range(30):
+        data.add(f"train/more{i}", smooth_image(rng, 96, 96), "0 0.3 0.3 0.3 0.3\n")
+        data.add(f"val/more{i}", smooth_image(rng, 96, 96))
+    (issue,) = issues_of(capsys, data)
+    assert issue["kind"] == IMBALANCE
+    assert "'dog': 4 boxes in 4 of 34 images of train, 32 in 32 of 32 of val" in issue["text"]
+
+
+def test_a_line_break_in_a_file_name_does_not_split_the_line(data, capsys):
+    data.image("train/0").rename(data.image("train/a\nb"))
+    data.image("train/a\nb").write_bytes(b"not an image")
+    (data.root / "labels/train/0.txt").rename(data.root / "labels/train/a\nb.txt")
+    _, out = check(capsys, data.yaml, "--noplots")
+    assert sum("images/train/a b.png: cannot be decoded" in line for line in out.splitlines()) == 1
+
+
+def test_json_is_alone_on_standard_output(data, capsys):
+    """In a process of its own; progress and warnings go to standard error."""
+    data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
+    command = [python(), "-m", "tools.check", str(data.yaml), "--json", "--noplots"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    content = json.loads(done.stdout)
+    assert content["splits"]["train"]["images"] == 4
+    assert "scanning train" in done.stderr
+
+
+def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
+    assert "no such file" in error_of(capsys, main, tmp_path / "none.yaml")
+    assert "has no 'test' split" in error_of(capsys, main, data.yaml, "--split", "test")
+    weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])
+    line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
+    assert "the model has other classes than the data set (3 classes against 2)" in line
+    assert not (tmp_path / "runs").exists()
+    for score in ("1.5", "nan"):
+        assert f"--min-score {score}: must be from 0 to 1" in error_of(capsys, main, data.yaml, "--min-score", score)
+    shutil.rmtree(data.root / "images" / "val")
+    assert "images/val: not found" in error_of(capsys, main, data.yaml)
+
+
+def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
+    """Such a model sees nothing, so it cannot tell which labels are wrong; the data set is not changed."""
+    data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")
+    before = data.content()
+    weights = write_weights(tmp_path / "best.pt", NAMES)
+    status, text = check(capsys, data.yaml, "--weights", weights, "--device", "cpu", "--out", tmp_path / "page")
+    assert status == 1
+    assert f"{DOUBLED}: 1 " in text
+    assert f"report: {tmp_path / 'page' / 'report.html'}" in text
+    page = check_self_contained((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
+    weak = "On val it is too weak to judge labels of"
+    assert weak in page.sections["Label errors"]
+    assert "No label errors are listed." in page.sections["Label errors"]
+    assert weak in text
+    assert data.content() == before
+
+
+def test_the_page_is_written_to_a_new_folder_of_the_working_folder(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("exp", "exp2"):
+        _, text = check(capsys, data.yaml)
+        assert f"report: runs/check/{name}/report.html" in text
+    content = json.loads(check(capsys, data.yaml, "--json")[1])
+    assert content["report"] == "runs/check/exp3/report.html"
+    assert (tmp_path / content["report"]).stat().st_size > 10_000
+    content = json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])
+    assert content["report"] is None
+    assert len(list((tmp_path / "runs" / "check").iterdir())) == 3
+
+
+@pytest.mark.parametrize("here", [".", "images/train", "labels"])
+def test_the_page_is_not_written_to_the_data_set(data, tmp_path, capsys, monkeypatch, here):
+    """If the working folder is in the data set, the page is in the cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(data.root / here)
+    before = data.content()
+    _, text = check(capsys, data.yaml)
+    assert f"report: {tmp_path}/cache/lockstep/check/exp/report.html" in text
+    assert "is in the data set" in error_of(capsys, main, data.yaml, "--out", "page")
+    assert data.content() == before
+
+
+def test_a_working_folder_that_holds_data_sets_is_not_one(data, tmp_path, capsys, monkeypatch):
+    """The YAML is in the working folder, and the images are below it."""
+    data.yaml.rename(tmp_path / "data.yaml")
+    text = (tmp_path / "data.yaml").read_text(encoding="utf-8").replace("images/", "set/images/")
+    (tmp_path / "data.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = data.content()
+    assert "report: runs/check/exp/report.html" in check(capsys, "data.yaml")[1]
+    assert data.content() == before
+
+
+def test_images_and_labels_outside_the_folder_of_the_yaml_are_the_data_set(data, tmp_path, capsys, monkeypatch):
+    """Also where the folder `images` is above the YAML; what is beside the labels is not the data set."""
+    (tmp_path / "project").mkdir()
+    content = {"train": str(data.root / "images/train"), "val": str(data.root / "images/val"), "names": NAMES}
+    (tmp_path / "project" / "my.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "project")
+    assert "report: runs/check/exp/report.html" in check(capsys, "my.yaml")[1]
+    for folder in ("images/train/page", "labels/val"):
+        assert "is in the data set" in error_of(capsys, main, "my.yaml", "--out", data.root / folder)
+    assert f"report: {data.root / 'page' / 'report.html'}" in check(capsys, "my.yaml", "--out", data.root / "page")[1]
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys, monkeypatch):
+    (tmp_path / "runs").write_text("a file")
+    monkeypatch.chdir(tmp_path)
+    status, text = check(capsys, data.yaml)
+    assert status == 0
+    assert "the report cannot be written" in text
+    assert "cannot be made" in error_of(capsys, main, data.yaml, "--out", tmp_path / "runs" / "page")

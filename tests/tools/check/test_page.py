@@ -1,0 +1,275 @@
+"""The page of a check: it shows what was found, where it was found; its text is escaped, its size is bounded."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.check.duplicates import image_issues
+from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED, TINY, TWO_CLASSES, WITHIN, Box, Issue
+from data.check.labels import box_pairs, box_sizes
+from data.check.photos import Photos, Source
+from data.check.scanned import scan_dataset, scan_issues
+from data.index.dataset_yaml import load_dataset_spec
+from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
+from data.labels.yolo import parse_yolo
+from tests.helpers.editable_set import EditableSet
+from tests.helpers.html_page import HtmlPage, check_pictures, check_self_contained
+from tests.helpers.synthetic_index import smooth_image
+from tools.check.cards import MOST_SAMPLES, alternating
+from tools.check.page import FILE_NAME, write_page
+from utils.boxes import scale_boxes
+from utils.structures import GRAY, DetectionTable
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+MOST_BYTES = 5_000_000
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> EditableSet:
+    return EditableSet(tmp_path / "set")
+
+
+def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
+    """The page of the findings that need no model, and of ``more``; and all these findings."""
+    spec = load_dataset_spec(data.yaml)
+    splits = scan_dataset(spec, tuple(spec.splits), workers=2, verify="sample")
+    issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
+    issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
+    out.mkdir(exist_ok=True)
+    weights = "best.pt" if detections else ""
+    assert write_page(out, spec, splits, issues, detections or {}, imgsz=imgsz, weights=weights) == out / FILE_NAME
+    return check_self_contained((out / FILE_NAME).read_text(encoding="utf-8")), issues
+
+
+def galleries(read: HtmlPage) -> dict[str, list[list[list[str]]]]:
+    """The tags of each card, by gallery."""
+    found: dict[str, list] = {}
+    for tag, attributes in read.tags:
+        if tag == "div" and (attributes.get("class") or "").startswith("gallery"):
+            cards = found.setdefault(attributes["aria-label"], [])
+        elif tag == "figure" and attributes.get("class") == "card":
+            cards.append(json.loads(attributes["data-tags"]))
+    return found
+
+
+def test_each_image_has_one_card_with_its_findings_by_kind_split_and_class(data, tmp_path):
+    data.write("train/0", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.3 0.301 0.3 0.3\n")
+    data.write("train/1", "0 0.95 0.5 0.3 0.3\n1 0.5 0.5 0.002 0.002\n0 2 2 0.1 0.1\n")
+    data.write("val/1", "1 0.0 0.5 0.3 0.3\n")
+    data.image("val/0").write_bytes(b"not an image")
+    read, issues = page_of(data, tmp_path / "out")
+    cards = galleries(read)["Findings"]
+    expected: dict[tuple, set] = {}
+    for i in issues:
+        if i.kind in (DOUBLED, TWO_CLASSES, TINY, CLIPPED, OUTSIDE):
+            tags = {(i.kind, i.split, str(box.class_id)) for box in i.boxes}
+            expected.setdefault((i.split, i.images[0]), set()).update(tags)
+    assert sorted(sorted(map(tuple, tags)) for tags in cards) == sorted(map(sorted, expected.values()))
+    assert len(cards) == 3
+    table = {row[0]: [row[1], row[4]] for row in read.tables["Findings by kind"][1:]}
+    assert table[BAD_IMAGE] == ["1", "val: 1"]
+    assert table[CLIPPED] == ["2", "train: 1; val: 1"]
+    places = {row[2] for row in read.tables["Findings, with their places"][1:]}
+    assert places >= {"labels/train/0.txt:2", "images/val/0.png"}
+    check_pictures(read)
+
+
+def test_drawn_boxes_have_the_shape_and_place_of_the_labels(data, tmp_path):
+    """A box of 48 x 38.4 px whose right quarter exceeds the image of 160 x 128."""
+    data.write("train/1", "0 0.925 0.5 0.3 0.3\n")
+    read, _ = page_of(data, tmp_path / "out")
+    (drawn,) = [a for tag, a in read.tags if tag == "rect" and a.get("class") == "spurious"]
+    x, width, height = (float(drawn[name]) for name in ("x", "width", "height"))
+    assert width / height == pytest.approx(48 / 38.4, rel=0.03)
+    svg = next(a for tag, a in read.tags if tag == "svg" and CLIPPED in (a.get("aria-label") or ""))
+    shown = float(svg["width"])
+    assert x >= 0
+    assert x + width <= shown  # the part outside is shown, too
+    assert x + width > 0.8 * shown
+
+
+def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data, tmp_path):
+    data.write("train/1", "5 0.4 0.5 0.3 0.3\n")  # without another row, training leaves the image out
+    data.write("train/2", "0 0.5 0.5 0.3 0.3\n5 0.5 0.5 0.002 0.002\n")
+    read, issues = page_of(data, tmp_path / "out")
+    drawn = [a for tag, a in read.tags if tag == "rect" and a.get("class") == "spurious"]
+    assert len(drawn) == 2
+    assert float(drawn[0]["width"]) / float(drawn[0]["height"]) == pytest.approx(48 / 38.4, rel=0.03)
+    assert min(float(drawn[1]["width"]), float(drawn[1]["height"])) >= 6  # a smaller one would be a dot
+    found = [issue.boxes[0] for issue in issues if issue.kind == UNKNOWN_CLASS]
+    assert [(box.class_name, box.class_id) for box in found] == [("class 5", -1)] * 2
+    np.testing.assert_allclose(found[0].xyxy_px, [40, 44.8, 88, 83.2])
+    assert read.sections["Images and boxes"].count("class 5") >= 2
+    check_pictures(read)
+
+
+def test_what_to_do_is_beside_the_finding(data, tmp_path):
+    """Where a telephone shows it without scrolling."""
+    data.write("train/1", "0 0.95 0.5 0.3 0.3\n")
+    read, _ = page_of(data, tmp_path / "out")
+    assert read.tables["Findings by kind"][0][:3] == ["finding", "number", "what to do"]
+
+
+def test_parts_of_a_photo_beyond_the_image_are_gray(tmp_path):
+    path = tmp_path / "red.png"
+    cv2.imwrite(str(path), np.full((80, 100, 3), (0, 0, 255), np.uint8))
+    source = Source(str(path), 80, 100)
+    window = source.around(np.array([[80.0, 30, 120, 60]]))
+    assert window[0] > 0
+    assert window[2] > 120
+    photo = Photos().of(source, window, 300)
+    pixels = cv2.imdecode(np.frombuffer(photo.jpeg, np.uint8), cv2.IMREAD_COLOR)[..., ::-1].astype(int)
+    assert pixels.shape[:2] == (photo.height, photo.width)
+    border = round((100 - window[0]) / (window[2] - window[0]) * photo.width)
+    assert np.abs(pixels[:, : border - 12] - [255, 0, 0]).max() < 12
+    assert np.abs(pixels[:, border + 12 :] - GRAY).max() < 12
+    far = source.around(np.array([[900.0, 900, 950, 950]]))
+    assert (far[:2] < [100, 80]).all()
+    assert Photos().of(source, far, 300).jpeg
+
+
+def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
+    image = cv2.imread(str(data.image("train/0")))
+    for name in ("train/copy", "val/copy", "val/copy2"):
+        data.add(name, cv2.resize(image, None, fx=0.7, fy=0.7, interpolation=cv2.INTER_AREA))
+    other = cv2.imread(str(data.image("train/1")))
+    data.add("train/again", cv2.convertScaleAbs(other, alpha=1, beta=15))
+    read, _ = page_of(data, tmp_path / "out")
+    assert galleries(read)["Near-duplicates"] == [[[ACROSS, "train"], [ACROSS, "val"]], [[WITHIN, "train"]]]
+    text = read.sections["Near-duplicates"]
+    assert "1 group of near-duplicates across splits; 1 group of near-duplicates within a split" in text
+    assert "train: images/train/0.png" in text
+    assert "val: images/val/copy.png" in text
+    assert "2 more are like these." in text
+
+
+def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
+    """Applied to the label files, the suggested rows are read as the boxes that the model suggests."""
+    cat = Box("cat", 0, (24.0, 19.2, 72.0, 57.6), 0, "labels/train/0.txt:1")
+    dog = Box("dog", 1, (88.0, 70.4, 136.0, 108.8))
+    better = Box("cat", 0, (30.0, 20.0, 75.0, 60.0))
+    image = ("images/train/0.png",)
+    errors = [
+        Issue(MISSED, "dog without a label", "train", image, "", (), 0.9, dog),
+        Issue(SWAPPED, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, Box("dog", 1, cat.xyxy_px)),
+        Issue(MOVED, "cat that the model places elsewhere", "train", image, cat.where, (cat,), 0.7, better),
+        Issue(SPURIOUS, "cat where the model sees nothing", "train", image, cat.where, (cat,), 0.6),
+    ]
+    seen = np.array([dog.xyxy_px, better.xyxy_px])
+    table = DetectionTable(np.array([0, 0]), seen, np.array([0.87, 0.1]), np.array([1, 0]))
+    empty = DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
+    read, _ = page_of(data, tmp_path / "out", errors, {"train": table, "val": empty})
+    tags = [[["missing label", "train", "1"]], [["wrong class", "train", "0"], ["wrong class", "train", "1"]]]
+    assert galleries(read)["Label errors"][:2] == tags
+    text = read.sections["Label errors"]
+    written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
+    rows = re.findall(r"(?:add|write) <code>(.*?)</code>", written)
+    for row, box in zip(rows, (dog, Box("dog", 1, cat.xyxy_px), better), strict=True):
+        class_id, x1, y1, x2, y2, *_ = parse_yolo(row.encode(), 2).rows[0]
+        assert class_id == box.class_id
+        np.testing.assert_allclose(scale_boxes(np.array([x1, y1, x2, y2]), 160, 128), box.xyxy_px, atol=1e-3)
+    assert text.count("delete this label") == 1
+    assert "dog 0.87" in text  # detections with low scores are not drawn
+    assert "cat 0.10" not in text
+
+
+def test_classes_have_samples_from_all_sizes(data, tmp_path):
+    sizes = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4]
+    for i in range(4):
+        small, large = sizes[2 * i : 2 * i + 2]
+        data.write(f"train/{i}", f"0 0.3 0.3 {small} {small}\n0 0.7 0.3 {large} {large}\n")
+    for i in range(2):
+        data.write(f"val/{i}", "")
+    data.write("val/1", "1 0.5 0.5 0.3 0.3\n")
+    read, _ = page_of(data, tmp_path / "out")
+    cards = galleries(read)["Samples of each class"]
+    assert [card[0] for card in cards] == [["0", "train"]] * 6 + [["1", "val"]]
+    assert "labels/train/0.txt:1" in read.sections["Samples of each class"]
+    assert "labels/train/3.txt:2" in read.sections["Samples of each class"]
+
+
+def test_frequencies_of_classes_are_those_of_the_splits(data, tmp_path):
+    data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.6 0.6 0.3 0.3\n")
+    data.write("train/2", "")
+    read, _ = page_of(data, tmp_path / "out")
+    rows = read.tables["Images with each class, % of the split's images"]
+    assert rows == [["cat", "", "75.0%, 100.0%"], ["dog", "", "50.0%, 100.0%"]]
+
+
+def test_a_training_split_without_boxes_hides_no_other_split(data, tmp_path):
+    for i in range(4):
+        data.write(f"train/{i}", "")
+    read, _ = page_of(data, tmp_path / "out")
+    text = read.sections["Data"]
+    assert "The train split has no boxes." in text
+    assert "Sizes and centers of val" in text
+    assert read.tables["Images with each class, % of the split's images"][0][2] == "0.0%, 100.0%"
+    for i in range(2):
+        data.write(f"val/{i}", "")
+    read, _ = page_of(data, tmp_path / "empty")
+    assert "There are no boxes." in read.sections["Samples of each class"]
+
+
+def test_hostile_names_are_text(data, tmp_path):
+    data.describe([HOSTILE, "b&b"])
+    rng = np.random.default_rng(0)
+    name = "train/'><b onclick=x>\u202e"
+    data.add(name, smooth_image(rng, 64, 64), "0 0.95 0.5 0.3 0.3\n1 0.3 0.3 0.3 0.3\n")
+    surrogate = os.fsdecode(b"train/\xff\xfe")
+    data.add(surrogate, smooth_image(rng, 64, 64), "0 0.95 0.5 0.3 0.3\n")
+    read, _ = page_of(data, tmp_path / "out")
+    assert len(galleries(read)["Findings"]) == 2
+    assert (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8").count(HOSTILE) == 0
+    assert all(HOSTILE in read.sections[name] for name in ("Samples of each class", "Data"))
+
+
+@pytest.mark.parametrize(("images", "classes"), [(600, 3), (300, 1203)])
+def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path, images, classes):
+    rng = np.random.default_rng(0)
+    names = [f"a rather long class name {i}" for i in range(classes)]
+    data = EditableSet(tmp_path / "set")
+    data.describe(names)
+    files, errors, box = [tmp_path / f"{i}.jpg" for i in range(20)], [], Box(names[1], 1, (80.0, 80, 180, 180))
+    for file in files:
+        cv2.imwrite(str(file), rng.integers(0, 255, (240, 320, 3), dtype=np.uint8))
+    for i in range(images):
+        split = "train" if i % 2 else "val"
+        file = f"a-rather-long-file-name-{i}.jpg"
+        os.link(files[i % 20], data.root / "images" / split / file)
+        a, b, c, d = rng.integers(0, classes, 4)
+        rows = [f"{a} 0.3 0.3 0.3 0.3", f"{b} 0.301 0.3 0.3 0.3", f"{c} 0.97 0.5 0.3 0.3", f"{d} 0.5 0.5 0.002 0.002"]
+        rows += [f"{a} 0.{j:02} 0.{k} 0.02 0.04" for j in range(2, 98, 2) for k in range(6, 9)]
+        data.write(f"{split}/a-rather-long-file-name-{i}", "\n".join(rows))
+        errors.append(
+            Issue(MISSED, f"{names[a]} without a label", split, (f"images/{split}/{file}",), "", (), 0.9, box)
+        )
+    corners = np.c_[rng.uniform(60, 100, (300, 2)), rng.uniform(110, 200, (300, 2))]
+    count = images // 2 + 4
+    table = DetectionTable(
+        np.repeat(np.arange(count), 300),
+        np.tile(corners, (count, 1)),
+        np.full(count * 300, 0.9),
+        np.full(count * 300, 1),
+    )
+    read, issues = page_of(data, tmp_path / "out", errors, {"train": table, "val": table})
+    assert len(issues) > 2 * images
+    text = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    assert sum(len(base64.b64decode(a["href"].partition(",")[2])) for tag, a in read.tags if tag == "image") > 500_000
+    assert len(galleries(read)["Samples of each class"]) == (18 if classes == 3 else MOST_SAMPLES)
+    if classes > MOST_SAMPLES:
+        used = len({int(row.split()[0]) for file in data.root.rglob("*.txt") for row in file.read_text().splitlines()})
+        assert f"{MOST_SAMPLES} of {used} classes that have boxes" in read.sections["Samples of each class"]
+
+
+def test_alternating_takes_from_all_groups():
+    assert alternating([[1, 2, 3], [4], [5, 6]]) == [1, 4, 5, 2, 6, 3]
+    assert alternating([]) == []

@@ -1,0 +1,532 @@
+"""Exports of annotation tools: every object is a box of the same pixels in the COCO JSON, which trains."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from tests.helpers.scripts import error_of
+from tools.convert.__main__ import convert, main
+from utils.errors import UserError
+
+SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
+TRUTH = {
+    "one.png": [("cat", 4, 6, 30, 40), ("wild dog", 20, 10, 50, 44)],
+    "two.png": [("cat", 0, 0, 80, 60)],
+    "three.png": [],
+}
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, (width, height) in SIZES.items():
+        cv2.imwrite(str(folder / name), np.full((height, width, 3), 90, np.uint8))
+    return folder
+
+
+def write_cvat(folder: Path) -> None:
+    root = ElementTree.Element("annotations")
+    ElementTree.SubElement(root, "version").text = "1.1"
+    for number, (name, boxes) in enumerate(TRUTH.items()):
+        width, height = SIZES[name]
+        image = ElementTree.SubElement(root, "image", id=str(number), name=name, width=str(width), height=str(height))
+        for kind, x1, y1, x2, y2 in boxes:
+            at = {"xtl": x1, "ytl": y1, "xbr": x2, "ybr": y2}
+            if kind == "cat":
+                ElementTree.SubElement(image, "box", label=kind, **{key: f"{value:.2f}" for key, value in at.items()})
+            else:
+                points = f"{x1},{y1};{x2},{y1 + 1};{(x1 + x2) / 2},{y2}"
+                ElementTree.SubElement(image, "polygon", label=kind, points=points)
+    ElementTree.ElementTree(root).write(folder / "annotations.xml")
+
+
+def write_cvat_video(folder: Path) -> None:
+    """A track per object, whose last box says that it has left the image."""
+    root = ElementTree.Element("annotations")
+    for frame, name in enumerate(TRUTH):
+        (folder / name).rename(folder / f"frame_{frame:06}.png")
+    (folder / "frame_000002.png").unlink()  # frames without a shape are not in the file
+    for number, (frame, box) in enumerate((frame, box) for frame, name in enumerate(TRUTH) for box in TRUTH[name]):
+        track = ElementTree.SubElement(root, "track", id=str(number), label=box[0])
+        at = {key: str(value) for key, value in zip(("xtl", "ytl", "xbr", "ybr"), box[1:])}
+        for number_of_frame, outside in ((frame, "0"), (frame + 1, "1")):
+            ElementTree.SubElement(track, "box", at, frame=str(number_of_frame), outside=outside, keyframe="1")
+    ElementTree.ElementTree(root).write(folder / "annotations.xml")
+
+
+def write_labelme(folder: Path) -> None:
+    for name, boxes in TRUTH.items():
+        shapes = [
+            {"label": kind, "points": [[x2, y1], [x1, y2]], "shape_type": "rectangle", "flags": {}}
+            for kind, x1, y1, x2, y2 in boxes
+        ]
+        width, height = SIZES[name]
+        content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imagePath": name, "imageData": None}
+        text = json.dumps(content | {"imageHeight": height, "imageWidth": width}, indent=2)
+        (folder / name).with_suffix(".json").write_text(text)
+
+
+def write_createml(folder: Path) -> None:
+    entries = []
+    for name, boxes in TRUTH.items():
+        annotations = [
+            {"label": k, "coordinates": {"x": (x1 + x2) / 2, "y": (y1 + y2) / 2, "width": x2 - x1, "height": y2 - y1}}
+            for k, x1, y1, x2, y2 in boxes
+        ]
+        entries.append({"image": name, "annotations": annotations})
+    (folder / "_annotations.createml.json").write_text(json.dumps(entries))
+
+
+def write_vott(folder: Path) -> None:
+    assets = {}
+    for number, (name, boxes) in enumerate(TRUTH.items()):
+        width, height = SIZES[name]
+        regions = [
+            {"tags": [kind], "boundingBox": {"left": x1, "top": y1, "width": x2 - x1, "height": y2 - y1}}
+            for kind, x1, y1, x2, y2 in boxes
+        ]
+        asset = {"name": name, "path": f"file:/a/{name}", "size": {"width": width, "height": height}}
+        assets[f"{number:032x}"] = {"asset": asset, "regions": regions, "version": "2.2.0"}
+    (folder / "vott-export.json").write_text(json.dumps({"name": "set", "assets": assets}))
+
+
+def write_vott_project(folder: Path) -> None:
+    """A JSON per image, in which a space is %20."""
+    write_vott(folder)
+    for key, content in json.loads((folder / "vott-export.json").read_text())["assets"].items():
+        name = content["asset"]["name"]
+        (folder / name).rename(folder / f"a {name}")
+        content["asset"]["name"] = f"a%20{name}"
+        (folder / f"{key}-asset.json").write_text(json.dumps(content))
+    (folder / "vott-export.json").unlink()
+
+
+def write_vott_csv(folder: Path) -> None:
+    rows = [f'"{name}",{box[1]},{box[2]},{box[3]},{box[4]},"{box[0]}"' for name in TRUTH for box in TRUTH[name]]
+    lines = ["\ufeff" + '"image","xmin","ymin","xmax","ymax","label"', *rows, ""]
+    (folder / "set-export.csv").write_bytes("\r\n".join(lines).encode())
+    (folder / "three.png").unlink()
+
+
+def write_semicolons(folder: Path) -> None:
+    """As spreadsheets write them in some countries, with a space here and there, and names as macOS writes them."""
+    write_csv(folder)
+    text = (folder / "_annotations.csv").read_text().replace(",", ";")
+    text = text.replace(";cat;", ";cat ;", 1).replace("one.png", "\u00fcne.png")
+    (folder / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
+    (folder / "one.png").rename(folder / "u\u0308ne.png")
+
+
+def write_rows(path: Path, rows: list[tuple]) -> None:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def write_csv(folder: Path) -> None:
+    rows = [(name, *SIZES[name], *box) for name, boxes in TRUTH.items() for box in boxes]
+    rows += [("three.png", *SIZES["three.png"], "", "", "", "", "")]
+    write_rows(folder / "_annotations.csv", [("filename", "width", "height", "class", *CORNERS), *rows])
+
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def write_open_images(folder: Path) -> None:
+    ids = {"cat": "/m/01yrx", "wild dog": "/m/0bt9lr"}
+    rows = [
+        (Path(name).stem, "xclick", ids[kind], 1, x1 / w, x2 / w, y1 / h, y2 / h, 0, 0)
+        for name, boxes in TRUTH.items()
+        for (w, h) in [SIZES[name]]
+        for kind, x1, y1, x2, y2 in boxes
+    ]
+    header = ("ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsOccluded", "IsGroupOf")
+    write_rows(folder / "train-annotations-bbox.csv", [header, *rows])
+    write_rows(folder / "class-descriptions-boxable.csv", [(each, kind) for kind, each in ids.items()])
+    (folder / "three.png").unlink()  # Open Images lists only images with objects
+
+
+def write_fiftyone(folder: Path) -> None:
+    """Open Images as FiftyOne lays it out."""
+    write_open_images(folder)
+    for name in ("labels", "metadata", "data"):
+        (folder / "train" / name).mkdir(parents=True)
+    (folder / "train-annotations-bbox.csv").rename(folder / "train" / "labels" / "detections.csv")
+    (folder / "class-descriptions-boxable.csv").rename(folder / "train" / "metadata" / "classes.csv")
+    for path in folder.glob("*.png"):
+        path.rename(folder / "train" / "data" / path.name)
+
+
+def write_kitti_devkit(folder: Path) -> None:
+    """The same numbers in testing, without labels, and files of other kinds that are called like the images."""
+    write_kitti(folder)
+    for name in ("training/image_2", "training/calib", "testing/image_2"):
+        (folder / name).mkdir(parents=True)
+    (folder / "label_2").rename(folder / "training" / "label_2")
+    for path in folder.glob("*.png"):
+        (folder / "testing" / "image_2" / path.name).write_bytes(path.read_bytes())
+        (folder / "training" / "calib" / path.name).with_suffix(".txt").write_text("P0: 7.07e+02 0 0\n")
+        path.rename(folder / "training" / "image_2" / path.name)
+
+
+def write_image_folder(folder: Path) -> None:
+    rows = []
+    for name, boxes in TRUTH.items():
+        bbox = [[x1, y1, x2 - x1, y2 - y1] for _, x1, y1, x2, y2 in boxes]
+        rows.append(json.dumps({"file_name": name, "objects": {"bbox": bbox, "categories": [box[0] for box in boxes]}}))
+    (folder / "metadata.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_kitti(folder: Path) -> None:
+    (folder / "label_2").mkdir()
+    for name, boxes in TRUTH.items():
+        rows = [f"{kind.replace(' ', '_')} 0.00 0 -1.57 {x1}.00 {y1}.00 {x2}.00 {y2}.00 1.5 1.6 3.7 1.8 1.4 8.4 0.0\n"
+                for kind, x1, y1, x2, y2 in boxes]  # fmt: skip
+        (folder / "label_2" / name).with_suffix(".txt").write_text("".join(rows))
+
+
+def write_parquet(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = ["cat", "wild dog"]
+    rows = []
+    for name, boxes in TRUTH.items():
+        objects = {
+            "bbox": [[x1, y1, x2 - x1, y2 - y1] for _, x1, y1, x2, y2 in boxes],
+            "category": [names.index(kind) for kind, *_ in boxes],
+        }
+        rows.append({"image": {"bytes": (folder / name).read_bytes(), "path": name}, "objects": objects})
+        (folder / name).unlink()
+    other = {"names": ["indoors", "outdoors"], "_type": "ClassLabel"}  # of the image
+    features = {"scene": other, "objects": {"feature": {"category": {"names": names, "_type": "ClassLabel"}}}}
+    features["weather"] = other
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet")
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "cvat": write_cvat, "cvat video": write_cvat_video, "labelme": write_labelme, "createml": write_createml,
+    "vott": write_vott, "vott project": write_vott_project, "vott csv": write_vott_csv, "csv": write_csv,
+    "semicolons": write_semicolons, "open images": write_open_images, "fiftyone": write_fiftyone,
+    "kitti": write_kitti, "kitti devkit": write_kitti_devkit, "huggingface": write_parquet,
+    "imagefolder": write_image_folder,
+}  # fmt: skip
+
+
+def boxes_of(yaml: Path) -> Counter:
+    """Class and corners in pixels of all objects, as training sees them."""
+    spec, found = load_dataset_spec(yaml), Counter()
+    for split in spec.splits:
+        truth = load_index(spec, split, progress=False).ground_truth()
+        corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))
+        for kind, box in zip(truth.classes, corners):
+            found[spec.names[kind].replace("_", " "), *np.round(box, 2).tolist()] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_object_is_a_box_of_the_same_pixels(name, images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    WRITERS[name](images)
+    before = {path: path.read_bytes() for path in images.rglob("*") if path.is_file()}
+    lines = convert(images, tmp_path / "out" / "coco.json")
+    expected = Counter((kind, *map(float, corners)) for boxes in TRUTH.values() for kind, *corners in boxes)
+    assert boxes_of(tmp_path / "out" / "coco.yaml") == expected
+    assert [line.split()[-2:] for line in lines[2:4]] == [["2", "2"], ["1", "1"]]
+    assert {path: path.read_bytes() for path in images.rglob("*") if path.is_file()} == before
+
+
+def test_splits_are_those_of_the_folders(images, tmp_path, monkeypatch):
+    """As Roboflow writes them: a file in each of train, valid and test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_csv(images)
+    for split in ("train", "valid"):
+        (tmp_path / "all" / split).mkdir(parents=True)
+        for path in images.iterdir():
+            (tmp_path / "all" / split / path.name).write_bytes(path.read_bytes())
+    convert(tmp_path / "all", tmp_path / "coco.json")
+    spec = load_dataset_spec(tmp_path / "coco.yaml")
+    assert [len(load_index(spec, split, progress=False).paths) for split in ("train", "val")] == [3, 3]
+    assert (tmp_path / "coco-val.json").is_file()
+
+
+def test_splits_of_one_folder_become_lists(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_cvat(images)
+    text = (images / "annotations.xml").read_text()
+    (images / "annotations.xml").write_text(text.replace('name="two.png"', 'name="two.png" subset="Validation"'))
+    convert(images, tmp_path / "coco.json")
+    spec = load_dataset_spec(tmp_path / "coco.yaml")
+    names = {split: [Path(p).name for p in load_index(spec, split, progress=False).paths] for split in spec.splits}
+    assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
+
+
+def test_images_of_one_name_are_those_of_the_subset(images, tmp_path, monkeypatch):
+    """A project of CVAT has a folder per subset, which the names do not have."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_cvat(images)
+    for subset in ("Train", "Validation"):
+        (images / "images" / subset).mkdir(parents=True)
+        (images / "images" / subset / "one.png").write_bytes((images / "one.png").read_bytes())
+    (images / "one.png").unlink()
+    text = (images / "annotations.xml").read_text().replace('name="two.png"', 'name="one.png" subset="Validation"')
+    (images / "annotations.xml").write_text(text.replace('name="one.png" w', 'name="one.png" subset="Train" w', 1))
+    convert(images, tmp_path / "coco.json")
+    val = json.loads((tmp_path / "coco-val.json").read_text())["annotations"]
+    assert [box["bbox"] for box in val] == [[0, 0, 80, 60]]
+
+
+def test_regions_that_kitti_leaves_out_are_ignored(images, tmp_path):
+    write_kitti(images)
+    with open(images / "label_2" / "one.txt", "a") as file:
+        file.write("DontCare -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
+    assert "DontCare: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
+    assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat", "wild_dog")
+
+
+def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_path):
+    write_cvat(images)
+    file = images / "annotations.xml"
+    text = file.read_text()
+    points = '<points label="cat" points="3,4;5,6"/>'
+    file.write_text(text.replace("<box ", f'<polyline label="cat" points="1,2;3,4"/>{points}<box ', 1))
+    lines = convert(images, tmp_path / "a.json")
+    assert f"left out, as they have no area: 1 polyline, 1 points; the first in {file}: image 'one.png'" in lines
+    assert load_index(load_dataset_spec(tmp_path / "a.yaml"), "train", cache_dir=str(tmp_path)).report.problems == 0
+    file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
+    lines = convert(images, tmp_path / "b.json")
+    assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
+    assert "1 image without an entry in the annotations: left out of training" in lines
+    file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<ruler "))
+    assert "without an object; left out, as they have no area: 2 polyline, 1 ruler; the first" in refused(images)
+
+
+def test_labelme_points_and_lines_are_left_out(images, tmp_path):
+    write_labelme(images)
+    file = images / "one.json"
+    file.write_text(file.read_text().replace('"rectangle"', '"point"'))
+    assert f"left out, as they have no area: 2 point; the first in {file}: shape 0" in convert(
+        images, tmp_path / "out.json"
+    )
+
+
+def test_groups_of_open_images_are_regions_to_ignore(images, tmp_path):
+    write_open_images(images)
+    (file,) = (path for path in images.glob("*.csv") if "ImageID" in path.read_text())
+    header, first, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([f"{header},IsGroupOf", f"{first},1", *(f"{row},0" for row in rows)]))
+    assert "1 box around groups (IsGroupOf): regions to ignore" in convert(images, tmp_path / "out.json")
+    index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", cache_dir=str(tmp_path), progress=False)
+    assert index.crowd.sum() == 1
+    assert len(index.crowd) == sum(map(len, TRUTH.values()))
+
+
+def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_path, monkeypatch):
+    write_createml(images)
+    home = tmp_path / "my sets"
+    home.mkdir()
+    images.rename(home / "set")
+    monkeypatch.chdir(home / "set")
+    lines = convert(Path("../set"), Path("../set/../out.json"))
+    assert lines[-1] == f"train: python train.py --data '{home}/out.yaml'"
+    home.rename(tmp_path / "moved")
+    content = yaml.safe_load((tmp_path / "moved/out.yaml").read_text())
+    assert (content["path"], content["train"]) == (".", "set")
+    spec = load_dataset_spec(tmp_path / "moved/out.yaml")
+    assert len(load_index(spec, "train", cache_dir=str(tmp_path), progress=False)) == len(TRUTH)
+
+
+def refused(folder: Path, name: str = "auto") -> str:
+    with pytest.raises(UserError) as error:
+        convert(folder, folder.parent / "out.json", name)
+    assert not list(folder.parent.glob("out*"))
+    return str(error.value)
+
+
+WRONG = {
+    "entity": (write_cvat, "annotations.xml", "<annotations>", '<!DOCTYPE a [<!ENTITY a "a">]><annotations>', "entity"),
+    "cut": (write_cvat, "annotations.xml", "</annotations>", "", "malformed XML"),
+    "missing image": (write_cvat, "annotations.xml", "two.png", "four.png", "'four.png': not found below"),
+    "text": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ".csv:2: xmin: expected a number"),
+    "nan": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", "expected a number, got 'nan'"),
+    "short row": (write_csv, "_annotations.csv", ",30,40", ",30", "_annotations.csv:2: 7 fields, expected 8"),
+    "huge field": (
+        write_csv,
+        "_annotations.csv",
+        "cat,4",
+        "c" * 140_000 + ",4",
+        "_annotations.csv:2: malformed CSV (field",
+    ),
+    "swapped": (
+        write_csv,
+        "_annotations.csv",
+        "4,6,30,40",
+        "30,6,4,40",
+        "'cat' ends before it begins (x1 y1 x2 y2: 30 ",
+    ),
+    "no label": (write_labelme, "one.json", '"label": "cat"', '"label": null', "'' is not the name of a class"),
+    "shapes": (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', "shape 0: expected an object, got '7'"),
+    "tags": (write_vott, "vott-export.json", '["cat"]', '"cat"', "tags: expected a list"),
+    "coordinates": (write_createml, "_annotations.createml.json", '"x": ', '"u": ', "x: expected a number, got 'None'"),
+    "class": (write_createml, "_annotations.createml.json", '"cat"', '"c\\nat"', "is not the name of a class"),
+    "shape": (write_labelme, "two.json", '"shapes"', '"forms"', "shapes: expected a list"),
+    "blank class": (write_createml, "_annotations.createml.json", '"cat"', '"  "', "is not the name of a class"),
+    "descriptions": (
+        write_open_images,
+        "class-descriptions-boxable.csv",
+        "cat",
+        "x" * 200_000,
+        "able.csv: malformed CSV",
+    ),
+    "fields": (write_kitti, "label_2/one.txt", " 8.4 0.0", "", "one.txt:1: 13 fields, expected at least 15"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_files_are_named(case, images):
+    write, name, old, new, message = WRONG[case]
+    write(images)
+    text = (images / name).read_text()
+    assert old in text
+    (images / name).write_text(text.replace(old, new))
+    line = refused(images, "auto")
+    assert message in line
+    assert "\n" not in line
+    assert str(images) in line
+
+
+def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
+    assert "no format is recognized" in refused(images)
+    write_csv(images)
+    write_labelme(images)
+    assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refused(images)
+    assert "no file of CVAT; found" in refused(images, "cvat")
+    convert(images, tmp_path / "out.json", "csv")
+    line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
+    assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
+
+
+def test_a_folder_that_trains_is_not_converted(images):
+    rows = {"one": "0 0.5 0.5 0.2 0.2\n", "two": ""}
+    for name, text in rows.items():
+        (images / f"{name}.txt").write_text(text)
+    (images / "classes.txt").write_text("cat\n")
+    assert refused(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(UserError, match=r"a\.json: cannot be read \(is a pipe or device"):
+        convert(tmp_path / "a.json", tmp_path / "out.json")
+
+
+def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
+    write_csv(images)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr("tools.convert.__main__._write", lambda *_: os._exit(9))
+        convert(images, tmp_path / "out.json")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(tmp_path.glob(".out*"))) == 1
+    convert(images, tmp_path / "out.json")
+    assert list(tmp_path.glob(".out*")) == []
+
+
+def test_fractions_are_not_taken_for_pixels(images):
+    rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
+    write_rows(images / "labels.csv", rows)
+    assert "labels.csv: no corner is above 1; fractions" in refused(images)
+
+
+def test_coco_with_a_class_called_shapes_is_not_labelme(images):
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}
+    (images / "_annotations.coco.json").write_text(json.dumps(content))
+    assert "COCO JSON; train .: it trains as it is" in refused(images)
+
+
+def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
+    write_cvat(images)
+    (images / "annotations (1).xml").write_bytes((images / "annotations.xml").read_bytes())
+    assert f"one.png has the same box of 'cat' in {images / 'annotations (1).xml'} too" in refused(images)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]]}}', "jsonl:1: 1 of 'bbox', but 0 of 'category'"),
+        ('{"file_name": "one.png", "objects": {"bbox": [1], "label": ["a"]}}', "expected a bbox of four numbers"),
+        ('{"file_name": "one.png", "objects": 3}', "jsonl:1: objects: expected an object, got '3'"),
+        ('{"file_name": "one.png"', "metadata.jsonl:1: malformed JSON"),
+        ('{"file_name": "one.jpg"}', "'one.jpg': not found below {}, but one.png is there"),
+    ],
+)
+def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
+    (images / "metadata.jsonl").write_text(row)
+    assert message.format(images) in refused(images)
+
+
+def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_cvat(images)
+    (images / "b").mkdir()
+    (images / "one.png").rename(images / "b" / "one.png")
+    cv2.imwrite(str(images / "one.png"), np.zeros((99, 99, 3), np.uint8))
+    path = images / "annotations.xml"
+    path.write_text(path.read_text().replace("one.png", "b/one.png"))
+    convert(images, tmp_path / "out.json")
+    entries = json.loads((tmp_path / "out.json").read_text())["images"]
+    assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objects": 7}, "row 0: objects: expected an object, got '7'"),
+        ({"objects": [1.5]}, "row 0: expected an object, got '1.5'"),
+        ({"objects": {"bbox": 5, "category": 6}}, "row 0: bbox: expected a list, got '5'"),
+        ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 of 'bbox', but 0 of 'category'"),
+        ({"objects": {"bbox": [[1, 2, 3]], "category": [0]}}, "row 0: expected a bbox of four numbers"),
+        ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded"),
+        ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),
+        (b"{}{}", "its 'huggingface' metadata is not JSON"),
+        (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),
+    ],
+)
+def test_odd_parquet_files_are_named(images, change, message):
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    if isinstance(change, bytes):
+        table = table.replace_schema_metadata({"huggingface": change})
+    else:
+        table = Table.from_pylist([row | change for row in table.to_pylist()])
+    parquet.write_table(table, path)
+    line = refused(images)
+    assert line.startswith(f"{path}: {message}")
+
+
+def test_old_line_ends_and_blanks_around_names(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_csv(images)
+    text = (images / "_annotations.csv").read_text().replace("cat", " cat ")
+    (images / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
+    convert(images, tmp_path / "coco.json")
+    expected = Counter((kind, *map(float, corners)) for boxes in TRUTH.values() for kind, *corners in boxes)
+    assert boxes_of(tmp_path / "coco.yaml") == expected

@@ -1,0 +1,143 @@
+"""`python -m tools.kfold` as real processes: pooled scores, interruption, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from data.index.dataset_yaml import load_dataset_spec
+from engine.evaluation.metrics import score_detections
+from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
+from tests.helpers.processes import Processes
+from tests.helpers.scoring import coco_evaluate, random_case
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import write_dataset, write_model
+from tools.kfold.__main__ import main
+from tools.kfold.scores import ScoredFold, pool, read_fold, result_of
+from tools.shard import write_set
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
+
+SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--epochs", "2"]
+
+pytestmark = pytest.mark.usefixtures("preloaded")
+
+
+def test_pooled_scores_are_those_of_pycocotools_on_the_union():
+    cases = [random_case(seed, num_images=n) for seed, n in ((0, 7), (1, 12), (2, 5))]
+    pooled = pool([ScoredFold(gt, table) for gt, table, _ in cases])
+    assert pooled.truth.num_images == 24
+    stats, precision = coco_evaluate(pooled.truth, pooled.found)
+    result = result_of(pooled, 4)
+    assert result.ap == pytest.approx(stats[0], abs=1e-12)
+    assert result.metrics["AP50"] == pytest.approx(stats[1], abs=1e-12)
+    assert result.ap_large == pytest.approx(stats[5], abs=1e-12)
+    np.testing.assert_allclose(result.class_ap[:3], precision[:, :, :3, 0].mean((0, 1)), atol=1e-12)
+    apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
+    assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
+
+
+def test_damaged_detections_are_one_line(tmp_path):
+    gt, table, _ = random_case(0, num_images=7)
+    arrays = {f"truth_{f.name}": getattr(gt, f.name) for f in fields(gt) if not f.name.endswith("_ids")}
+    arrays |= {f"found_{f.name}": getattr(table, f.name) for f in fields(table)}
+    file = tmp_path / "detections.npz"
+    np.savez_compressed(file, category_ids=gt.category_ids, **arrays)
+    np.testing.assert_array_equal(read_fold(file).found.scores, table.scores)
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:300], whole[:200] + bytes(300) + whole[500:], b"text"):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"detections.npz: damaged; remove it, and the same command scores"):
+            read_fold(file)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("kfold")
+    data, model = write_dataset(root / "set", train=8, val=4), write_model(root / "tiny.yaml")
+    flags = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root, "--folds", "2"]
+    return root, [str(flag) for flag in (*flags, "--set", "ema_tau=1")]
+
+
+def table(folder):
+    with open(folder / "results.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_killed_cross_validation_continues(world, tmp_path, capsys):
+    root, flags = world
+    main([*flags, "--name", "whole"])
+    whole = root / "whole"
+    assert "pooled" in capsys.readouterr().out
+    assert [row["fold"] for row in table(whole)] == ["1", "2", "pooled"]
+    page = check_self_contained((whole / "kfold.html").read_text())
+    assert [row[0] for row in page.tables["Scores of the folds"]] == [
+        "fold",
+        "fold 1",
+        "fold 2",
+        "mean",
+        "std",
+        "pooled",
+    ]
+    assert {row[0] for row in page.tables["AP by class"]} == {"class", "light", "dark"}
+    assert [int(row["images"]) for row in table(whole)] == [6, 6, 12]
+    folds = [read_fold(whole / f"fold{n}" / "detections.npz") for n in (1, 2)]
+    stats, _ = coco_evaluate(*vars(pool(folds)).values())
+    assert float(table(whole)[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
+    killed = root / "killed"
+    with Processes(tmp_path / "log") as processes:
+        process = processes.start([python(), "-m", "tools.kfold", *flags, "--name", "killed"])
+        processes.until(lambda: (killed / "fold2" / "last.pt").exists())
+        os.kill(process.pid, signal.SIGKILL)
+        processes.wait_gone(20)  # the training, too
+    first = (killed / "fold1" / "last.pt").stat().st_mtime_ns
+    assert not (killed / "results.csv").exists()
+    main([*flags, "--name", "killed"])
+    assert (killed / "fold1" / "last.pt").stat().st_mtime_ns == first
+    assert table(killed) == table(whole)
+    for number in (1, 2):
+        weights = [read_checkpoint(folder / f"fold{number}" / "best.pt")["ema"] for folder in (whole, killed)]
+        assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+    line = error_of(capsys, main, *flags, "--name", "killed", "--epochs", "3")
+    assert "was begun with --epochs 2, not 3" in line
+
+
+def test_mistakes_are_one_line(world, capsys):
+    root, flags = world
+    assert "--time: leave it out" in error_of(capsys, main, *flags, "--time", "1")
+    assert "only 12 groups" in error_of(capsys, main, *flags, "--name", "many", "--folds", "13")
+    assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
+    assert "neither a metric" in error_of(capsys, main, *flags, "--name", "typo", "--fitness", "AP5")
+    for wrong in ("tiny2.yaml", "tiny3.yaml"):  # nothing has been trained, so the settings may change
+        assert wrong in error_of(capsys, main, *flags, "--name", "model", "--model", str(root / wrong))
+    assert not (root / "typo").exists()
+    data = write_dataset(root / "names", train=4, val=2)
+    (root / "names" / "images" / "train" / "000.png").rename(root / "names" / "images" / "train" / "a\nb.png")
+    named = [*flags, "--data", str(data), "--name", "names", "--no-near-duplicates", "--folds", "2"]
+    assert "a\\nb.png': lists cannot hold such a name" in error_of(capsys, main, *named)
+    write_set(load_dataset_spec(root / "set" / "data.yaml"), root / "shards", 10**9, cache_dir=str(root))
+    (root / "joined.yaml").write_text(f"train: [{root / 'shards' / 'data.yaml'}, {data}]\n")
+    joined = [*flags, "--data", str(root / "joined.yaml"), "--name", "joined"]
+    assert "joined.yaml: is in shards; folds are lists of files" in error_of(capsys, main, *joined)
+
+
+@pytest.mark.parametrize("fitness", ["AP", "dark"])
+def test_a_fold_without_objects_is_refused_before_any_is_trained(world, tmp_path, capsys, fitness):
+    _, flags = world
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    for number, labels in enumerate(sorted((tmp_path / "set" / "labels").rglob("*.txt"))):
+        other = "0 0.5 0.5 0.3 0.3\n" if fitness == "dark" else ""
+        labels.write_text(other + ("1 0.3 0.3 0.3 0.3\n" if number < 2 else ""))
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "few", "--fitness", fitness]
+    line = error_of(capsys, main, *flags, "--folds", "3", "--no-near-duplicates")
+    assert "fold 3 has no object" in line
+    assert "2 of 12 groups of images have one; use fewer folds" in line
+    assert not [*tmp_path.glob("few/fold*")]
+    assert not (tmp_path / "few" / "kfold.yaml").exists()  # the corrected command may use the folder

@@ -1,0 +1,383 @@
+"""`python -m tools.search`: ranges, and studies as real processes that are interrupted, shared, pruned and failing."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
+from tests.helpers.processes import Processes
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tools.search.__main__ import main
+from train import main as train
+from utils.config.parser import hyperparameters_from
+from utils.config.search_settings import SearchConfig
+from utils.config.settings import Hyperparameters
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
+from utils.files.folders import CONFIGS
+
+optuna = pytest.importorskip("optuna")
+SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
+RANGES = "lr0: [0.001, 0.05, log]\nmosaic: {choice: [0, 1]}\nclose_mosaic: [0, 3]\nema_tau: 2\n"
+
+pytestmark = pytest.mark.usefixtures("preloaded")
+
+
+def space_of(tmp_path, text: str, **settings):
+    from tools.search.ranges import read_space
+
+    path = tmp_path / "ranges.yaml"
+    path.write_text(text)
+    return read_space(SearchConfig(hyp=str(path), **settings))
+
+
+def test_ranges_are_read(tmp_path):
+    space = space_of(tmp_path, RANGES, override=["mixup=0.25"])
+    assert {name: each.plain() for name, each in space.ranges.items()} == {
+        "lr0": [0.001, 0.05, "log"],
+        "mosaic": {"choice": [0.0, 1.0]},
+        "close_mosaic": [0, 3],
+    }
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [space.suggest(study.ask()) for _ in range(200)]
+    assert {type(values["close_mosaic"]) for values in drawn} == {int}
+    assert {values["close_mosaic"] for values in drawn} == {0, 1, 2, 3}
+    assert {values["mosaic"] for values in drawn} == {0.0, 1.0}
+    below = sum(values["lr0"] < (0.001 * 0.05) ** 0.5 for values in drawn)
+    assert 70 < below < 130  # uniform in the logarithm
+    assert space.known_values(epochs=100) == {"mosaic": 1.0}  # the recipe's close_mosaic is 10, beyond the range
+    assert space.known_values(epochs=4) == {"mosaic": 1.0, "close_mosaic": 2}
+    recipe = space.recipe({"lr0": 0.01, "mosaic": 1.0, "close_mosaic": 2})
+    assert recipe == {"lr0": 0.01, "ema_tau": 2.0, "mosaic": 1.0, "close_mosaic": 2, "mixup": 0.25}
+
+
+def test_null_among_the_choices_is_the_recipes_own_value(tmp_path):
+    space = space_of(tmp_path, "close_mosaic: {choice: [null, 10]}\nclose_scale: {choice: [0, 10]}\n")
+    assert space.known_values(epochs=100) == {"close_mosaic": None, "close_scale": 10}
+    assert space.known_values(epochs=6) == {"close_mosaic": None}
+
+
+def test_the_fixed_part_is_what_train_would_use(tmp_path):
+    assert space_of(tmp_path, RANGES, weights="yolov8n").base.lr_mult is None
+    assert space_of(tmp_path, RANGES).base.lr_mult == 1.0
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "search").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_ready_ranges_are_valid(path):
+    from tools.search.ranges import read_space
+
+    assert len(read_space(SearchConfig(hyp=path.stem)).ranges) >= 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lr: [0, 1]", "unknown key 'lr' (did you mean 'lr0'?)"),
+        ("epochs: [1, 5]", "'epochs': is a flag, not a hyper-parameter"),
+        ("lr0: [0.1]", "lr0: expected [FROM, TO]"),
+        ("lr0: [0.1, 0.2, 0.3]", "lr0: expected [FROM, TO]"),
+        ("lr0: [0.1, 0.01]", "the range must begin below its end"),
+        ("lr0: [0, 0.01, log]", "must begin above 0"),
+        ("mosaic: [0, 2]", "mosaic: must be at most 1"),
+        ("close_mosaic: [0, 2.5]", "close_mosaic: must be int"),
+        ("mosaic: {choices: [0, 1]}", "expected {choice: [two or more values]}"),
+        ("mosaic: {choice: [0]}", "expected {choice: [two or more values]}"),
+        ("mosaic: {choice: [0, x]}", "mosaic: must be float"),
+        ("lr0: [null, 1]", "null has no place in a range; use {choice: [null, ...]}"),
+        ("close_mosaic: [-1, 10]", "ranges.yaml: close_mosaic: must be at least 0"),
+        ("lr0: [.nan, 1]", "must be"),
+        ("mosaic: 1.0", "has no range to search"),
+        ("", "must be 'hyper-parameter: range' lines"),
+        ("- lr0", "must be 'hyper-parameter: range' lines"),
+        ("albumentations: {choice: [[], [{name: Blur}]]}", "choices must be single values"),
+    ],
+)
+def test_wrong_ranges_are_one_line(tmp_path, text, line):
+    with pytest.raises(UserError) as refused:
+        space_of(tmp_path, text)
+    assert line in str(refused.value)
+    assert "ranges.yaml" in str(refused.value)
+
+
+def test_a_hyper_parameter_is_not_both_searched_and_set(tmp_path):
+    with pytest.raises(UserError, match="searches lr0; remove one"):
+        space_of(tmp_path, RANGES, override=["lr0=1"])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("search")
+    data, model = write_dataset(root / "set", train=8, val=4), write_model(root / "tiny.yaml")
+    (root / "ranges.yaml").write_text(RANGES)
+    flags = ["--hyp", root / "ranges.yaml", "--data", data, "--model", model, *SMALL, "--fitness", "recall"]
+    return root, [str(flag) for flag in (*flags, "--project", root, "--cache-dir", root)]
+
+
+def table(folder):
+    with open(folder / "trials.csv", newline="") as file:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+def created(folder) -> int:
+    """The trials that the journal has created."""
+    return sum('"op_code":4' in line for line in (folder / "journal.log").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
+    """Ctrl-C in the first trial, kill -9 in the second: the trials have the hyper-parameters and the fitness of an
+    uninterrupted search."""
+    root, flags = world
+    flags = [*flags, "--trials", "2", "--epochs", "6"]
+    main([*flags, "--name", "whole"])
+    printed = capsys.readouterr().out
+    whole, broken = root / "whole", root / "broken"
+    assert "2 trials: 2 complete" in printed
+    assert f"--fitness=recall --hyp {whole / 'best.yaml'}" in printed
+    command = [python(), "-m", "tools.search", *flags, "--name", "broken"]
+    with Processes(tmp_path / "log") as processes:
+        process = processes.start(command)
+        processes.until(lambda: (broken / "trials" / "0000" / "run" / "last.pt").exists())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, processes.output()
+        processes.wait_gone(20)
+        assert processes.output().rstrip().endswith(f"stopped; the same command continues the search in {broken}")
+        assert "Traceback" not in processes.output()
+        process = processes.start(command)
+        processes.until(lambda: (broken / "trials" / "0001" / "run" / "last.pt").exists())
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        processes.wait_gone(20)
+    assert not (broken / "trials.csv").exists()
+    main([*flags, "--name", "broken"])
+    assert "continuing" in capsys.readouterr().out
+    assert table(broken) == table(whole)
+    assert [row["state"] for row in table(broken)] == ["complete"] * 2
+    assert created(broken) == 2
+    best = hyperparameters_from(str(whole / "best.yaml"))
+    assert best.ema_tau == 2.0
+    assert best.lr0 == pytest.approx(float(max(table(whole), key=lambda row: float(row["recall"]))["lr0"]))
+    assert best.box == Hyperparameters().box
+    read = check_self_contained((whole / "search.html").read_text())
+    assert [row[1] for row in read.tables["All trials"]][:2] == ["state", "complete, baseline"]
+    assert "epochs" in read.tables["All trials"][0]
+    assert "The baseline, trial 0 with the recipe's own values, has 0." in read.sections["Summary"]
+    kept = [path.parent.parent.name for path in whole.rglob("best.pt")]
+    assert len(kept) == 1
+    for more, line in (
+        (["--epochs", "7"], "was begun with --epochs 6, not 7"),
+        (["--model", "yolov8n"], "was begun with --model "),
+        (["--seed", "3"], "was begun with --seed 0, not 3"),
+        (["--set", "box=3"], "was begun with --set nothing, not ['box=3']"),
+    ):
+        assert line in error_of(capsys, main, *flags, "--name", "broken", *more)
+    (root / "wider.yaml").write_text(RANGES.replace("0.05", "0.5"))
+    line = error_of(capsys, main, *flags, "--name", "broken", "--hyp", str(root / "wider.yaml"))
+    assert "was begun with the range of lr0 [0.001, 0.05, 'log'], not [0.001, 0.5, 'log']" in line
+    main([*flags, "--name", "broken", "--trials", "2"])  # nothing is left to do
+    assert created(broken) == 2
+
+
+@pytest.mark.slow
+def test_the_first_trial_is_the_default_run_bit_for_bit(world, tmp_path):
+    """From weights, in a run so short that train.py raises the rate of new layers."""
+    root, flags = world
+    weights = write_weights(tmp_path / "start.pt", ["light", "other"])
+    flags = ["--data", flags[flags.index("--data") + 1], "--weights", str(weights), *SMALL, "--epochs", "2"]
+    flags += ["--project", str(tmp_path), "--cache-dir", str(root)]
+    for ranges in ("all", "optimizer"):
+        main([*flags, "--hyp", ranges, "--trials", "1", "--name", ranges])
+        train([*flags, "--name", f"default-{ranges}"])
+        searched, default = (
+            read_checkpoint(path)["ema"]
+            for path in (tmp_path / ranges / "trials/0000/run/best.pt", tmp_path / f"default-{ranges}" / "best.pt")
+        )
+        assert all(torch.equal(searched[name], default[name]) for name in default)
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials(world, tmp_path):
+    root, flags = world
+    flags = [*flags, "--trials", "4", "--epochs", "1", "--name", "shared"]
+    folder = root / "shared"
+    with Processes(tmp_path / "log") as processes:
+        for _ in range(2):
+            processes.start([python(), "-m", "tools.search", *flags])
+        assert processes.codes() == [0, 0], processes.output()
+    rows = table(folder)
+    assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["state"] for row in rows] == ["complete"] * 4
+    assert len({row["lr0"] for row in rows}) == 4
+    output = processes.output()
+    for number in range(4):
+        assert output.count(f"trial {number}: lr0=") == 1, output
+    assert created(folder) == 4
+
+
+def study_of(folder, trials: int, value: float, steps: int) -> None:
+    """A search in ``folder`` that has had ``trials`` trials, whose fitness was ``value`` after each step."""
+    folder.mkdir()
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.create_study(storage=storage, study_name="search", direction="maximize")
+    distributions = {
+        "lr0": optuna.distributions.FloatDistribution(0.001, 0.05, log=True),
+        "mosaic": optuna.distributions.CategoricalDistribution((0.0, 1.0)),
+        "close_mosaic": optuna.distributions.IntDistribution(0, 3),
+    }
+    for number in range(trials):
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={"lr0": 0.01 + number / 1000, "mosaic": 1.0, "close_mosaic": number % 4},
+                distributions=distributions,
+                value=value,
+                intermediate_values=dict.fromkeys(range(1, steps + 1), value),
+            )
+        )
+
+
+@pytest.mark.parametrize("pruner", ["median", pytest.param("none", marks=pytest.mark.slow)])
+def test_a_hopeless_trial_ends_early(world, pruner):
+    root, flags = world
+    folder = root / f"pruned by {pruner}"
+    study_of(folder, 5, 2.0, 12)  # no fitness can reach it
+    more = ["--trials", "6", "--epochs", "12", "--prune-after", "2", "--pruner", pruner, "--name", folder.name]
+    main([*flags, *more])
+    row = table(folder)[5]
+    with open(folder / "trials" / "0005" / "run" / "results.csv", newline="") as file:
+        epochs = len(list(csv.DictReader(file)))
+    if pruner == "none":
+        assert (row["state"], row["epochs"], epochs) == ("complete", "12", 12)
+    else:
+        assert (row["state"], row["epochs"]) == ("ended early", "2")
+        assert 2 <= epochs < 12
+    assert not list((folder / "trials" / "0005").rglob("*.pt"))  # it is not the best
+
+
+@pytest.mark.slow
+def test_failed_trials_do_not_end_the_search(world, capsys):
+    root, flags = world
+    (root / "explosive.yaml").write_text("box: {choice: [7.5, 1.0e+38]}\nema_tau: 2\n")
+    flags = [*flags, "--hyp", str(root / "explosive.yaml"), "--epochs", "1", "--max-bad-steps", "1"]
+    main([*flags, "--trials", "4", "--name", "explosive"])
+    rows = table(root / "explosive")
+    assert rows[0]["box"] == "7.5"  # the recipe's own value comes first
+    for row in rows:
+        assert row["state"] == ("complete" if row["box"] == "7.5" else "failed")
+        assert ("not finite" in row["reason"]) == (row["state"] == "failed")
+    assert {row["state"] for row in rows} == {"complete", "failed"}
+
+
+@pytest.mark.slow
+def test_a_full_disk_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys):
+    _, flags = world
+    monkeypatch.chdir(tmp_path)
+    hooks = "def on_epoch(run):\n    if '0001' in str(run.folder):\n        open('/dev/full', 'wb', 0).write(b'x')\n"
+    (tmp_path / "user_full.py").write_text(f"{hooks}\nimport sys\nhooks = sys.modules[__name__]\n")
+    flags = [*flags, "--project", ".", "--name", "full", "--trials", "3", "--epochs", "2"]
+    flags += ["--callbacks", "user_full:hooks"]
+    assert "No space left on device" in error_of(capsys, main, *flags)
+    assert created(tmp_path / "full") == 2
+    assert (tmp_path / "full" / "trials" / "0001" / "run" / "last.pt").exists()
+    (tmp_path / "user_full.py").write_text(
+        "def on_epoch(run):\n    pass\n\nimport sys\nhooks = sys.modules[__name__]\n"
+    )
+    main(flags)
+    assert [row["state"] for row in table(tmp_path / "full")] == ["complete"] * 3
+
+
+@pytest.mark.slow
+def test_a_search_in_which_every_trial_fails_stops(world, capsys):
+    root, flags = world
+    (root / "hopeless.yaml").write_text("box: [1.0e+37, 1.0e+38]\n")
+    flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "1", "--max-bad-steps", "1"]
+    line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
+    assert "3 trials have failed and none has succeeded" in line
+    assert "not finite" in line
+
+
+def test_wrong_settings_end_the_search_at_once(world, capsys):
+    root, flags = world
+    line = error_of(capsys, main, *flags, "--name", "wrong", "--model", "yolov9z")
+    assert "yolov9z" in line
+    assert not (root / "wrong").exists()  # the corrected command may use it
+    assert "no class 'x'" in error_of(capsys, main, *flags, "--fitness", "AP:x", "--name", "typo")
+    assert "no such file" in error_of(capsys, main, *flags, "--data", "nowhere.yaml", "--name", "typo")
+    assert "known: all, augment, loss, optimizer" in error_of(capsys, main, *flags, "--hyp", "nothing")
+    assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
+    assert not (root / "typo").exists()
+
+
+def test_a_damaged_journal_is_one_line(world, capsys):
+    root, flags = world
+    study_of(root / "damaged", 1, 0.5, 1)
+    journal = root / "damaged" / "journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    for first in (lines[0][:10], b"[]\n", b'{"op_code":99}\n'):
+        journal.write_bytes(b"".join([first, *lines[1:]]))
+        assert "journal.log: damaged" in error_of(capsys, main, *flags, "--name", "damaged")
+
+
+def opened(folder):
+    from tools.search.study import SharedStudy
+
+    folder.mkdir(exist_ok=True)
+    space = space_of(folder, RANGES)
+    return SharedStudy(SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9), space, folder, steps=3)
+
+
+def test_half_a_line_does_not_end_a_search(tmp_path):
+    """A process is killed, or the disk is full, while it appends to the journal."""
+    study = opened(tmp_path)
+    study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
+    journal = tmp_path / "journal.log"
+    whole = journal.read_bytes()
+    for rest in (b'{"op_code":4,"worker_id":"b0', b"\0\0\0"):
+        journal.write_bytes(whole + rest)
+        study = opened(tmp_path)
+        claim = study.claim()
+        assert claim.number == 1
+        study.report(claim, 1, 0.25)
+        claim.lock.release()
+        assert [trial.last_step for trial in opened(tmp_path).trials()] == [None, 1]
+        shutil.rmtree(tmp_path / "trials" / "0001")
+
+
+def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
+    """Optuna's own lock stays when its holder is killed, and it never expires if the folder's path is relative."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("search")
+    folder.mkdir()
+    (folder / "journal.log.lock").symlink_to(folder / "journal.log")
+    assert opened(folder).claim().number == 0
+
+
+def test_a_journal_that_lacks_trials_is_refused(tmp_path):
+    """Else a new trial would continue the training of a lost one."""
+    study = opened(tmp_path)
+    study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
+    (tmp_path / "journal.log").write_bytes(b"")
+    with pytest.raises(UserError, match=r"journal.log: has no trial 0, although trials/0000 exists"):
+        opened(tmp_path)
+
+
+@pytest.mark.slow
+def test_trials_are_scored_by_cross_validation(world, capsys):
+    root, flags = world
+    flags = [*flags, "--trials", "2", "--epochs", "1", "--folds", "2", "--name", "folds"]
+    main(flags)
+    for number, row in enumerate(table(root / "folds")):
+        with open(root / "folds" / "trials" / f"{number:04}" / "results.csv", newline="") as file:
+            pooled = list(csv.DictReader(file))[-1]
+        assert (pooled["fold"], int(pooled["images"])) == ("pooled", 12)
+        assert float(row["recall"]) == pytest.approx(float(pooled["recall"]), abs=1e-6)
+        assert row["folds"] == "2"

@@ -1,0 +1,58 @@
+"""A training as a child process: what is passed on, and why it failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from tools.child import TrainingFailed, fitness_by_epoch, train
+from utils.config.parser import flags_of, parse_config
+from utils.config.settings import TrainConfig
+from utils.machine.stop_signals import StopSignals
+
+pytestmark = pytest.mark.usefixtures("preloaded")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--noplots", "--no-channels-last", "--workers", "-1", "--batch-size", "-1"],
+        ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
+        ["--resume", "a b/last.pt", "--min-gain", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
+    ],
+)
+def test_flags_give_the_same_settings(argv):
+    config = parse_config(TrainConfig, argv, "")
+    assert parse_config(TrainConfig, flags_of(config), "") == config
+
+
+def config_of(tmp_path: Path, *more: str) -> TrainConfig:
+    data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
+    flags = ["--data", str(data), "--model", str(model), *SMALL, "--cache-dir", str(tmp_path), *more]
+    return parse_config(TrainConfig, flags, "")
+
+
+def test_a_finished_training_is_not_repeated(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    config, seen = config_of(tmp_path, "--epochs", "2"), []
+    with StopSignals() as signals:
+        for _ in range(2):
+            assert train(config, folder, "metrics/AP", signals, lambda epoch, value: seen.append(epoch) or True)
+            written = (folder / "last.pt").stat().st_mtime_ns
+    assert seen == [1, 2, 1, 2]
+    assert (folder / "last.pt").stat().st_mtime_ns == written
+    assert [epoch for epoch, _ in fitness_by_epoch(folder / "results.csv", "metrics/AP")] == [1, 2]
+
+
+def test_why_a_training_failed(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    config = config_of(tmp_path, "--epochs", "1", "--set", "box=1e38", "--max-bad-steps", "1")
+    with StopSignals() as signals, pytest.raises(TrainingFailed, match="not finite") as failed:
+        train(config, folder, "metrics/AP", signals)
+    assert not failed.value.refused

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data.check.scanned import scan_dataset, scan_issues
+from data.dataset import LoadImagesAndLabels
+from data.image_io.decode import read_bytes
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import DatasetIndex, load_index
+from data.open_dataset import open_dataset
+from tests.helpers.editable_set import EditableSet
+from tests.helpers.tiny import write_dataset
+from tools.shard import main, write_set
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.array_file import open_arrays, write_arrays
+
+ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "set")
+
+
+def written(source: Path, out: Path, most: int = 10**9) -> Path:
+    write_set(load_dataset_spec(source), out, most, cache_dir=str(out.parent / "cache"))
+    return out
+
+
+def index_of(data: Path, split: str = "train", **options: object) -> DatasetIndex:
+    return load_index(load_dataset_spec(data), split, cache_dir=str(data.parent / "cache"), progress=False, **options)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("most", [10**9, 30_000])
+def test_shards_have_the_images_and_labels_of_the_files(source: Path, tmp_path: Path, most: int):
+    out = written(source, tmp_path / "out", most)
+    assert (len(list(out.glob("train-*.tar"))) > 1) == (most < 10**9)
+    for split in ("train", "val"):
+        files, shards = index_of(source, split), index_of(out, split)
+        assert list(files.paths) == list(shards.paths)
+        for name in ARRAYS:
+            assert getattr(files, name).tobytes() == getattr(shards, name).tobytes()
+        assert files.ground_truth().image_ids == shards.ground_truth().image_ids
+        assert all(read_bytes(files.path(i)) == read_bytes(shards.path(i)) for i in range(len(files)))
+        assert files.report.summary() == shards.report.summary()
+
+
+def test_the_same_data_set_gives_the_same_bytes(source: Path, tmp_path: Path):
+    first = written(source, tmp_path / "a")
+    for path in source.parent.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    assert digests(first) == digests(written(source, tmp_path / "b"))
+
+
+def test_tar_files_have_the_layout_of_webdataset(source: Path, tmp_path: Path):
+    index = index_of(source)
+    with tarfile.open(written(source, tmp_path / "out") / "train-00000.tar") as tar:
+        names = tar.getnames()
+        assert names[:4] == ["000000000.png", "000000000.json", "000000001.png", "000000001.json"]
+        for i in range(len(index)):
+            label = json.loads(tar.extractfile(f"{i:09d}.json").read())
+            assert label["path"] == index.paths[i]
+            assert label["boxes_xywh_px"] == index.boxes_xywh_px[index.offsets[i] : index.offsets[i + 1]].tolist()
+            assert tar.extractfile(f"{i:09d}.png").read() == read_bytes(index.path(i))
+
+
+def test_classes_fraction_and_one_class_are_those_of_the_files(source: Path, tmp_path: Path):
+    content = yaml.safe_load(source.read_text())
+    content["classes"] = {content["names"][0]: "thing"}
+    source.write_text(yaml.safe_dump(content))
+    out = written(source, tmp_path / "out")
+    for options in ({}, {"single_cls": True}, {"fraction": 0.5, "seed": 3}):
+        files, shards = index_of(source, **options), index_of(out, **options)
+        assert files.names == shards.names
+        assert list(files.paths) == list(shards.paths)
+        assert np.array_equal(files.classes, shards.classes)
+    held = frozenset(list(index_of(source).paths)[:3])
+    specs = [load_dataset_spec(path).hold_out(held) for path in (source, out)]
+    parts = [load_index(spec, "val", cache_dir=str(tmp_path)) for spec in specs]
+    assert list(parts[0].paths) == list(parts[1].paths) == sorted(held)
+
+
+def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
+    from data.sampler import EpochOrder, KeyedDistributedSampler
+
+    samples = []
+    for path in (source, written(source, tmp_path / "out")):
+        dataset = LoadImagesAndLabels(index_of(path), imgsz=64, augment=True, epochs=2)
+        order = EpochOrder(len(dataset), seed=0, batch_size=4, imgsz=64, stride=32, image_hw=None, block=4)
+        request = next(KeyedDistributedSampler(order, rank=0, world_size=1).requests(0, 0))
+        samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.samples(request.keys)])
+    assert samples[0] == samples[1]
+
+
+def test_arrays_of_more_channels_keep_their_format(tmp_path: Path):
+    data = EditableSet(tmp_path / "set")
+    for path in (tmp_path / "set" / "images").rglob("*.png"):
+        np.save(path.with_suffix(".npy"), np.arange(64 * 80 * 5, dtype=np.uint16).reshape(64, 80, 5))
+        path.unlink()
+    data.yaml.write_text(data.yaml.read_text() + "channels: 5\nbits: 16\n")
+    files, shards = (index_of(path) for path in (data.yaml, written(data.yaml, tmp_path / "out")))
+    assert files.pixels == shards.pixels
+    images = [LoadImagesAndLabels(index, imgsz=64).source_image(0) for index in (files, shards)]
+    assert images[0].shape == (52, 64, 5)
+    assert np.array_equal(*images)
+
+
+def test_joined_sets_may_be_in_shards(source: Path, tmp_path: Path):
+    out = written(source, tmp_path / "out")
+    (tmp_path / "joined.yaml").write_text(yaml.safe_dump({"train": [str(out / "data.yaml"), str(source)]}))
+    joined = index_of(tmp_path / "joined.yaml")
+    assert len(joined) == 2 * len(index_of(source))
+    half = len(joined) // 2
+    assert all(read_bytes(joined.path(i)) == read_bytes(joined.path(i + half)) for i in range(half))
+
+
+def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
+    data = EditableSet(tmp_path / "set")
+    data.image("train/0").write_bytes(b"not an image")
+    write_set(load_dataset_spec(data.yaml), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.5)
+    checked = [scan_dataset(load_dataset_spec(path), ("train",), workers=0, verify="sample")[0]
+               for path in (data.yaml, tmp_path / "out")]  # fmt: skip
+    files, shards = ([(issue.kind, issue.text, issue.where) for issue in scan_issues(split)] for split in checked)
+    assert files == shards
+    assert len(files) == 1
+
+
+def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
+    out = written(source, tmp_path / "out")
+    with pytest.raises(UserError, match="exists; remove it"):
+        main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
+    with pytest.raises(UserError, match="--megabytes 0: must be from 1"):
+        main([str(source), str(tmp_path / "o"), "--megabytes", "0"])
+    with pytest.raises(UserError, match="in shards, which are neither listed nor copied"):
+        open_dataset(str(out), ("train",), stage=str(tmp_path / "s"), cache_dir="", ctx=DistributedContext.single())
+    (out / "data.yaml").write_text("{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}")
+    with pytest.raises(UserError, match="must be the only entry"):
+        index_of(out)
+    (out / "data.yaml").write_text("{train: train.shards, val: val.shards, names: [a, b]}")
+    with pytest.raises(UserError, match=r"names: not those of train\.shards: class 0 is"):
+        index_of(out)
+    (out / "data.yaml").write_text("{train: train.shards, names: [a, b]}")
+    (out / "train.shards").unlink()
+    with pytest.raises(UserError, match=r"train.shards: no such file"):
+        index_of(out)
+
+
+def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "x.tar")
+
+    monkeypatch.setattr("tools.shard.write_arrays", fail)
+    with pytest.raises(UserError, match=r"x.tar: no space left on device"):
+        written(source, tmp_path / "new" / "out")
+    assert list((tmp_path / "new").glob("*out*")) == []
+
+
+def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
+    out = written(source, tmp_path / "out")
+    index = index_of(out)
+    tar = bytearray((out / "train-00000.tar").read_bytes())
+    tar[700] ^= 1
+    (out / "train-00000.tar").write_bytes(tar)
+    with pytest.raises(UserError, match=r"train-00000.tar: bytes 512 to \d+ are not those of images/train/"):
+        read_bytes(index.path(0))
+    (out / "train-00000.tar").unlink()
+    with pytest.raises(UserError, match=r"train-00000.tar: not found \(named by .*train.shards\)"):
+        read_bytes(index.path(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "is a pipe or device"),
+        (os.mkdir, "is a folder"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
+)
+def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, make: Callable, reason: str):
+    out = written(source, tmp_path / "out")
+    (out / "train-00000.tar").unlink()
+    make(out / "train-00000.tar")
+    with pytest.raises(UserError, match=rf"train-00000\.tar: cannot be read \({reason}"):
+        read_bytes(index_of(out).path(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("position", lambda v: v + (1 << 40)),  # of a shard that there is not
+        ("position", lambda v: v[::-1]),
+        ("size", lambda v: v + 10**9),
+        ("size", lambda v: -v),
+        ("crc", lambda v: v.astype(np.int64)),
+        ("by_path", lambda v: v * 0),
+        ("paths.data", lambda v: np.frombuffer(v.tobytes().replace(b"images/", b"../../m"), np.uint8)),
+        ("paths.data", lambda v: np.frombuffer(v.tobytes().replace(b"images/", b"/mages/"), np.uint8)),
+        ("paths.offsets", lambda v: v[::-1]),
+        ("image_hw", lambda v: v * 0),
+        ("offsets", lambda v: v + 1),
+        ("classes", lambda v: v + 9),
+        ("boxes_xywh_px", lambda v: v * np.nan),
+        ("boxes_xywh_px", lambda v: v * 50),
+        ("area_px", lambda v: v[:-1]),
+        ("crowd", lambda v: v.astype(np.float64)),
+        ("shards", [["../train-00000.tar", 10**6]]),
+        ("shards", [["/etc/passwd", 10**6]]),
+        *(("shards", [[name, 10**6]]) for name in ("", ".", "a\0b", "\ud800", "a\n.tar", "train.shards")),
+        ("shards", 5),
+        ("totals", {}),
+        ("names", "light"),
+        ("fingerprint", 3),
+        ("version", 99),
+        ("repeated", lambda v: v[:-1]),
+        ("fingerprint", "\ud800"),
+        ("boxes_xywh_px", lambda v: v * [1, 1, 0, 0]),  # the report would divide by their sides
+        ("boxes_xywh_px", lambda v: v * [1, 1, 1e-200, 1]),
+        ("category_ids", ["x", "y"]),
+    ],
+)
+def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, name: str, change: object):
+    out = written(source, tmp_path / "out")
+    meta, arrays = open_arrays(out / "train.shards")
+    arrays = {key: value.copy() for key, value in arrays.items()}
+    if name in arrays:
+        arrays[name] = change(arrays[name])
+    else:
+        meta[name] = change
+    write_arrays(out / "train.shards", meta, arrays)
+    with pytest.raises(UserError, match=r"not an index of shards|names: not those"):
+        index_of(out)

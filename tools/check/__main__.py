@@ -1,0 +1,143 @@
+"""Checks a data set before anybody trains on it, and with a trained model, its labels.
+
+python -m tools.check DATA.yaml
+python -m tools.check DATA.yaml --weights best.pt --json > issues.json
+python -m tools.check DATA.yaml --imgsz 1280 --split train --out checked
+
+Draws what it finds in report.html, in runs/check. Exit status: 0 if there is nothing to report, 1 if there is, 2 if the
+check could not run. The data set is never written to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.distributed.launch import require_one_process
+from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
+
+FOUND = 1
+DEFAULT_IMGSZ = 640
+LEAST_SCORE = 0.3
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parse(argv)
+    require_one_process("tools.check")
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        configure_logging(True)
+        content, lines = _check(options)
+    if options.json:
+        json.dump(content, sys.stdout, indent=1)
+        print()
+    else:
+        for line in lines:
+            get_logger().info("%s", line)
+    if content["issues"]:
+        sys.stdout.flush()
+        raise SystemExit(FOUND)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.check",
+        description="Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 "
+        "if there is nothing to report, 1 if there is, and 2 if the check could not run.",
+    )
+    parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
+    parser.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to check; default: all")
+    parser.add_argument(
+        "--imgsz", "--img", "--img-size", type=int, default=0,
+        help=f"longer image side in training, pixels; default: the checkpoint's, or {DEFAULT_IMGSZ}",
+    )  # fmt: skip
+    parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds label errors that it sees")
+    parser.add_argument("--trust", action="store_true", help="as in val.py")
+    parser.add_argument(
+        "--min-score", type=float, default=LEAST_SCORE, help="report label errors from this probability on, 0 to 1"
+    )
+    parser.add_argument("--device", default="", help="cpu, mps or 0, for --weights; default: the best available device")
+    parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")
+    parser.add_argument("--verify", choices=("sample", "full"), default="sample", help="as in train.py")
+    parser.add_argument("--json", action="store_true", help="print all issues as JSON, and nothing else, to stdout")
+    parser.add_argument("--out", type=Path, help="folder for report.html; default: runs/check/exp, exp2, ...")
+    parser.add_argument("--noplots", action="store_true", help="write no report.html")
+    options = parser.parse_args(argv)
+    if options.imgsz < 0:
+        raise UserError(f"--imgsz {options.imgsz}: must be at least 1")
+    if not 0 <= options.min_score <= 1:
+        raise UserError(f"--min-score {options.min_score:g}: must be from 0 to 1")
+    return options
+
+
+def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """The content of the JSON, and the lines of the summary."""
+    from engine.input_files import check_scoring_files
+
+    check_scoring_files([options.weights] if options.weights else [], options.data, options.split or ())
+    # What imports torch is imported once the flags and files are known to be valid.
+    from data.open_dataset import open_dataset
+    from tools.check.duplicates import image_issues
+    from tools.check.issues import summary_lines
+    from tools.check.labels import box_pairs, box_sizes, class_use
+    from tools.check.page import make_out, write_page
+    from tools.check.scanned import scan_dataset, scan_issues
+    from utils.distributed.context import DistributedContext
+    from utils.machine.resources import available_cores
+
+    predictor = None
+    if options.weights:
+        from engine.evaluation.label_errors import trust_lines
+        from engine.inference.data_set import check_channels
+        from tools.check.label_errors import check_classes, label_issues, model_name, open_predictor
+
+        predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device, trust=options.trust)
+    spec = open_dataset(options.data, (), stage="", cache_dir="", ctx=DistributedContext.single())
+    if predictor:
+        check_classes(predictor, spec.names, options.weights)
+        check_channels(predictor.model, spec)
+    splits = tuple(options.split or spec.splits)
+    for split in splits:
+        spec.split(split)
+    if options.out:
+        make_out(spec, options.out)
+    imgsz = options.imgsz or (predictor.imgsz if predictor else DEFAULT_IMGSZ)
+    workers = available_cores() if options.workers < 0 else options.workers
+    scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers, verify=options.verify)
+    issues = [issue for split in scanned for issue in scan_issues(split)]
+    issues += image_issues(scanned, max(workers, 1))
+    issues += [issue for split in scanned for issue in box_pairs(split)]
+    issues += box_sizes(scanned, imgsz)
+    issues += class_use(scanned)
+    detections, trust = {}, []
+    if predictor:
+        label_errors, detections, results = label_issues(predictor, scanned, options.min_score)
+        issues += label_errors
+        trust = trust_lines(model_name(predictor, options.weights), results, spec.names, label_errors)
+    lines = trust + (summary_lines(issues) or ["nothing to report"])
+    report = None
+    if not options.noplots:
+        report = write_page(options.out, spec, scanned, issues, detections, trust, imgsz=imgsz, weights=options.weights)
+    if report:
+        lines.append(f"report: {report}")
+    content = {
+        "data": spec.source,
+        "root": str(spec.root),
+        "imgsz": imgsz,
+        "report": str(report) if report else None,
+        "splits": {split.name: dict(split.index.report.totals) for split in scanned},
+        "model": trust,
+        "issues": [issue.content() for issue in issues],
+    }
+    return content, lines
+
+
+if __name__ == "__main__":
+    from utils.entrypoint import run_main
+
+    run_main(main)

@@ -1,0 +1,217 @@
+"""Converts the export of an annotation tool to COCO JSON, which trains.
+
+python -m tools.convert EXPORT out.json               # a folder or file of CVAT, LabelMe, CreateML, VoTT, KITTI, ...
+python -m tools.convert EXPORT out.json --from csv
+
+Writes out.json, or one file per split (out-train.json, ...), and out.yaml for --data. The images stay where they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.index.dataset_yaml import SPLITS, normal_path
+from data.index.folder import read_folder
+from data.labels.coco import read_coco
+from tools.convert.annotations import Annotations, Picked, files_below
+from tools.convert.readers import FORMATS, detect, image_size
+from utils.errors import UserError
+from utils.files.folders import temporary_folder
+from utils.files.safe_io import write_whole
+from utils.logger import configure_logging, get_logger
+from utils.program import COMMANDS
+from utils.strings import aligned, counted
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    configure_logging(True)
+    for line in convert(options.source, options.out, options.format):
+        get_logger().info("%s", line)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.convert",
+        description="Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON "
+        "and Pascal VOC train as they are.",
+    )
+    parser.add_argument("source", metavar="EXPORT", type=Path, help="folder of the export, or its annotation file")
+    parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears beside it")
+    parser.add_argument(
+        "--from",
+        dest="format",
+        default="auto",
+        choices=("auto", *FORMATS),
+        help="format; auto: by what the files contain",
+    )
+    return parser.parse_args(argv)
+
+
+def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
+    """Writes the objects of ``source`` as COCO JSON, and a YAML.
+
+    Args:
+        name: of `FORMATS`, or "auto".
+
+    Returns a table of the objects by class. Raises UserError if something cannot be read, or would be lost.
+    """
+    if not source.exists():
+        raise UserError(f"{source}: no such file or folder")
+    if out.suffix.lower() != ".json":
+        raise UserError(f"{out}: the output must end in .json")
+    for path in (out, out.with_suffix(".yaml")):
+        _check_new(path)
+    name, files = _files(source, name)
+    source, out = normal_path(source), normal_path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _all_or_nothing(out.parent, out.stem) as folder:
+        into = Annotations(source, extracted=folder / out.stem)
+        if FORMATS[name].is_per_image and source.is_dir():  # one beside them that does not fit is damaged, or empty
+            fitting, folders = set(files), {file.parent for file in files}
+            every = files_below(source, {FORMATS[name].suffix})
+            files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
+        for file in files:
+            FORMATS[name].read(normal_path(file), into)
+        if not into.objects:
+            found = f"{counted(len(files), 'file')} of {FORMATS[name].title} without an object"
+            raise UserError(f"{source}: {'; '.join(filter(None, (found, into.skipped_text())))}")
+        written = _write(into, folder, out)
+        if lost := {each: count - written[each] for each, count in into.objects.items() if count != written[each]}:
+            raise UserError(f"{source}: objects that {out} would not have: {lost}")
+    return _table(FORMATS[name].title, into, written, out)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise UserError(f"{path}: exists; remove it, or choose another name")
+
+
+@contextmanager
+def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
+    """A folder whose files move to ``folder`` if the block succeeds."""
+    with temporary_folder(folder / stem) as temporary:
+        yield temporary
+        for path in sorted(temporary.iterdir()):
+            _check_new(folder / path.name)
+        for path in sorted(temporary.iterdir()):  # the YAML last
+            path.rename(folder / path.name)
+
+
+def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
+    """Writes the files of ``out`` to ``folder``, and returns the number of boxes by class that they have."""
+    names, written = into.class_names(), Counter()
+    values: dict[str, Any] = {"path": "."}
+    annotations = {}
+    for split, images in sorted(into.images.items(), key=lambda item: SPLITS.index(item[0])):
+        path = folder / (out.name if len(into.images) == 1 else f"{out.stem}-{split}.json")
+        others = [image for other, found in into.images.items() if other != split for image in found]
+        base = _folder_of(list(images), others)
+        at = base or path.with_suffix(".txt")
+        values[split] = _relative(at, folder, out.parent)
+        if base is None:
+            write_whole(at, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
+        write_whole(path, json.dumps(_coco(images, names, base)))
+        annotations[split] = path.name
+        for image in read_coco(path, tuple(names)).images:
+            written.update(names[row[0]] for row in image.labels.rows)
+    values |= {"names": names, "annotations": annotations}
+    if into.ignored:
+        values["ignore"] = sorted(into.ignored)
+    write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    return written
+
+
+def _files(source: Path, name: str) -> tuple[str, list[Path]]:
+    found = detect(source)
+    if name != "auto":
+        if name not in found:
+            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(found)}")
+        return name, found[name]
+    if not found and source.is_dir():
+        summary = ""
+        with suppress(UserError):
+            summary = read_folder(source).summary
+        if summary:
+            raise UserError(
+                f"{summary}: it trains as it is: {COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
+            )
+    if len(found) != 1:
+        what = "has files of several formats" if found else "no format is recognized"
+        known = ", ".join(FORMATS)
+        other = "most tools also export YOLO txt, COCO JSON or Pascal VOC, which --data reads as they are"
+        raise UserError(f"{source}: {what}{_instead(found)}; formats are {known}; {other}")
+    return next(iter(found.items()))
+
+
+def _instead(found: Mapping[str, list[Path]]) -> str:
+    return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in found.items())}" if found else ""
+
+
+def _relative(path: Path, *folders: Path) -> str:
+    """``path`` relative to the first of ``folders`` that it is in, so that the YAML's folder can be moved."""
+    folder = next(filter(path.is_relative_to, folders), None)
+    return path.relative_to(folder).as_posix() if folder else str(path)
+
+
+def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
+    """The folder of a split's images, to which their names in the JSON are relative; None if images of other splits
+    are there, too: the split is then a list, and the names are bare."""
+    base = Path(os.path.commonpath([image.parent for image in images]))
+    if not any(other.is_relative_to(base) for other in others):
+        return base
+    if twice := [name for name, count in Counter(image.name for image in images).items() if count > 1]:
+        text = "several images have this name, and images of other splits are beside them; give each split its folder"
+        raise UserError(f"{base / twice[0]}: {text}")
+    return None
+
+
+def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
+    entries, annotations = [], []
+    category_ids = {name: i for i, name in enumerate(names, 1)}
+    for number, (path, picked) in enumerate(sorted(images.items()), 1):
+        width, height = picked.size or image_size(path)
+        name = path.relative_to(base).as_posix() if base else path.name
+        entries.append({"id": number, "file_name": name, "width": width, "height": height})
+        for box in picked.boxes:
+            w, h = box.x2 - box.x1, box.y2 - box.y1
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": number, "category_id": category_ids[box.name],
+                 "bbox": [box.x1, box.y1, w, h], "area": w * h, "iscrowd": int(box.crowd)}
+            )  # fmt: skip
+    categories = [{"id": i, "name": name} for name, i in category_ids.items()]
+    return {"images": entries, "annotations": annotations, "categories": categories}
+
+
+def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> list[str]:
+    rows = [(name, str(into.objects[name]), str(written[name])) for name in into.class_names()]
+    lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
+    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
+    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
+    if groups := sum(box.crowd for images in into.images.values() for p in images.values() for box in p.boxes):
+        lines.append(f"{counted(groups, 'box')} around groups (IsGroupOf): regions to ignore")
+    lines += filter(None, [into.skipped_text()])
+    if left_out := into.num_images() - sum(map(len, into.images.values())):
+        lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
+    return [
+        f"{title}: {sizes}",
+        *lines,
+        f"train: {COMMANDS['train'].typed} --data {shlex.quote(str(out.with_suffix('.yaml')))}",
+    ]
+
+
+if __name__ == "__main__":
+    from utils.entrypoint import run_main
+
+    run_main(main)

@@ -1,0 +1,107 @@
+"""Reads object detection data sets of Hugging Face: parquet files with the images inside, and image folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data.image_io.verify import check_image
+from tools.convert.annotations import Annotations, Box, array_of, number, object_of
+from utils.errors import UserError, one_line
+from utils.files.safe_io import read_text
+from utils.machine.limits import require_package
+
+_CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
+
+
+def read_parquet(file: Path, into: Annotations) -> None:
+    """A parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
+    ``category``. The images are written beside the output."""
+    require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+        names = _names(table.schema_arrow.metadata or {}, file)
+        row = -1
+        for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
+            for entry in batch.to_pylist():
+                row += 1
+                where, image = f"{file}: row {row}", entry["image"]
+                if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
+                    raise UserError(f"{where}: has no bytes of an image")
+                boxes = _boxes(entry["objects"], names, where)
+                path = into.keep(image["bytes"], file, row)
+                into.add(path, boxes, where=where, near=file, size=_size(path, where))
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
+        raise UserError(
+            f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
+        ) from None
+
+
+def read_image_folder(file: Path, into: Annotations) -> None:
+    """The metadata.jsonl of an image folder: an image per row, ``file_name``, and ``objects`` as in parquet files."""
+    for line, row in enumerate(read_text(file, most=1 << 32).split("\n"), 1):
+        if not row.strip():
+            continue
+        where = f"{file}:{line}"
+        try:
+            entry = object_of(json.loads(row), where)
+        except (ValueError, RecursionError):
+            raise UserError(f"{where}: malformed JSON") from None
+        into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
+
+
+def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
+    if isinstance(objects, list):
+        rows = [object_of(item, where) for item in objects]
+        objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
+    objects = object_of(objects or {}, f"{where}: objects")
+    found = array_of(objects.get("bbox") or [], f"{where}: bbox")
+    column = next((key for key in _CATEGORIES if key in objects), "category")
+    categories = array_of(objects.get(column) or [], f"{where}: {column}")
+    if len(found) != len(categories):
+        raise UserError(f"{where}: {len(found)} of 'bbox', but {len(categories)} of '{column}'")
+    boxes, texts = [], names.get(column, [])
+    for box, category in zip(found, categories):
+        if not isinstance(box, list) or len(box) != 4:
+            raise UserError(f"{where}: expected a bbox of four numbers, got {str(box)[:60]}")
+        x, y, w, h = (number(value, where) for value in box)
+        is_known = isinstance(category, int) and 0 <= category < len(texts)
+        boxes.append(
+            Box(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
+        )
+    return boxes
+
+
+def _size(path: Path, where: str) -> tuple[int, int]:
+    """Width and height of an image that was written from ``where``."""
+    try:
+        height, width = check_image(path)
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).removeprefix(f'{path}: ')}") from None
+    return width, height
+
+
+def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
+    """The names of the categories by column, as far as the file's metadata has them."""
+    try:
+        return dict(_class_labels(json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]))
+    except (KeyError, TypeError):
+        return {}
+    except (ValueError, RecursionError):
+        raise UserError(f"{file}: its 'huggingface' metadata is not JSON") from None
+
+
+def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[str]]]:
+    """The names that ``feature``, as files describe the column ``objects``, gives to the numbers of its columns."""
+    if isinstance(feature, list):
+        feature = dict.fromkeys([column], feature[0]) if feature else {}
+    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):
+        yield column, [str(name) for name in feature["names"]]
+    elif isinstance(feature, dict):
+        for key, value in feature.items():
+            yield from _class_labels(value, column if key == "feature" else key)

@@ -1,0 +1,335 @@
+"""Readers of annotation tools' exports: one function per format, and how its files are told from others.
+
+The formats are read here because each takes a dozen lines, and the libraries that read them leave out in silence what
+is not a rectangle (polygons of CVAT, circles of LabelMe) or the suffix-less names of Open Images.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from data.image_io.verify import check_image
+from data.labels.json_files import load_json
+from tools.convert.annotations import Annotations, Box, around, array_of, files_below, number, object_of
+from tools.convert.hugging_face import read_image_folder, read_parquet
+from utils.errors import UserError, one_line
+from utils.files.safe_io import open_regular, read_text
+from utils.strings import counted
+
+KITTI_FIELDS = 15
+_HEAD = 1 << 16  # bytes by which formats are told apart
+
+
+class Format(NamedTuple):
+    """A format.
+
+    Attributes:
+        suffix: of its files.
+        fits: whether a file with this beginning is one.
+        read: ``read(file, into)`` adds a file's objects. Raises UserError.
+        is_per_image: each image has a file of its name.
+    """
+
+    title: str
+    suffix: str
+    fits: Callable[[str], bool]
+    read: Callable[[Path, Annotations], None]
+    is_per_image: bool = False
+
+
+def read_cvat(file: Path, into: Annotations) -> None:
+    """CVAT for images 1.1, and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
+    root = _xml(file)
+    for image in root.iter("image"):
+        name = image.get("name", "")
+        where = f"{file}: image {one_line(name)[:100]!r}"
+        boxes = [
+            _cvat_box(shape, where, into) for shape in image if shape.get("label") is not None and shape.tag != "tag"
+        ]
+        into.add(name, boxes, where=where, near=file, split=image.get("subset", ""), size=_size(image.attrib, where))
+    frames: dict[int, list[Box | None]] = {}
+    for track in root.iter("track"):
+        where = f"{file}: track {track.get('id', '')}"
+        for shape in track:
+            if shape.get("outside") != "1":
+                shape.set("label", track.get("label", ""))
+                frames.setdefault(int(number(shape.get("frame"), where)), []).append(_cvat_box(shape, where, into))
+    for frame, boxes in sorted(frames.items()):
+        into.add(f"frame_{frame:06}", boxes, where=f"{file}: frame {frame}", near=file)
+
+
+def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box | None:
+    name = shape.get("label", "")
+
+    def value(key: str) -> float:
+        return number(shape.get(key, "0" if key == "rotation" else None), f"{where}: {shape.tag}: {key}")
+
+    if shape.tag == "box":
+        x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
+        return _turned(name, (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2, value("rotation"))
+    if shape.tag == "polygon":
+        pairs = [pair.partition(",") for pair in shape.get("points", "").split(";")]
+        return around(name, [(number(x, where), number(y, where)) for x, _, y in pairs])
+    if shape.tag == "ellipse":
+        return _turned(name, *map(value, ("cx", "cy", "rx", "ry", "rotation")), is_round=True)
+    if shape.tag == "mask":
+        left, top, width, height = map(value, ("left", "top", "width", "height"))
+        return Box(name, left, top, left + width, top + height)
+    return into.skip(shape.tag, where)
+
+
+def _turned(
+    name: str, cx: float, cy: float, half_w: float, half_h: float, degrees: float, *, is_round: bool = False
+) -> Box:
+    """The box around a rectangle, or an ellipse, that is turned about its center."""
+    if degrees == 0:
+        return Box(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
+    c, s = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+    w, h = (math.hypot(half_w * c, half_h * s), math.hypot(half_w * s, half_h * c)) if is_round else (
+        half_w * c + half_h * s, half_w * s + half_h * c
+    )  # fmt: skip
+    return Box(name, cx - w, cy - h, cx + w, cy + h)
+
+
+def read_labelme(file: Path, into: Annotations) -> None:
+    """LabelMe: a JSON per image; rectangles, and the boxes around polygons, circles and masks."""
+    content = object_of(load_json(file, "a LabelMe JSON"), str(file))
+    boxes = []
+    for position, entry in enumerate(_list(content, "shapes", str(file))):
+        where = f"{file}: shape {position}"
+        shape = object_of(entry, where)
+        name, kind = str(shape.get("label") or ""), shape.get("shape_type", "polygon")
+        points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
+        if kind == "circle" and len(points) == 2:
+            (cx, cy), (x, y) = points
+            radius = math.hypot(x - cx, y - cy)
+            points = [(cx - radius, cy - radius), (cx + radius, cy + radius)]
+        elif kind not in ("rectangle", "oriented_rectangle", "polygon", "mask"):
+            boxes.append(into.skip(one_line(str(kind))[:60], where))
+            continue
+        elif len(points) < 2:
+            raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
+        boxes.append(around(name, points))
+    size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
+    into.add(str(content.get("imagePath")), boxes, where=str(file), near=file, size=size)
+
+
+def read_createml(file: Path, into: Annotations) -> None:
+    """Apple's CreateML: centers and sizes in pixels."""
+    for position, item in enumerate(array_of(load_json(file, "a CreateML JSON"), str(file))):
+        where = f"{file}: entry {position}"
+        entry, boxes = object_of(item, where), []
+        for annotation in _list(entry, "annotations", where):
+            at = object_of(object_of(annotation, where).get("coordinates"), where)
+            x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
+            boxes.append(Box(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
+        image = entry.get("image", entry.get("imagefilename"))
+        into.add(str(image), boxes, where=where, near=file)
+
+
+def read_vott(file: Path, into: Annotations) -> None:
+    """VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each."""
+    content = object_of(load_json(file, "a VoTT JSON"), str(file))
+    assets = {file.stem: content} if "asset" in content else object_of(content.get("assets"), f"{file}: assets")
+    for key, item in assets.items():
+        where = f"{file}: asset {one_line(key)[:60]}"
+        entry, boxes = object_of(item, where), []
+        for region in _list(entry, "regions", where):
+            at = object_of(object_of(region, where).get("boundingBox"), where)
+            x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
+            boxes += [Box(str(tag), x, y, x + w, y + h) for tag in _list(region, "tags", where)]
+        asset = object_of(entry.get("asset"), where)
+        size = _size(asset["size"], where) if isinstance(asset.get("size"), dict) else None
+        into.add(str(asset.get("name")), boxes, where=where, near=file, size=size)
+
+
+_COLUMNS = {
+    "image": ("filename", "imageid", "image", "path", "file"),
+    "name": ("class", "labelname", "label", "name"),
+    "width": ("width",),
+    "height": ("height",),
+    "xmin": ("xmin", "x1"),
+    "ymin": ("ymin", "y1"),
+    "xmax": ("xmax", "x2"),
+    "ymax": ("ymax", "y2"),
+    "crowd": ("isgroupof",),
+}
+
+
+def read_csv(file: Path, into: Annotations) -> None:
+    """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
+    corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text; ``IsGroupOf`` 1
+    makes a region to ignore)."""
+    text = read_text(file, most=1 << 32)
+    rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
+    try:
+        _read_rows(rows, file, into)
+    except csv.Error as error:
+        raise UserError(f"{file}:{rows.line_num + 1}: malformed CSV ({error})") from None
+
+
+def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
+    columns = _columns(rows.fieldnames or ())
+    if missing := [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]:
+        raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
+    is_relative = columns["image"].lower() == "imageid"
+    texts = _class_descriptions(file) if is_relative else {}
+    corners = ("xmin", "ymin", "xmax", "ymax")
+    sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
+    largest = 0.0
+    for row in rows:
+        where = f"{file}:{rows.line_num}"
+        if None in row or None in row.values():
+            raise UserError(f"{where}: {len([v for v in row.values() if v is not None])} fields, expected "
+                            f"{len(rows.fieldnames or ())}")  # fmt: skip
+        image = row[columns["image"]]
+        if not row[columns["name"]] and not row[columns["xmin"]]:  # an image without objects
+            into.add(image, (), where=where, near=file)
+            continue
+        x1, y1, x2, y2 = (number(row[columns[name]], f"{where}: {name}") for name in corners)
+        largest = max(largest, x2, y2)
+        name = texts.get(row[columns["name"]], row[columns["name"]])
+        size = None
+        if is_relative:
+            image = into.find(image, where, file)
+            if image not in sizes:
+                sizes[image] = image_size(image)
+            width, height = size = sizes[image]
+            x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
+        elif "width" in columns and "height" in columns:
+            size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
+        crowd = "crowd" in columns and row[columns["crowd"]].strip() == "1"
+        into.add(image, [Box(name, x1, y1, x2, y2, crowd)], where=where, near=file, size=size)
+    if not is_relative and 0 < largest <= 1:
+        raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
+
+
+def _columns(header: Iterable[str]) -> dict[str, str]:
+    known = {name.strip().lower().replace("_", ""): name for name in header}
+    return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
+
+
+def _delimiter(text: str) -> str:
+    return max(",;\t", key=_header(text).count)
+
+
+def _header(text: str) -> str:
+    return (text[:_HEAD].splitlines() or [""])[0].strip()
+
+
+def _class_descriptions(file: Path) -> dict[str, str]:
+    """Names of Open Images' classes, by their ids such as /m/01g317; FiftyOne has a folder for them."""
+    texts: dict[str, str] = {}
+    for path in (*file.parent.glob("*class-descriptions*.csv"), *file.parent.parent.glob("metadata/classes.csv")):
+        try:
+            rows = list(csv.reader(io.StringIO(read_text(path))))
+        except csv.Error as error:
+            raise UserError(f"{path}: malformed CSV ({error})") from None
+        texts |= {row[0]: row[1] for row in rows if len(row) == 2}
+    return texts
+
+
+def read_kitti(file: Path, into: Annotations) -> None:
+    """KITTI's object benchmark: a text file per image, whose fields 5 to 8 are corners in pixels; ``DontCare`` is a
+    region to ignore."""
+    boxes = []
+    for line, row in enumerate(read_text(file).splitlines(), 1):
+        fields, where = row.split(), f"{file}:{line}"
+        if not fields:
+            continue
+        if len(fields) < KITTI_FIELDS:
+            raise UserError(f"{where}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
+        boxes.append(Box(fields[0], *(number(value, where) for value in fields[4:8])))
+    into.ignored |= {"DontCare"} & {box.name for box in boxes}
+    into.add(file.stem, boxes, where=str(file), near=file)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels, upright. Raises UserError."""
+    height, width = check_image(path)
+    return width, height
+
+
+def _xml(file: Path) -> ElementTree.Element:
+    """The root. Entities, which can include other files or expand to gigabytes, are refused."""
+    text = read_text(file, most=1 << 32)
+    if "<!ENTITY" in text:
+        raise UserError(f"{file}: declares an entity")
+    try:
+        return ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"{file}:{error.position[0]}: malformed XML") from None
+
+
+def _size(values: Any, where: str) -> tuple[int, int] | None:
+    """Width and height; None unless both are given."""
+    width, height = values.get("width"), values.get("height")
+    if width in (None, "") or height in (None, ""):
+        return None
+    return int(number(width, f"{where}: width")), int(number(height, f"{where}: height"))
+
+
+def _list(content: dict, key: str, where: str) -> list:
+    return array_of(content.get(key), f"{where}: {key}")
+
+
+def _pairs(value: Any, where: str) -> Iterator[tuple[Any, Any]]:
+    for pair in array_of(value, where):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise UserError(f"{where}: expected points of two numbers, got {one_line(str(pair))[:60]!r}")
+        yield pair[0], pair[1]
+
+
+def _is_csv(head: str) -> bool:
+    header = csv.reader([_header(head).replace("\0", "")], delimiter=_delimiter(head))
+    return {"image", "name", "xmin"} <= _columns(next(header, ())).keys()
+
+
+def _has_key(names: str) -> Callable[[str], bool]:
+    """Whether JSON has one of the keys ``names``, separated by |."""
+    key = re.compile(rf'"({names})"\s*:')
+    return lambda head: key.search(head) is not None
+
+
+def _is_kitti(head: str) -> bool:
+    return len(head.partition("\n")[0].split()) >= KITTI_FIELDS
+
+
+FORMATS = {
+    "cvat": Format("CVAT", ".xml", lambda head: "<annotations>" in head, read_cvat),
+    "labelme": Format("LabelMe", ".json", _has_key("shapes"), read_labelme, is_per_image=True),
+    "vott": Format("VoTT", ".json", _has_key("assets?"), read_vott),
+    "createml": Format("CreateML", ".json", _has_key("coordinates"), read_createml),
+    "csv": Format("CSV", ".csv", _is_csv, read_csv),
+    "kitti": Format("KITTI", ".txt", _is_kitti, read_kitti, is_per_image=True),
+    "huggingface": Format("Hugging Face parquet", ".parquet", lambda head: head.startswith("PAR1"), read_parquet),
+    "imagefolder": Format("Hugging Face image folder", ".jsonl", _has_key("file_name"), read_image_folder),
+}
+
+
+def detect(source: Path) -> dict[str, list[Path]]:
+    """The annotation files at ``source``, a file or a folder, by format."""
+    suffixes = {each.suffix for each in FORMATS.values()}
+    found: dict[str, list[Path]] = {}
+    for file in files_below(source, suffixes) if source.is_dir() else [source]:
+        head = _head(file)
+        for name, each in FORMATS.items():
+            if file.suffix.lower() == each.suffix and each.fits(head):
+                found.setdefault(name, []).append(file)
+                break
+    return found
+
+
+def _head(file: Path) -> str:
+    try:
+        with open_regular(file) as opened:
+            return opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None

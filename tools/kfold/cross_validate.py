@@ -1,0 +1,182 @@
+"""Cross-validation: one training a fold, each scored on the images of its fold, then all together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
+from data.index.dataset_yaml import DatasetSpec
+from data.index.files import shards_of
+from data.index.index import class_names
+from data.open_dataset import open_dataset
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import METRICS
+from tools.child import TrainingFailed, train
+from tools.kfold.lists import TABLE, data_of, write_folds
+from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold, write_folds_page
+from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.folders import check_run_dir
+from utils.files.locks import FileLock
+from utils.files.safe_io import write_csv
+from utils.logger import get_logger
+from utils.machine.stop_signals import StopSignals
+from utils.strings import counted
+from utils.structures import EvalResult
+
+DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The results of the folds, and that of all images together."""
+
+    folds: list[EvalResult]
+    pooled: EvalResult
+
+
+def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
+    """The work of ``python -m tools.kfold``.
+
+    Raises:
+        UserError: the settings are wrong, or differ from those with which the folder was begun.
+        TrainingFailed, Stopped: as `train` does.
+    """
+    log = get_logger()
+    folder, spec, fitness, names = prepare(config)
+
+    def after_fold(number: int, so_far: CrossValidation) -> bool:
+        log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(so_far.folds[-1]))
+        return True
+
+    with FileLock(folder / ".kfold.lock") as lock:
+        if holder := lock.acquire():
+            raise UserError(f"{folder}: another process is working on these folds ({holder})")
+        settings = folder / "kfold.yaml"
+        is_new = check_stored(config, settings)
+        try:
+            make_folds(config, spec, folder, fitness)
+            log.info("training; each fold has a log: %s", folder / "fold1" / "train.log")
+            done = cross_validate(config, folder, folder, fitness, signals, after_fold)
+        except UserError:
+            if is_new and not [*folder.glob("fold*/last.pt")]:  # corrected settings may begin here
+                for path in (settings, folder / TABLE):
+                    path.unlink(missing_ok=True)
+            raise
+        write_results(folder / "results.csv", done, names)
+        write_folds_page(folder / "kfold.html", f"Cross-validation {folder.name}", done.folds, done.pooled, names)
+    for line in format_folds(done.folds, done.pooled, names):
+        log.info("%s", line)
+    text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
+    log.info(text, fitness.name, fitness.of(done.pooled), folder)
+
+
+def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str, ...]]:
+    """Opens the data and makes the folder of the results, for ``tools.kfold`` and ``tools.search``.
+
+    Returns the folder, the data, what is compared, and the names of the classes. Raises UserError.
+    """
+    if config.keep_old:
+        raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
+    where = {"stage": "", "cache_dir": config.cache_dir, "ctx": DistributedContext.single()}
+    spec = open_dataset(config.data, (), classes=config.classes, **where)
+    names = class_names(spec, config.single_cls)
+    fitness = Fitness.parse(config.fitness, names)
+    check_run_dir(config.project, config.name, exist_ok=True)
+    folder = folder_of(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, spec, fitness, names
+
+
+def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
+    """Divides the training and validation images; does nothing if the folds are in ``folder`` already. Raises UserError
+    if that is impossible, or a fold could not be scored."""
+    if (folder / TABLE).is_file():
+        return
+    spec.split("train")
+    if any(shards_of(part, split) for split in spec.splits for part in (spec.splits[split].parts or (spec,))):
+        raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
+    index = pooled_index(spec, config)
+    group = groups_of(index, config.groups, config.near_duplicates)
+    counts = class_counts(index)
+    fold = assign_folds(group, counts, config.folds, config.seed)
+    _check_objects(group, fold, counts, config.folds, fitness)
+    if note := rare_classes(index, config.folds):
+        get_logger().warning("%s", note)
+    if spec.classes or spec.class_of:  # each training chooses among all
+        index = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
+    write_folds(folder, spec, index, group, fold)
+    get_logger().info(
+        "%s in %s, %d folds; lists: %s",
+        counted(len(index), "image"), counted(group.max() + 1, "group"), config.folds, folder,
+    )  # fmt: skip
+
+
+def cross_validate(
+    config: KfoldConfig,
+    lists: Path,
+    folder: Path,
+    fitness: Fitness,
+    signals: StopSignals,
+    on_fold: Callable[[int, CrossValidation], bool] = lambda number, so_far: True,
+) -> CrossValidation | None:
+    """Trains and scores every fold that is not finished yet.
+
+    Args:
+        lists: the folder of `make_folds`.
+        folder: for the trainings: fold1, fold2, ...
+        on_fold: called with the number of finished folds and their results after each; whether to go on.
+
+    Returns None if ``on_fold`` has ended it. Raises TrainingFailed and Stopped as `train` does.
+    """
+    scored: list[ScoredFold] = []
+    done = None
+    for number in range(config.folds):
+        run, data = folder / f"fold{number + 1}", data_of(lists, number)
+        run.mkdir(parents=True, exist_ok=True)
+        finished = run / DETECTIONS
+        if not finished.is_file():
+            train(train_config(config, data=str(data)), run, fitness.column, signals)
+            if not (run / "best.pt").is_file():
+                raise TrainingFailed(f"fold {number + 1}: no epoch could be scored", refused=False)
+            score_fold(config, run / "best.pt", data, finished)
+        scored.append(read_fold(finished))
+        classes = len(scored[0].truth.category_ids)
+        results = [*(done.folds if done else []), result_of(scored[-1], classes)]
+        done = CrossValidation(results, result_of(pool(scored), classes))
+        if not on_fold(number + 1, done):
+            return None
+    return done
+
+
+def write_results(path: Path, done: CrossValidation, names: Sequence[str]) -> None:
+    """Writes a table with a row a fold and one for all images together, with the AP of each class."""
+    rows = [("fold", "images", *(metric.name for metric in METRICS), *(f"AP:{name}" for name in names))]
+    for name, result in (*enumerate(done.folds, 1), ("pooled", done.pooled)):
+        values = [*(result.metrics[metric.name] for metric in METRICS), *result.class_ap.tolist()]
+        rows.append((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
+    write_csv(path, rows)
+
+
+def _check_objects(group: np.ndarray, fold: np.ndarray, counts: np.ndarray, folds: int, fitness: Fitness) -> None:
+    """Raises UserError if a fold has no object to score, before other folds are trained in vain.
+
+    Args:
+        group, fold: int64 (N,), of the images.
+        counts: `class_counts`.
+    """
+    boxes = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
+    empty = np.flatnonzero(np.bincount(fold, boxes, minlength=folds) == 0)
+    if len(empty):
+        groups = len(np.unique(group[boxes > 0]))
+        what = "object" if fitness.class_index is None else "object of this class"
+        raise UserError(
+            f"--folds {folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {what} to score; {groups} of "
+            f"{group.max() + 1} groups of images have one; use fewer folds"
+        )

@@ -1,0 +1,48 @@
+"""Searches hyper-parameters: trains with different ones and says which are best.
+
+python -m tools.search --hyp optimizer --trials 30 --data DATA.yaml --weights yolov8n --epochs 20
+python -m tools.search --hyp my_ranges.yaml --trials 30 --data DATA.yaml --folds 3
+
+The same command continues a search that was interrupted. Started several times, also on several machines that share the
+folder, it shares out the trials.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from utils.config.parser import errors_name_typed_flags, parse_config
+from utils.config.search_settings import SearchConfig, check_started_once, folder_of
+from utils.distributed.launch import require_one_process
+from utils.entrypoint import run_main
+from utils.errors import Stopped
+from utils.machine.limits import require_package
+
+
+@errors_name_typed_flags(SearchConfig)
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_config(SearchConfig, argv, __doc__.split("\n")[0])
+    check_started_once(config)
+    require_one_process("tools.search", "start it once; --spawn N trains each trial on N processes")
+    require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
+    from engine.input_files import check_training_files
+
+    check_training_files(config, has_recipe=False)
+    from tools.search.loop import search
+    from tools.search.ranges import read_space
+    from utils.logger import configure_logging, get_logger
+    from utils.machine.stop_signals import StopSignals
+
+    configure_logging(True)
+    space = read_space(config)
+    with StopSignals() as signals:
+        try:
+            search(config, space, signals)
+        except Stopped:
+            get_logger().info("stopped; the same command continues the search in %s", folder_of(config))
+            raise
+
+
+if __name__ == "__main__":
+    run_main(main, sys.argv[1:])

@@ -1,0 +1,197 @@
+"""The study of a search: which trial comes next, and what became of the others.
+
+The study is a journal in the search's folder. Any number of processes, also of several machines that share the folder,
+append to it; each holds the lock of the trial that it runs. A trial that runs and whose lock is free was interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, TrialState
+
+from tools.search.ranges import Scalar, Space
+from utils.config.search_settings import SearchConfig
+from utils.errors import UserError, first_line
+from utils.files.locks import FileLock
+
+JOURNAL = "journal.log"
+TRIALS = "trials"  # folder of the trials
+HALVING_FACTOR = 3  # of the trials at a rung, one in this many goes on (Li et al. 2020)
+REASON = "reason"  # attribute of a failed trial
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A trial that this process runs."""
+
+    number: int
+    folder: Path
+    values: dict[str, Scalar]  # of the searched hyper-parameters
+    trial: optuna.Trial
+    lock: FileLock
+
+
+class SharedStudy:
+    """The study in ``folder``, which is created if there is none.
+
+    Args:
+        steps: at which a trial reports its fitness: epochs, or folds.
+
+    Raises UserError if the journal is damaged.
+    """
+
+    def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
+        self._config, self._space, self._folder = config, space, folder
+        journal = folder / JOURNAL
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", module="optuna")
+        with self.exclusive(), self._readable():
+            self.study = optuna.create_study(
+                study_name="search",
+                storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(journal))),
+                direction="maximize",
+                load_if_exists=True,
+                pruner=_pruner(config, steps),
+            )
+            self._check_complete()
+
+    def trials(self) -> list[FrozenTrial]:
+        with self._readable():
+            return self.study.get_trials(deepcopy=False)
+
+    def folder_of(self, number: int) -> Path:
+        return self._folder / TRIALS / f"{number:04}"
+
+    def claim(self) -> Claim | None:
+        """An interrupted trial or, if there is none, a new one; None if all trials have ended or are being run by other
+        processes."""
+        with self.exclusive():
+            trials = self.trials()
+            for frozen in trials:
+                if frozen.state == TrialState.RUNNING and (lock := self._lock(frozen.number)):
+                    self._seed_sampler(frozen.number)  # it may not have all values yet
+                    return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
+            begun = sum(frozen.state != TrialState.WAITING for frozen in trials)
+            if begun >= self._config.trials:
+                return None
+            if not trials:
+                self.study.enqueue_trial(self._space.known_values(self._config.epochs))
+            self._seed_sampler(begun)
+            trial = self.study.ask()
+            lock = self._lock(trial.number)
+            assert lock is not None, "nobody else knows this trial"
+            return self._claimed(trial, lock)
+
+    def report(self, claim: Claim, step: int, fitness: float) -> bool:
+        """Notes the fitness after a step. Returns whether the trial is worth going on with."""
+        frozen = self.trials()[claim.number]
+        if step not in frozen.intermediate_values:
+            claim.trial.report(fitness, step)
+        elif step < frozen.last_step:  # of a former process, which went on
+            return True
+        return not claim.trial.should_prune()
+
+    def finish(self, claim: Claim, state: TrialState, fitness: float | None = None, reason: str = "") -> None:
+        """Ends the trial. Only the best trial keeps its weights."""
+        with self.exclusive():
+            if reason:
+                claim.trial.set_user_attr(REASON, reason)
+            self.study.tell(claim.number, fitness if state == TrialState.COMPLETE else None, state=state)
+            claim.lock.release()
+            kept = best_of(self.trials())
+            for frozen in self.trials():
+                if frozen.state.is_finished() and (kept is None or frozen.number != kept.number):
+                    for weights in self.folder_of(frozen.number).rglob("*.pt"):
+                        weights.unlink(missing_ok=True)
+
+    def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
+        return Claim(trial.number, self.folder_of(trial.number), self._space.suggest(trial), trial, lock)
+
+    def _seed_sampler(self, number: int) -> None:
+        """The sampler has no state: a study that is continued draws what an uninterrupted one would have drawn."""
+        seed = np.random.SeedSequence((self._config.seed, number)).generate_state(1)[0]
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
+
+    def _lock(self, number: int) -> FileLock | None:
+        """The lock of a trial, or None if another process holds it."""
+        folder = self.folder_of(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".trial.lock")
+        return None if lock.acquire() else lock
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Only one process at a time chooses or ends a trial."""
+        with FileLock(self._folder / ".study.lock") as lock:
+            lock.acquire(math.inf)
+            yield
+
+    def _check_complete(self) -> None:
+        """Raises UserError if the journal lacks a trial that has a folder: a new one would continue its training."""
+        folders = [path.name for path in (self._folder / TRIALS).glob("[0-9]*")]
+        known = len(self.study.get_trials(deepcopy=False))
+        if lost := min((name for name in folders if name.isdecimal() and int(name) >= known), default=""):
+            raise UserError(
+                f"{self._folder / JOURNAL}: has no trial {int(lost)}, although {TRIALS}/{lost} exists; restore the "
+                "journal, or start anew with another --name"
+            )
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:  # what Optuna raises
+            reason = first_line(error)
+            raise UserError(f"{self._folder / JOURNAL}: damaged ({reason}); restore it, or start "
+                            "anew with another --name") from None  # fmt: skip
+
+
+class _JournalLock(JournalFileSymlinkLock):
+    """The lock of those who append to the journal, which ends with its process. Optuna's own lock is a file that stays
+    when a process is killed: others wait half a minute for it, or forever if the journal's path is relative.
+
+    What a killed process, or a full disk, has left of a line is removed, before another line is appended to it.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal, self._lock = journal, FileLock(journal.with_name(f".{journal.name}.lock"))
+
+    def acquire(self) -> bool:
+        self._lock.acquire(math.inf)
+        with open(self._journal, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:
+    """The complete trial with the highest fitness, the first of equals; None if none is complete."""
+    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+    return max(complete, key=lambda frozen: (frozen.value, -frozen.number), default=None)
+
+
+def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
+    after = config.prune_after or (1 if config.folds else max(steps // 5, 1))
+    if config.pruner == "median":
+        return optuna.pruners.MedianPruner(n_warmup_steps=after)
+    if config.pruner == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=HALVING_FACTOR)
+    return optuna.pruners.NopPruner()

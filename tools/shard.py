@@ -1,0 +1,173 @@
+"""Writes a data set as shards: tar files of images, with one index for each split, for a local disk or an object store.
+
+python -m tools.shard DATA.yaml OUT                    # then: python train.py --data OUT, or upload OUT
+python -m tools.shard DATA.yaml OUT --megabytes 1024   # size of a tar file
+
+Images are not compressed again. The same data set gives the same bytes. OUT appears when it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import tarfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from data.image_io.decode import read_bytes
+from data.index.dataset_yaml import DatasetSpec
+from data.index.index import DatasetIndex, index_content, load_index
+from data.index.sharded import VERSION
+from data.open_dataset import open_dataset
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.array_file import write_arrays
+from utils.files.caches import USABLE_FRACTION, format_bytes
+from utils.files.folders import temporary_folder
+from utils.files.safe_io import write_whole
+from utils.logger import configure_logging, get_logger, progress
+from utils.machine.threads import map_ahead
+from utils.program import COMMANDS
+from utils.store.shards import MEMBER_ARRAYS, SPAN, SUFFIX
+from utils.strings import FlatStrings, counted
+
+_HEADER = 512  # bytes before the content of a file in a tar file
+_DIGITS = 9  # of an image's number, which is its name in a tar file
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    configure_logging(True)
+    if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
+        raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
+    spec = open_dataset(options.data, (), stage="", cache_dir=options.cache_dir, ctx=DistributedContext.single())
+    write_set(spec, options.out, options.megabytes * 10**6, workers=options.workers, cache_dir=options.cache_dir)
+    get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(str(options.out)))
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.shard",
+        description="Writes a data set as tar files of images and one index for each split, which train from a local "
+        "disk or an object store (--data s3://BUCKET/OUT).",
+    )
+    parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
+    parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
+    parser.add_argument("--megabytes", type=int, default=256, help="size of a tar file, about; default: 256")
+    parser.add_argument("--workers", type=int, default=8, help="threads that read images; default: 8")
+    parser.add_argument("--cache-dir", default="", help="folder of index caches; empty: ~/.cache/lockstep")
+    return parser.parse_args(argv)
+
+
+def write_set(
+    spec: DatasetSpec, out: Path, most: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
+) -> None:
+    """Writes all splits of a data set, with all classes of its labels, to the new folder ``out``.
+
+    Args:
+        most: bytes of a tar file, unless one image takes more.
+        max_bad: as of `load_index`.
+
+    Raises UserError as `load_index`, and if ``out`` exists or the disk is too small.
+    """
+    if out.exists():
+        raise UserError(f"{out}: exists; remove it, or choose another name")
+    labeled = spec.as_labeled()
+    options = {"cache_dir": cache_dir, "workers": workers, "max_bad": max_bad}
+    indexes = {split: load_index(labeled, split, **options) for split in spec.splits}
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(out.absolute()) as temporary:
+            folder = temporary / out.name
+            folder.mkdir()
+            content: dict[str, Any] = {"path": "."}
+            for split, index in indexes.items():
+                _write_split(folder, split, index, most, workers)
+                content[split] = f"{split}{SUFFIX}"
+            text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
+            write_whole(folder / "data.yaml", text)
+            if out.exists():
+                raise UserError(f"{out}: exists; remove it, or choose another name")
+            os.rename(folder, out)
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, workers: int) -> None:
+    paths = _inner_paths(index)
+    arrays = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
+    shards: list[list[Any]] = []
+    tar = None
+    images = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
+    for i, data in enumerate(progress(images, desc=f"writing {split}", total=len(index), enabled=True)):
+        label = json.dumps(_label(index, i, paths[i])).encode()
+        if tar is not None and tar.offset + len(data) > most:
+            tar.close()
+            tar = None
+        if tar is None:
+            if len(data) > USABLE_FRACTION * shutil.disk_usage(folder).free:
+                raise UserError(f"{folder.parent}: the disk is full")
+            shards.append([f"{split}-{len(shards):05d}.tar", 0])
+            tar = tarfile.open(folder / shards[-1][0], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+        arrays["position"][i] = (len(shards) - 1) * SPAN + tar.offset + _HEADER
+        arrays["size"][i], arrays["crc"][i] = len(data), zlib.crc32(data)
+        suffix = re.sub(r"[^a-z0-9.]", "", os.path.splitext(paths[i])[1].lower())
+        for name, content in ((suffix, data), (".json", label)):
+            entry = tarfile.TarInfo(f"{i:0{_DIGITS}d}{name}")  # of 1970
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    if tar is not None:
+        tar.close()
+    for shard in shards:
+        shard[1] = (folder / shard[0]).stat().st_size
+    flat = FlatStrings.of(paths)
+    arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
+    meta, labels = index_content(index)
+    arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
+    digest = hashlib.blake2b(digest_size=16)  # the files' own fingerprint depends on their times
+    for array in arrays.values():
+        digest.update(np.ascontiguousarray(array))
+    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": digest.hexdigest()}
+    write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
+    total = sum(size for _, size in shards)
+    text = "%s: %s in %s, %s"
+    get_logger().info(text, split, counted(len(index), "image"), counted(len(shards), "tar file"), format_bytes(total))
+
+
+def _inner_paths(index: DatasetIndex) -> list[str]:
+    """The paths of the images, none outside the data set's folder."""
+    paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
+    if len(set(paths)) < len(paths):
+        twice = next(path for i, path in enumerate(paths) if path in paths[:i])
+        raise UserError(f"{index.root}: two images outside this folder would both be {twice}; rename one")
+    return paths
+
+
+def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
+    """What stands beside an image in a tar file, for other programs; this one reads the index."""
+    rows = slice(index.offsets[i], index.offsets[i + 1])
+    return {
+        "path": path,
+        "size_hw": index.image_hw[i].tolist(),
+        "boxes_xywh_px": index.boxes_xywh_px[rows].tolist(),
+        "classes": index.classes[rows].tolist(),
+        "crowd": index.crowd[rows].tolist(),
+    }
+
+
+if __name__ == "__main__":
+    from utils.entrypoint import run_main
+
+    run_main(main)
