@@ -44,7 +44,7 @@ _PRELOADED = (
     "engine.train.build", "engine.val.validate", "engine.inference.detection", "engine.export.run",
 )  # fmt: skip
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("utils", "data", "models", "engine")
+_PACKAGES = ("utils", "data", "models", "engine", "tools")
 
 # Runs without site-packages, in 20 ms.
 _CLIENT = """\

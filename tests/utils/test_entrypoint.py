@@ -173,7 +173,7 @@ for name, *flags in (
     ("val", "--weights", weights, "--data", f"{none}.yaml"), ("detect", "--weights", f"{none}.pt", "--source", "0"),
     ("detect", "--weights", weights, "--source", f"{none}.jpg"), ("export", "--weights", f"{none}.pt"),
     ("export", "--weights", weights, "--data", f"{none}.yaml"), ("export", "--weights", weights, "--half", "--int8"),
-    ("tools.kfold", "--data", f"{none}.yaml"), ("tools.compare", weights, f"{none}.pt"),
+    ("tools.kfold.__main__", "--data", f"{none}.yaml"), ("tools.compare", weights, f"{none}.pt"),
     ("tools.check.__main__", "demo", "--weights", f"{none}.pt"),
 ):
     try:

@@ -81,12 +81,12 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     check_scoring_files([options.weights] if options.weights else [], options.data, options.split or ())
     # What imports torch is imported once the flags and files are known to be valid.
+    from data.check.duplicates import image_issues
+    from data.check.issues import summary_lines
+    from data.check.labels import box_pairs, box_sizes, class_use
+    from data.check.scanned import scan_dataset, scan_issues
     from data.open_dataset import open_dataset
-    from tools.check.duplicates import image_issues
-    from tools.check.issues import summary_lines
-    from tools.check.labels import box_pairs, box_sizes, class_use
     from tools.check.page import make_out, write_page
-    from tools.check.scanned import scan_dataset, scan_issues
     from utils.distributed.context import DistributedContext
     from utils.machine.resources import available_cores
 

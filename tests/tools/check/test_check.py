@@ -35,7 +35,7 @@ from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
 from utils.entrypoint import run_main
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
