@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import evaluates, is_launched
-from utils.distributed.spawn import check_processes, spawn, work_in_child
+from utils.distributed.launch import check_processes, evaluates, is_launched
 from utils.entrypoint import run_main
 from utils.errors import REQUEUE
 from utils.machine.limits import explained, memory_advice
@@ -39,9 +38,13 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     check_processes(config.spawn, *place, threads=config.threads)
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
+        from utils.distributed.spawn import spawn
+
         spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
         return None
     if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
+        from utils.distributed.spawn import work_in_child
+
         if (pulse := work_in_child()) is not None:
             from engine.evaluators.evaluating_process import evaluate_for_others
 

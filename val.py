@@ -16,8 +16,7 @@ from functools import partial
 
 from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import ValConfig
-from utils.distributed.launch import is_launched, require_one_process
-from utils.distributed.spawn import check_processes, spawn
+from utils.distributed.launch import check_processes, is_launched, require_one_process
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
@@ -41,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_processes(config.spawn, *place)
     check_scoring_files([] if watches else config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():
+        from utils.distributed.spawn import spawn
+
         spawn(main, config.spawn, (argv,), run=run_main)
         return
     # What imports torch is imported once the flags and files are known to be valid.

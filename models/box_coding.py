@@ -8,13 +8,12 @@ Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Shapes = tuple[tuple[int, int], ...]  # rows and columns by level
 LARGEST_SIDE = 20_000.0  # strides
@@ -101,46 +100,6 @@ def flatten_cells(raw: Sequence[Tensor]) -> Tensor:
     """Maps (B, channels, h, w) of all levels as (B, channels, N), float32 at least."""
     flat = torch.cat([level.flatten(2) for level in raw], dim=2)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
-
-
-class _SplitRows(torch.autograd.Function):
-    """See `split_rows`. With cat, cast and split, autograd makes three times as many passes over memory."""
-
-    @staticmethod
-    def forward(ctx, width: int, *raw: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(raw[0].dtype, torch.float32)
-        batch, cells = raw[0].shape[0], sum(level.shape[2] * level.shape[3] for level in raw)
-        first = raw[0].new_empty((batch, cells, width), dtype=dtype)
-        rest = raw[0].new_empty((batch, cells, raw[0].shape[1] - width), dtype=dtype)
-        ctx.width, ctx.dtype, ctx.shapes = width, raw[0].dtype, [level.shape for level in raw]
-        for level, a, b in _by_level(ctx.shapes, first, rest, raw):
-            a.copy_(level[..., :width])
-            b.copy_(level[..., width:])
-        return first, rest
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, first: Tensor, rest: Tensor) -> tuple[Tensor | None, ...]:
-        like = {"dtype": ctx.dtype, "device": first.device, "memory_format": torch.channels_last}
-        gradients = [torch.empty(shape, **like) for shape in ctx.shapes]
-        for level, a, b in _by_level(ctx.shapes, first, rest, gradients):
-            level[..., : ctx.width].copy_(a)
-            level[..., ctx.width :].copy_(b)
-        return None, *gradients
-
-
-def _by_level(
-    shapes: Sequence[torch.Size], first: Tensor, rest: Tensor, maps: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Views of a level's map and of its part of two tensors of rows, (B, h, w, channels) each."""
-    sizes = [shape[2] * shape[3] for shape in shapes]
-    for shape, level, a, b in zip(shapes, maps, first.split(sizes, 1), rest.split(sizes, 1)):
-        yield level.permute(0, 2, 3, 1), a.unflatten(1, shape[2:]), b.unflatten(1, shape[2:])
-
-
-def split_rows(raw: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-    """`flatten_levels` split after ``width`` channels, each part contiguous: (B, N, width) and (B, N, the rest)."""
-    return _SplitRows.apply(width, *raw)
 
 
 def expected_distances(logits: Tensor, dim: int = -1) -> Tensor:

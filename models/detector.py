@@ -16,7 +16,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.heads.base import DetectionHead
 from models.layers import conv
-from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError, first_line, one_line
@@ -118,9 +117,9 @@ class Detector(nn.Module):
                 module.conv = fuse_conv_bn_eval(module.conv, module.bn)
                 module.bn = nn.Identity()
         for module in fused.modules():
-            if isinstance(module, RepConv):
+            if isinstance(module, conv.RepConv):
                 module.merge()
-            if isinstance(module, conv.Conv | RepConv) and hasattr(module.act, "inplace"):
+            if isinstance(module, conv.Conv | conv.RepConv) and hasattr(module.act, "inplace"):
                 module.act.inplace = True
         return fused.requires_grad_(False)
 
@@ -197,7 +196,7 @@ def _check_head_position(spec: ModelSpec) -> None:
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:
     for part in module.modules():
-        if isinstance(part, conv.Conv | RepConv) and not isinstance(part.act, nn.Identity):
+        if isinstance(part, conv.Conv | conv.RepConv) and not isinstance(part.act, nn.Identity):
             part.act = copy.deepcopy(activation)
 
 

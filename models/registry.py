@@ -6,6 +6,7 @@ registers most blocks and heads. `Detect` and the C3k2 blocks depend on the rest
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import re
@@ -17,11 +18,7 @@ from itertools import zip_longest
 
 from torch import nn
 
-from models.heads.anchor import AnchorHead
-from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
-from models.heads.yolox import YOLOXHead
-from models.layers import conv, csp, gelan
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError, first_line
@@ -42,8 +39,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    module: type[nn.Module] | None
+    path: str  # of the class
     kind: Kind
+
+    @property
+    def module(self) -> type[nn.Module]:
+        """The class. Its file is imported when a graph names it: a head comes with its loss and assigner."""
+        file, _, name = self.path.rpartition(".")
+        return getattr(importlib.import_module(file), name)
 
     @property
     def takes_list(self) -> bool:
@@ -52,31 +55,32 @@ class Entry:
 
 
 REGISTRY: dict[str, Entry] = {
-    "Conv": Entry(conv.Conv, Kind.CONVOLUTION),
-    "DWConv": Entry(conv.DWConv, Kind.CONVOLUTION),
-    "Bottleneck": Entry(csp.Bottleneck, Kind.CONVOLUTION),
-    "SPP": Entry(csp.SPP, Kind.CONVOLUTION),
-    "SPPF": Entry(csp.SPPF, Kind.CONVOLUTION),
-    "C3": Entry(csp.C3, Kind.STACK),
-    "C3k": Entry(csp.C3k, Kind.STACK),
-    "C2f": Entry(csp.C2f, Kind.STACK),
-    "C3k2": Entry(csp.C3k2, Kind.STACK),
-    "C2PSA": Entry(csp.C2PSA, Kind.STACK),
-    "RepNCSPELAN4": Entry(gelan.RepNCSPELAN4, Kind.CONVOLUTION),
-    "ELAN1": Entry(gelan.ELAN1, Kind.CONVOLUTION),
-    "SPPELAN": Entry(gelan.SPPELAN, Kind.CONVOLUTION),
-    "AConv": Entry(gelan.AConv, Kind.CONVOLUTION),
-    "ADown": Entry(gelan.ADown, Kind.CONVOLUTION),
-    "SeparableConv": Entry(csp.SeparableConv, Kind.CONVOLUTION),
-    "SeparableC3": Entry(csp.SeparableC3, Kind.STACK),
-    "Upsample": Entry(conv.Upsample, Kind.CHANNELWISE),
-    "MaxPool2d": Entry(conv.MaxPool, Kind.CHANNELWISE),
-    "Identity": Entry(nn.Identity, Kind.CHANNELWISE),
-    "Concat": Entry(conv.Concat, Kind.MERGE),
-    "Add": Entry(conv.Add, Kind.MERGE),
-    "Detect": Entry(None, Kind.HEAD),
-    "YOLOXDetect": Entry(YOLOXHead, Kind.HEAD),
+    "Conv": Entry("models.layers.conv.Conv", Kind.CONVOLUTION),
+    "DWConv": Entry("models.layers.conv.DWConv", Kind.CONVOLUTION),
+    "Bottleneck": Entry("models.layers.csp.Bottleneck", Kind.CONVOLUTION),
+    "SPP": Entry("models.layers.csp.SPP", Kind.CONVOLUTION),
+    "SPPF": Entry("models.layers.csp.SPPF", Kind.CONVOLUTION),
+    "C3": Entry("models.layers.csp.C3", Kind.STACK),
+    "C3k": Entry("models.layers.csp.C3k", Kind.STACK),
+    "C2f": Entry("models.layers.csp.C2f", Kind.STACK),
+    "C3k2": Entry("models.layers.csp.C3k2", Kind.STACK),
+    "C2PSA": Entry("models.layers.csp.C2PSA", Kind.STACK),
+    "RepNCSPELAN4": Entry("models.layers.gelan.RepNCSPELAN4", Kind.CONVOLUTION),
+    "ELAN1": Entry("models.layers.gelan.ELAN1", Kind.CONVOLUTION),
+    "SPPELAN": Entry("models.layers.gelan.SPPELAN", Kind.CONVOLUTION),
+    "AConv": Entry("models.layers.gelan.AConv", Kind.CONVOLUTION),
+    "ADown": Entry("models.layers.gelan.ADown", Kind.CONVOLUTION),
+    "SeparableConv": Entry("models.layers.csp.SeparableConv", Kind.CONVOLUTION),
+    "SeparableC3": Entry("models.layers.csp.SeparableC3", Kind.STACK),
+    "Upsample": Entry("models.layers.conv.Upsample", Kind.CHANNELWISE),
+    "MaxPool2d": Entry("models.layers.conv.MaxPool", Kind.CHANNELWISE),
+    "Identity": Entry("torch.nn.Identity", Kind.CHANNELWISE),
+    "Concat": Entry("models.layers.conv.Concat", Kind.MERGE),
+    "Add": Entry("models.layers.conv.Add", Kind.MERGE),
+    "Detect": Entry("models.heads.anchor_free.AnchorFreeHead", Kind.HEAD),
+    "YOLOXDetect": Entry("models.heads.yolox.YOLOXHead", Kind.HEAD),
 }
+ANCHOR_HEAD = Entry("models.heads.anchor.AnchorHead", Kind.HEAD)  # of `Detect` with anchors
 OLD_NAMES = {"ObjectnessDetect": "YOLOXDetect"}  # which older checkpoints hold
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -135,7 +139,7 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
     out = _out_channels(layer, spec)
     args = [tuple(arg) if isinstance(arg, list) else arg for arg in layer.args[1:]]
     if entry.kind is Kind.STACK:
-        if entry.module is csp.C3k2 and spec.deep:
+        if entry is REGISTRY["C3k2"] and spec.deep:
             args[:1] = [True]
         return _construct(entry.module, (channels[0], out, repeats), args, layer)
     return _repeat(lambda i: _construct(entry.module, (out if i else channels[0], out), args, layer), repeats)
@@ -150,14 +154,14 @@ def build_head(
     """
     if not layer.args or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
         raise layer.mistake("args", f"{layer.module} needs nc first, got {list(layer.args)}")
-    module, supplied = find_entry(layer).module, (channels, strides, num_classes)
-    if module is None:
+    entry, supplied = find_entry(layer), (channels, strides, num_classes)
+    if entry is REGISTRY["Detect"]:
         head = _detect(layer, spec, *supplied)
     else:
-        names = [p.name for p in _parameters(module)][len(supplied) :]
+        names = [p.name for p in _parameters(entry.module)][len(supplied) :]
         is_width = [name == "width" and _fits(arg, int) for name, arg in zip(names, layer.args[1:])]
         args = [_scaled(arg, spec) if scale else arg for scale, arg in zip_longest(is_width, layer.args[1:])]
-        head = _construct(module, supplied, args, layer)
+        head = _construct(entry.module, supplied, args, layer)
     if spec.end2end:
         head.add_one_to_one()
     return head
@@ -170,8 +174,8 @@ def _detect(
     if len(layer.args) > 2:
         raise layer.mistake("args", f"Detect takes [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
-        depthwise = any(find_entry(other).module is csp.C3k2 for other in spec.layers)
-        return AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise)
+        depthwise = any(find_entry(other) is REGISTRY["C3k2"] for other in spec.layers)
+        return REGISTRY["Detect"].module(channels, strides, num_classes, spec.reg_max, depthwise)
     anchors = spec.anchors
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
@@ -179,7 +183,7 @@ def _detect(
         raise layer.mistake("args", "Detect needs anchors, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):
         raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
-    return AnchorHead(channels, strides, num_classes, anchors)
+    return ANCHOR_HEAD.module(channels, strides, num_classes, anchors)
 
 
 def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:

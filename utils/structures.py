@@ -8,7 +8,7 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -81,58 +81,86 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Targets:
+    """What a loss compares the outputs for B images with."""
+
+    rows: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalized to the canvas; by image
+    counts: tuple[int, ...]  # rows of each image
+    ignore: np.ndarray | None = None  # float32 (R, 6), like ``rows``: regions without loss; class -1: of all classes
+    host_rows: np.ndarray | None = None  # ``rows`` as they were on the host, once they have moved to a device
+
+    @classmethod
+    def of(cls, labels: Sequence[np.ndarray]) -> Targets:
+        """Args: labels (n, 5) of each image, as in `Sample`."""
+        counts = [len(own) for own in labels]
+        numbers = np.repeat(np.arange(len(labels), dtype=np.float32), counts)[:, None]
+        rows = np.concatenate([numbers, np.concatenate([np.zeros((0, 5), np.float32), *labels])], 1)
+        if not (is_region := rows[:, 1] < 0).any():
+            return cls(torch.from_numpy(rows), tuple(counts))
+        ignore, rows = rows[is_region], rows[~is_region]
+        ignore[:, 1] = ignored_class(ignore[:, 1])
+        counts = np.bincount(rows[:, 0].astype(np.int64), minlength=len(labels)).tolist()
+        return cls(torch.from_numpy(rows), tuple(counts), ignore)
+
+    @property
+    def max_targets(self) -> int:
+        """At least the number of targets of any image, see `bucketed`: the padded shape."""
+        return bucketed(max(self.counts, default=0))
+
+    @property
+    def on_host(self) -> np.ndarray:
+        """The rows on the host, which does not wait for them if they have moved by `to`."""
+        return self.rows.numpy(force=True) if self.host_rows is None else self.host_rows
+
+    def to(self, device: torch.device, non_blocking: bool = True) -> Targets:
+        return replace(self, rows=self.rows.to(device, non_blocking=non_blocking), host_rows=self.on_host)
+
+    def shard(self, start: int, end: int) -> Targets:
+        """Those of images ``start``..``end - 1``, counted from 0."""
+        first = sum(self.counts[:start])
+        last = first + sum(self.counts[start:end])
+        rows = self.rows[first:last].clone()
+        rows[:, 0] -= start
+        if self.rows.is_pinned():
+            rows = rows.pin_memory()
+        shift, on_host, ignore = np.float32([start, 0, 0, 0, 0, 0]), self.host_rows, self.ignore
+        if on_host is not None:
+            on_host = on_host[first:last] - shift
+        if ignore is not None:
+            ignore = ignore[(ignore[:, 0] >= start) & (ignore[:, 0] < end)] - shift
+            ignore = ignore if len(ignore) else None
+        return Targets(rows, self.counts[start:end], ignore, on_host)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty shard)."""
 
     images: Tensor  # uint8 (B, 3, H, W)
-    targets: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalized to the canvas; by image
-    max_targets: int  # at least the number of targets of any image, see `bucketed`: the padded shape
+    targets: Targets
     indices: Tensor  # int64 (B,) image in the data set
     original_hw: Tensor  # int32 (B, 2)
     letterbox: Tensor  # float64 (B, 4): gain_x, gain_y, pad_x, pad_y
     paths: tuple[str, ...] = ()
-    counts: tuple[int, ...] | None = None  # targets of each image; None: unknown, and countable on the host only
-    host_targets: np.ndarray | None = None  # ``targets`` as they were on the host, once they have moved to a device
-    ignore: np.ndarray | None = None  # float32 (R, 6), as ``targets``: regions without loss; class -1: of all classes
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        on_host = self.targets.numpy() if self.targets.device.type == "cpu" else self.host_targets
         moved = map_tensors(self, lambda t: t.to(device, non_blocking=non_blocking))
-        return replace(moved, host_targets=on_host)
+        return replace(moved, targets=replace(moved.targets, host_rows=self.targets.on_host))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tells the allocator that ``stream`` uses these tensors, which were allocated on another stream."""
-        for tensor in (v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)):
+        for tensor in (self.images, self.targets.rows, self.indices, self.original_hw, self.letterbox):
             tensor.record_stream(stream)
 
     def shard(self, start: int, end: int) -> Batch:
         """Images ``start``..``end - 1``, exactly as if they had been collated alone."""
-        counts = self.counts
-        if counts is None:
-            counts = np.bincount(self.targets[:, 0].long().numpy(), minlength=len(self.images)).tolist()
-        first = sum(counts[:start])
-        last = first + sum(counts[start:end])
-        targets = self.targets[first:last].clone()
-        targets[:, 0] -= start
-        if self.targets.is_pinned():
-            targets = targets.pin_memory()
-        on_host = self.host_targets
-        if on_host is not None:
-            on_host = on_host[first:last] - np.array([start, 0, 0, 0, 0, 0], on_host.dtype)
-        ignore = self.ignore
-        if ignore is not None:
-            ignore = ignore[(ignore[:, 0] >= start) & (ignore[:, 0] < end)] - np.float32([start, 0, 0, 0, 0, 0])
         return Batch(
             images=self.images[start:end],
-            targets=targets,
-            max_targets=bucketed(max(counts[start:end], default=0)),
+            targets=self.targets.shard(start, end),
             indices=self.indices[start:end],
             original_hw=self.original_hw[start:end],
             letterbox=self.letterbox[start:end],
             paths=self.paths[start:end],
-            counts=tuple(counts[start:end]),
-            host_targets=on_host,
-            ignore=ignore if ignore is not None and len(ignore) else None,
         )
 
     def pin_memory(self) -> Batch:
@@ -281,7 +309,7 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
     """Pads ragged targets to a fixed shape, without a host sync.
 
     Args:
-        targets: float (M, 6) as in `Batch.targets`, rows of one image contiguous, images ascending.
+        targets: float (M, 6) as in `Targets`, rows of one image contiguous, images ascending.
         batch_size: B.
         max_targets: K; no image may have more.
 

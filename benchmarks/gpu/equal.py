@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -265,13 +265,8 @@ def losses(
     """(2, P) of two steps, and the type of the maps."""
     take_step = build_step(options.model, device=options.device, replicas=replicas)
     take_step.model = wrap(take_step.model)
-    criterion, dtypes = take_step.criterion, []
-
-    def noting(raw: Sequence[Tensor], *others):
-        dtypes.append(raw[0].dtype)
-        return criterion(raw, *others)
-
-    take_step.criterion = noting
+    dtypes = []
+    take_step.criterion.register_forward_pre_hook(lambda _, arguments: dtypes.append(arguments[0][0].dtype))
     for number, batch in enumerate(make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)):
         take_step([batch], [options.batch_size], number + 1)
     return torch.tensor([values.losses for values in take_step.reader.pop(leave=0)]), dtypes[-1]

@@ -121,7 +121,7 @@ def loader_turns(options: argparse.Namespace) -> None:
         stride=32,
     )
     batches = iter(loader)
-    looks = describe((b.images, b.targets[:, 2:]) for b in (next(batches) for _ in range(PICTURED)))
+    looks = describe((b.images, b.targets.rows[:, 2:]) for b in (next(batches) for _ in range(PICTURED)))
     take_turns(lambda: looks | {"rate": rate_of((len(b.images) for b in batches), options.seconds)})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from engine.train.step import TrainStep
     from utils.distributed.context import DistributedContext
@@ -101,23 +101,22 @@ def make_batches(
     """
     import torch
 
-    from utils.structures import Batch, bucketed
+    from utils.structures import Batch, Targets
 
     batches = []
     for seed in range(number):
         generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8)
-        targets = torch.zeros(images * boxes, 6)
-        targets[:, 0] = torch.arange(images).repeat_interleave(boxes)
-        targets[:, 1] = torch.randint(0, 3, (images * boxes,), generator=generator)
+        rows = torch.zeros(images * boxes, 6)
+        rows[:, 0] = torch.arange(images).repeat_interleave(boxes)
+        rows[:, 1] = torch.randint(0, 3, (images * boxes,), generator=generator)
         if like_coco:
-            targets[:, 2:] = coco_boxes(images * boxes, generator)
+            rows[:, 2:] = coco_boxes(images * boxes, generator)
         else:
-            targets[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
+            rows[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
         batch = Batch(
             images=pixels.permute(0, 3, 1, 2),
-            targets=targets,
-            max_targets=bucketed(boxes),
+            targets=Targets(rows, (boxes,) * images),
             indices=torch.arange(images),
             original_hw=torch.full((images, 2), size, dtype=torch.int32),
             letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),
@@ -144,13 +143,13 @@ def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
     to their gradients. It takes a step to learn what the step hands to the criterion."""
     criterion, calls = take_step.criterion, []
 
-    def noting(raw: Sequence[Tensor], *others):
+    def note(_: nn.Module, arguments: tuple) -> None:
+        raw, *others = arguments
         calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs write to the maps' memory again
-        return criterion(raw, *others)
 
-    take_step.criterion = noting
+    handle = criterion.register_forward_pre_hook(note)
     take_step([batch], [len(batch.images)], 1)
-    take_step.criterion = criterion
+    handle.remove()
     raw, others = calls.pop()
     for level in raw:
         level.requires_grad_()

@@ -24,7 +24,7 @@ from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
 from utils.machine.limits import explanation
 from utils.store.client import MIRRORS
-from utils.structures import Batch, Sample, bucketed, ignored_class
+from utils.structures import Batch, Sample, Targets
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
@@ -38,24 +38,13 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
     for sample, out in zip(samples, pixels.numpy()):
         if not np.may_share_memory(sample.image, out):
             out[:] = sample.image
-    counts = [len(sample.labels) for sample in samples]
-    numbers = np.repeat(np.arange(len(samples), dtype=np.float32), counts)[:, None]
-    labels = np.concatenate([np.zeros((0, 5), np.float32), *(sample.labels for sample in samples)])
-    targets, ignore = np.concatenate([numbers, labels], 1), None
-    if (is_region := targets[:, 1] < 0).any():
-        ignore, targets = targets[is_region], targets[~is_region]
-        ignore[:, 1] = ignored_class(ignore[:, 1])
-        counts = np.bincount(targets[:, 0].astype(np.int64), minlength=len(samples)).tolist()
     return Batch(
         images=pixels.permute(0, 3, 1, 2),
-        targets=torch.from_numpy(targets),
-        max_targets=bucketed(max(counts, default=0)),
+        targets=Targets.of([sample.labels for sample in samples]),
         indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
         original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
         letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
         paths=tuple(s.path for s in samples),
-        counts=tuple(counts),
-        ignore=ignore,
     )
 
 

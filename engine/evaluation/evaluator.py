@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.evaluation.metrics import score_detections
-from models.losses.base import old_outputs
+from models.losses.base import Criterion
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, Targets, to_float
 
 IMAGES_IN_CACHE = 4  # on a CPU; yolov8n at 640 px, float32, one thread: 0.78 s for 16 images, 0.93 s at once
 
@@ -115,7 +115,7 @@ class Evaluator:
         ctx: DistributedContext,
         amp_dtype: torch.dtype | None = None,
         stitch: Stitch | None = None,
-        criterion: nn.Module | None = None,
+        criterion: Criterion | None = None,
         for_inference: Callable[[nn.Module], nn.Module] | None = None,
         progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
     ) -> None:
@@ -182,12 +182,12 @@ class Evaluator:
                 torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
             ):
                 raw = [level.float() for level in _in_parts(model, images)]
-                old = old_outputs(self._criterion, images)
+                teacher_maps = self._criterion.teacher_maps(images) if self._criterion else None
             with timer.phase("nms"):
                 detections = self._postprocess(model, raw)
             if self._criterion is not None:
                 first_image.append(int(batch.indices[0]))
-                losses.append(self._loss_sums(raw, batch, *old))
+                losses.append(self._loss_sums(raw, batch.targets, teacher_maps))
             # The copy is read one batch later, when it has arrived.
             if pending is not None:
                 tables.append(_to_table(pending))
@@ -209,10 +209,9 @@ class Evaluator:
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
 
-    def _loss_sums(self, raw: list[Tensor], batch: Batch, *old: list[Tensor]) -> Tensor:
+    def _loss_sums(self, raw: list[Tensor], targets: Targets, teacher_maps: list[Tensor] | None) -> Tensor:
         """float (2 + P,): total, normalizer, parts."""
-        targets = batch.targets.to(self._device, non_blocking=True)
-        output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy(), batch.ignore, *old)
+        output = self._criterion(raw, targets.to(self._device), teacher_maps)
         return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:
@@ -254,7 +253,7 @@ class Evaluator:
 def training_evaluator(
     ctx: DistributedContext,
     model: nn.Module,
-    criterion: nn.Module,
+    criterion: Criterion,
     amp_dtype: torch.dtype | None,
     ground_truth: GroundTruth,
     tiles: Any = None,

@@ -137,14 +137,18 @@ class _Scorer:
         if self._details and evaluator.preview is not None:
             batch, detections = evaluator.preview
             batch = replace(batch, images=batch.images[:_PICTURED])
-            preview = [{f.name: getattr(batch, f.name) for f in fields(batch)}, list(detections)]
+            preview = [_by_field(batch) | {"targets": _by_field(batch.targets)}, list(detections)]
         return result and _to_tensors(
             {
-                "result": {f.name: getattr(result, f.name) for f in fields(result)},
+                "result": _by_field(result),
                 "detections": asdict(evaluator.detections) if self._details else None,
                 "preview": preview,
             }
         )
+
+
+def _by_field(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def _to_tensors(value: Any) -> Any:

@@ -35,7 +35,7 @@ from utils.distributed.rendezvous import rank_list
 from utils.distributed.store_barrier import has_died
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.structures import Batch, Detections, DetectionTable, EvalResult
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, Targets
 
 POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
@@ -104,8 +104,11 @@ class Evaluators:
                 return None
             time.sleep(POLL_S)
         scores = self._receive()
-        preview, found = scores["preview"], scores["detections"]
-        self._evaluator.preview = preview and (Batch(**preview[0]), Detections(*preview[1]))
+        found = scores["detections"]
+        if scores["preview"]:
+            batch, detections = scores["preview"]
+            batch |= {"targets": Targets(**batch["targets"])}
+            self._evaluator.preview = Batch(**batch), Detections(*detections)
         self._evaluator.detections = found and DetectionTable(**_to_arrays(found))
         return EvalResult(**_to_arrays(scores["result"]))
 

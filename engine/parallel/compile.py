@@ -35,7 +35,7 @@ C_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
 class Compilation:
     """How a model is compiled."""
 
-    images: int | None  # of a full global batch; None: nothing is compiled
+    images: int  # of a full global batch
     dynamic: bool = False  # one version for all image sizes instead of one for each
     cuda_graphs: bool = False
     loss: bool = False  # also the loss
@@ -45,13 +45,10 @@ class Compilation:
         """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
         if self.loss:
             criterion.compile_terms()
-        if self.images is not None:
-            model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
+        model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
 
     def forward(self, images: int) -> AbstractContextManager:
         """The context for the forward pass of a shard of a global batch of ``images``."""
-        if self.images is None:
-            return nullcontext()
         if images != self.images:
             return torch.compiler.set_stance("force_eager")
         if self.cuda_graphs:
@@ -68,13 +65,8 @@ class Compilation:
                 parameter.grad = parameter.grad.clone()
 
 
-UNCOMPILED = Compilation(images=None)
-
-
 def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
-    """Raises UserError if ``--compile`` is given and cannot work."""
-    if not config.compile:
-        return
+    """Raises UserError if ``--compile`` cannot work."""
     if len(ctx.devices) > 1:
         raise UserError("--compile: one device a process; start with torchrun instead of --device 0,1")
     if ctx.device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -84,7 +76,7 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
 
 
 def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int) -> Compilation:
-    """The compilation of a run that has passed `check_compilation`.
+    """The compilation of a run with ``--compile`` that has passed `check_compilation`.
 
     Args:
         config: of the run.
@@ -94,8 +86,6 @@ def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: in
 
     Raises UserError for batches that leave processes without images, which then would not run what the others run.
     """
-    if not config.compile:
-        return UNCOMPILED
     if images < shards:
         raise UserError(f"--compile: a batch of {images} images leaves some of its {shards} shards empty")
     # On a CPU the loss takes little time. Compiled scatters add in any order.

@@ -136,7 +136,7 @@ class RunPlots:
         self._labels(loader.index.ground_truth())
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
-            sheet = draw_batch(batch.images, batch.targets, batch.paths, self.model.names)
+            sheet = draw_batch(batch.images, batch.targets.rows, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
                 self.tracker.image(f"train/batch{number}", sheet, 0)
@@ -156,7 +156,7 @@ class RunPlots:
         self.tracker.pr_curves(result, self.model.names, epoch)
         if self.evaluator.preview is not None:
             batch, detections = self.evaluator.preview
-            sheet = draw_detections(batch.images, detections, batch.targets, batch.paths, self.model.names)
+            sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / "val_predictions.jpg", sheet)
                 self.tracker.image("val/predictions", sheet, epoch)
@@ -190,4 +190,4 @@ def _draw_predictions(evaluator: Evaluator, names: Sequence[str], out: Path) -> 
     """The first batch with its labels and detections."""
     if evaluator.preview is not None:
         batch, detections = evaluator.preview
-        write_image(out, draw_detections(batch.images, detections, batch.targets, batch.paths, names))
+        write_image(out, draw_detections(batch.images, detections, batch.targets.rows, batch.paths, names))

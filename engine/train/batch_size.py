@@ -26,6 +26,7 @@ from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.process import resolve_virtual_ranks
 from engine.train.step import build_step
+from models.losses.base import Criterion
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import max_over_ranks
@@ -33,7 +34,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import Batch, bucketed
+from utils.structures import Batch, Targets
 
 MOST_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
@@ -99,7 +100,7 @@ def with_batch_that_fits(
     ctx: DistributedContext,
     run: Run,
     model: nn.Module,
-    criterion: nn.Module,
+    criterion: Criterion,
     *,
     pixels: PixelFormat = RGB8,
     memory: CudaMemory | None = None,
@@ -118,7 +119,8 @@ def with_batch_that_fits(
     config = run.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     side = largest_side(run, model)
-    copies = 2 if plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs else 1
+    has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
+    copies = 2 if has_graphs else 1
     with _own_group(ctx, config) as group:
 
         def peak_bytes_of(images: int) -> int | None:
@@ -215,7 +217,7 @@ def prepare_step(
     ctx: DistributedContext,
     run: Run,
     model: nn.Module,
-    criterion: nn.Module,
+    criterion: Criterion,
     images: int,
     group: dist.ProcessGroup | None = None,
     pixels: PixelFormat = RGB8,
@@ -293,15 +295,13 @@ def blank_batch(
     centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
     own = torch.cat([(number % classes)[:, None], centers, torch.full((boxes, 2), 0.05)], 1)
     image = torch.arange(images).repeat_interleave(boxes)[:, None]
+    ignore = np.float32([[i, 0, 0.5, 0.5, 1, 1] for i in range(images)]) if ignores else None
     batch = Batch(
         images=torch.empty(0, dtype=torch.uint8),
-        targets=torch.cat([image, own.repeat(images, 1)], 1),
-        max_targets=bucketed(boxes),
+        targets=Targets(torch.cat([image, own.repeat(images, 1)], 1), (boxes,) * images, ignore),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), side, dtype=torch.int32),
         letterbox=torch.zeros((images, 4), dtype=torch.float64),
-        counts=(boxes,) * images,
-        ignore=np.float32([[i, 0, 0.5, 0.5, 1, 1] for i in range(images)]) if ignores else None,
     )
     shape = (images, side, side, pixels.channels)
     black = torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.box_sizes import warn_of_small_boxes
 from data.index.dataset_yaml import DatasetSpec
@@ -40,7 +40,7 @@ from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
-from models.losses.base import class_weights
+from models.losses.base import Criterion, class_weights
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -229,18 +229,18 @@ def build_model(
 
 def build_loss(
     ctx: DistributedContext, run: Run, model: Detector, old: Detector | None = None, weights: Tensor | None = None
-) -> nn.Module:
+) -> Criterion:
     """The loss of the model's head, on the device. It copies the anchors, so they must be final.
 
     Args:
-        old: the model whose classes are kept, which the loss then has as ``old_model``.
+        old: the model whose classes are kept, the loss's teacher.
         weights: of the classes, see `loss_weights`.
     """
     smoothing = run.config.label_smoothing
     loss = model.head.build_loss(run.hyp, label_smoothing=smoothing, class_weights=weights, distills=old is not None)
     if old is not None:
         layout = torch.channels_last if run.config.channels_last else torch.contiguous_format
-        loss.old_model = old.fuse(one_to_one=None).to(memory_format=layout)
+        loss.teacher = old.fuse(one_to_one=None).to(memory_format=layout)
     return loss.to(ctx.device)
 
 

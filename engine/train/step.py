@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,11 @@ from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from engine.parallel.ddp import Autocast, Strategy, parallelize, unused_parameters
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags, append_flags
 from engine.process import resolve_virtual_ranks
 from models.layers.conv import BatchNorm2d
-from models.losses.base import old_outputs
+from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, unwrap
 from utils.distributed.context import DistributedContext
@@ -34,6 +34,9 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.amp import resolve_amp
 from utils.structures import Batch, to_float
+
+if TYPE_CHECKING:
+    from engine.parallel.compile import Compilation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class StepSettings:
     channels_last: bool = False
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
-    compilation: Compilation = UNCOMPILED
+    compilation: Compilation | None = None  # None: nothing is compiled
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
@@ -56,7 +59,7 @@ class TrainStep:
     def __init__(
         self,
         strategy: Strategy,
-        criterion: nn.Module,
+        criterion: Criterion,
         optimizer: OptimizerSet,
         ema: ModelEma,
         settings: StepSettings,
@@ -117,7 +120,7 @@ class TrainStep:
                 total, parts = self._forward_backward(batch, count, sum(images))
             totals.append(total)
             sums.append(parts)
-            if number == 0 and not is_last:
+            if number == 0 and not is_last and self.settings.compilation:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
         return append_flags(torch.stack(sums).sum(0), flags), torch.stack(totals).sum()
 
@@ -126,15 +129,15 @@ class TrainStep:
         device, settings = self.ctx.device, self.settings
         batch = batch.to(device)
         images = to_float(batch.images, device, self._image_dtype, settings.channels_last)
-        with settings.compilation.forward(batch_images):
+        with settings.compilation.forward(batch_images) if settings.compilation else nullcontext():
             raw = self.strategy.forward(images)
         self._count_batch()
         if raw is None:
             nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
             return self.scaler.scale(nothing[0]), nothing  # the scaler wants to see a loss
         with settings.autocast(device):
-            old = old_outputs(self.criterion, images)
-        out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets, batch.ignore, *old)
+            teacher_maps = self.criterion.teacher_maps(images)
+        out = self.criterion(raw, batch.targets, teacher_maps)
         # Averaged over shards, but the sum is needed. Dividing by the images keeps float16 gradients in range until the
         # real normalizer is known, after the last shard.
         loss = out.total * (self.strategy.averaged_over / step_images)
@@ -187,14 +190,17 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     if config.sync_bn_group and ctx.is_distributed:
         check_group_size(ctx, config.sync_bn_group)
     resolve_amp(config.amp, ctx.device)
-    check_compilation(config, ctx)
+    if config.compile:
+        from engine.parallel.compile import check_compilation
+
+        check_compilation(config, ctx)
 
 
 def build_step(
     ctx: DistributedContext,
     run: Run,
     model: nn.Module,
-    criterion: nn.Module,
+    criterion: Criterion,
     *,
     pretrained: Mapping[str, Sequence[int]],
     plan: StepPlan,
@@ -223,18 +229,23 @@ def build_step(
         sharded=config.zero and ctx.is_distributed,
     )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
+    compilation = None
+    if config.compile:
+        from engine.parallel.compile import plan_compilation
+
+        shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
+        compilation = plan_compilation(config, ctx, images=images, shards=shards)
     settings = StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         channels_last=config.channels_last,
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
-        compilation=plan_compilation(config, ctx, images=images, shards=shards),
+        compilation=compilation,
     )
     strategy = build_strategy(ctx, run, model, optimizer, plan, partial(settings.autocast, ctx.device))
-    settings.compilation.apply(model, criterion)
-    if settings.compilation.line:
-        get_logger().info("%s", settings.compilation.line)
+    if compilation is not None:
+        compilation.apply(model, criterion)
+        get_logger().info("%s", compilation.line)
     return TrainStep(strategy, criterion, optimizer, ema, settings)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
@@ -30,7 +29,6 @@ class Trainer:
     Args:
         step: of the optimizer, with the model and the averaged weights.
         loader: endless; positioned by `fit`.
-        progress: where the run stands.
         hooks: called in this order.
     """
 
@@ -58,8 +56,7 @@ class Trainer:
         self.schedule = build_schedule(self.run.hyp, self.plan, cosine=config.cos_lr)
 
     def fit(self) -> None:
-        """Runs the remaining epochs. Raises as `RunControl.finish`, on every rank after the same step, with everything
-        saved."""
+        """Runs the epochs that remain. Raises as `RunControl.finish`, on all ranks after the same step, all saved."""
         with self.control.training(self.run.folder, self.run.config.stall_minutes):
             try:
                 self._train()
@@ -85,8 +82,7 @@ class Trainer:
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
-        closing = closing_epochs(self.run.hyp.close_mosaic, self.epochs)
-        self.is_refining = self.progress.epoch >= self.epochs - closing
+        self.is_refining = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_refining(self.is_refining)
         self.call("before_epoch")
         while self.progress.batch < len(self.loader) and not self._is_over:
@@ -106,15 +102,14 @@ class Trainer:
         self.images, self.data_wait_s = samples, batches.take_wait()
         flags = self.read(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)
-        self._follow(self.control.after_step(flags, action, partial(self.read, leave=0)))
+        self._follow(self.control.after_step(flags, action, lambda: self.read(leave=0)))
 
     def _batches_of_next_step(self) -> int:
         """How many batches to prefetch: 0 if no step follows, or if a hook decides which images do."""
-        per_epoch, done, accumulate = len(self.loader), self.progress.batch, self.plan.accumulate
-        if done < per_epoch:
-            return min(accumulate, per_epoch - done)
-        is_known = self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch
-        return min(accumulate, per_epoch) if is_known else 0
+        left = len(self.loader) - self.progress.batch
+        if not left and self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch:
+            left = len(self.loader)
+        return min(self.plan.accumulate, left)
 
     def read(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``. Returns what any rank requested with them."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from models.losses.base import Criterion, DualAssignmentLoss, LossSettings
+from models.losses.base import Criterion, LossSettings
 from utils.config.settings import Hyperparameters
 
 ONE_TO_ONE = "one2one_"  # before the names of the second branch's layers, as in public state dicts
@@ -36,7 +36,7 @@ class DetectionHead(nn.Module):
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     squares: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
     refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_refining`
-    distills: ClassVar[bool] = False  # whether the loss takes the outputs of an old model, for --keep-old
+    distills: ClassVar[bool] = False  # whether the loss can learn from a teacher, for --keep-old
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 
     def __init__(self, strides: tuple[int, ...], num_classes: int) -> None:
@@ -126,6 +126,8 @@ class DetectionHead(nn.Module):
         loss = self.branch_loss(settings)
         if not self.is_dual:
             return loss
+        from models.losses.dual_assignment import DualAssignmentLoss
+
         return DualAssignmentLoss(loss, self.branch_loss(replace(settings, one_to_one=True)), gain=hyp.one2one)
 
     def class_rows(self) -> dict[str, tuple[int, int]]:

@@ -7,12 +7,12 @@ their input as it is.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from models.layers.ops import double_nearest
 
 BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
@@ -61,18 +61,27 @@ class DWConv(Conv):
         super().__init__(in_channels, out_channels, kernel, stride, groups=math.gcd(in_channels, out_channels))
 
 
-class _DoubleNearest(torch.autograd.Function):
-    """Twice the height and width by repetition. torch's backward pass takes six times as long on a CPU."""
+class RepConv(nn.Module):
+    """A 3x3 and a 1x1 convolution side by side while training, one 3x3 convolution after `merge` (RepVGG, Ding et al.
+    2021)."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return F.interpolate(x, scale_factor=2, mode="nearest")
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv1 = Conv(in_channels, out_channels, 3, activation=False)
+        self.conv2: Conv | None = Conv(in_channels, out_channels, 1, activation=False)
+        self.act = nn.SiLU()
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        rows = gradient[:, :, ::2] + gradient[:, :, 1::2]
-        return rows[..., ::2] + rows[..., 1::2]
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(x)
+        return self.act(y if self.conv2 is None else y + self.conv2(x))
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Adds the 1x1 convolution into the middle of the 3x3 one. Batch norms must have been folded in before."""
+        wide, narrow = self.conv1.conv, self.conv2.conv
+        wide.weight[:, :, 1:2, 1:2] += narrow.weight
+        wide.bias += narrow.bias
+        self.conv2 = None
 
 
 class Upsample(nn.Upsample):
@@ -87,7 +96,7 @@ class Upsample(nn.Upsample):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.mode == "nearest" and self.scale_factor == 2 and x.device.type == "cpu" and x.requires_grad:
-            return _DoubleNearest.apply(x)
+            return double_nearest(x)
         return super().forward(x)
 
 

@@ -1,4 +1,4 @@
-"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, re-parameterized convolutions, downsampling by halves.
+"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, downsampling by halves.
 
 Attribute names are those of the public state-dict convention. Blocks keep height and width unless they say otherwise.
 """
@@ -9,31 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.conv import Conv
+from models.layers.conv import Conv, RepConv
 from models.layers.csp import C3, Bottleneck
-
-
-class RepConv(nn.Module):
-    """A 3x3 and a 1x1 convolution side by side while training, one 3x3 convolution after `merge` (RepVGG, Ding et al.
-    2021)."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.conv1 = Conv(in_channels, out_channels, 3, activation=False)
-        self.conv2: Conv | None = Conv(in_channels, out_channels, 1, activation=False)
-        self.act = nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(x)
-        return self.act(y if self.conv2 is None else y + self.conv2(x))
-
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Adds the 1x1 convolution into the middle of the 3x3 one. Batch norms must have been folded in before."""
-        wide, narrow = self.conv1.conv, self.conv2.conv
-        wide.weight[:, :, 1:2, 1:2] += narrow.weight
-        wide.bias += narrow.bias
-        self.conv2 = None
 
 
 class RepBottleneck(Bottleneck):

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import Criterion, LossSettings, ignored_cells, of_best_class, smooth_labels, without_loss
+from models.losses.base import Criterion, LossSettings, smooth_labels
+from models.losses.regions import ignored_cells, of_best_class, without_loss
 from utils.boxes import cxcywh_to_xyxy, iou
-from utils.structures import LossOutput
+from utils.structures import LossOutput, Targets
 
 # This loss is divided by its positives, so what matters is the balance between one positive's box, its objectness and
 # one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1. YOLOv5 takes means over different sets and comes to about 7
@@ -98,22 +98,16 @@ class AnchorLoss(Criterion):
         self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
 
     def forward(
-        self,
-        raw: Sequence[Tensor],
-        targets: Tensor,
-        max_targets: int,
-        host_targets: np.ndarray | None = None,
-        ignore: np.ndarray | None = None,
+        self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
-        ``max_targets`` and ``host_targets`` are not read."""
+        """Args: raw maps (B, A * (5 + C), h, w) a level."""
         ignored: Sequence[Tensor | None] = [None] * len(raw)
-        if (cells := ignored_cells(ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
+        if (cells := ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
             ignored = cells.split([level.shape[2] * level.shape[3] for level in raw], 1)
-        levels = [self._pairs(*given, targets) for given in zip(raw, self.anchors, ignored, strict=True)]
+        levels = [self._pairs(*given, targets.rows) for given in zip(raw, self.anchors, ignored, strict=True)]
         if self.settings.one_to_one:
             hyp = self.settings.hyp
-            levels = best_of_levels(levels, targets.shape[0], hyp.tal_alpha, hyp.tal_beta)
+            levels = best_of_levels(levels, len(targets.rows), hyp.tal_alpha, hyp.tal_beta)
         totals = [self._sums(pairs, weight) for pairs, weight in zip(levels, self.level_weights, strict=True)]
         box, obj, cls, positives = (sum(column) for column in zip(*totals))
         return self.weighted((box, obj, cls), positives)

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
-from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes, split_rows
-from models.losses.base import (
-    Criterion,
-    LossSettings,
-    canvas_targets,
-    gather_cells,
-    ignored_cells,
-    smooth_labels,
-    sparse_cross_entropy,
-    without_loss,
-)
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
+from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
+from models.losses.base import Criterion, LossSettings, canvas_targets, smooth_labels
+from models.losses.regions import ignored_cells, without_loss
 from utils.boxes import iou
-from utils.structures import LossOutput
+from utils.structures import LossOutput, Targets
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
@@ -74,23 +66,16 @@ class AnchorFreeLoss(Criterion):
         self._compiled_terms = torch.compile(self._terms, dynamic=True)
 
     def forward(
-        self,
-        raw: Sequence[Tensor],
-        targets: Tensor,
-        max_targets: int,
-        host_targets: np.ndarray | None = None,
-        ignore: np.ndarray | None = None,
-        old: Sequence[Tensor] | None = None,
+        self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: raw maps (B, 4R + C, h, w) a level; ``old`` those of the old model, if the loss distills; the others as
-        in `Batch`. Without ``host_targets`` the targets are read from their device, which the host waits for."""
+        """Args: raw maps (B, 4R + C, h, w) a level."""
         shapes = grid_shapes(raw)
-        on_host = targets.cpu().numpy() if host_targets is None else host_targets
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
-        groups = group_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
-        ignored = ignored_cells(ignore, raw, self.strides, self.settings.num_classes)
+        groups = group_pairs(targets.on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
+        ignored = ignored_cells(targets.ignore, raw, self.strides, self.settings.num_classes)
         is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
-        return (self._compiled_terms if is_compiled else self._terms)(raw, targets, max_targets, groups, ignored, old)
+        terms = self._compiled_terms if is_compiled else self._terms
+        return terms(raw, targets.rows, targets.max_targets, groups, ignored, teacher_maps)
 
     def _terms(
         self,
@@ -99,9 +84,9 @@ class AnchorFreeLoss(Criterion):
         max_targets: int,
         groups: Sequence[PairGroup],
         ignored: Tensor | None,
-        old: Sequence[Tensor] | None,
+        teacher_maps: Sequence[Tensor] | None,
     ) -> LossOutput:
-        """The part of `forward` that runs on the device."""
+        """The part of `forward` that runs on the device. ``targets``: (M, 6), the rows."""
         shapes = grid_shapes(raw)
         centers, strides = cell_centers(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
@@ -126,8 +111,8 @@ class AnchorFreeLoss(Criterion):
             return self.weighted((box, cls, sides), normalizer)
         kept = torch.zeros_like(box)
         if ignored is not None:
-            outputs, old_outputs = (box_logits, class_logits), split_rows(old, 4 * self.reg_max)
-            found = self._distill(outputs, old_outputs, ignored & (assigned == 0)[..., None], centers, strides)
+            outputs, teacher = (box_logits, class_logits), split_rows(teacher_maps, 4 * self.reg_max)
+            found = self._distill(outputs, teacher, ignored & (assigned == 0)[..., None], centers, strides)
             kept = sum(gain * term for gain, term in zip(self.gains, found[:3]))
             normalizer = normalizer + found.weight
         return self.weighted((box, cls, sides, kept), normalizer)

@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.simota import SimOtaAssigner
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
-from models.losses.base import (
-    Criterion,
-    LossSettings,
-    canvas_targets,
-    gather_cells,
-    ignored_cells,
-    of_best_class,
-    smooth_labels,
-    without_loss,
-)
+from models.layers.ops import gather_cells
+from models.losses.base import Criterion, LossSettings, canvas_targets, smooth_labels
+from models.losses.regions import ignored_cells, of_best_class, without_loss
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
-from utils.structures import LossOutput
+from utils.structures import LossOutput, Targets
 
 # YOLOX weights a positive's box : objectness : one class : L1 as 5 : 1 : 1 : 1. With these constants the defaults box
 # 7.5, obj 1, cls 0.5 and dfl 1.5, which are tuned for other heads, give that ratio.
@@ -55,21 +47,15 @@ class YOLOXLoss(Criterion):
         self.refining = refining
 
     def forward(
-        self,
-        raw: Sequence[Tensor],
-        targets: Tensor,
-        max_targets: int,
-        host_targets: np.ndarray | None = None,
-        ignore: np.ndarray | None = None,
+        self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`. No shape
-        depends on values of targets, so ``host_targets`` is not read."""
+        """Args: raw maps (B, 5 + C, h, w) a level."""
         centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)
         with torch.no_grad():
             box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
             predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
-            labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
+            labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets.rows, targets.max_targets)
             cells, assigned, overlap = self.assigner(
                 objectness, classes, predicted, centers * strides, strides, labels, boxes, mask, min(self.strides)
             )
@@ -82,7 +68,7 @@ class YOLOXLoss(Criterion):
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centers[cells], strides[cells]))
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
         objectness = outputs[..., 4]
-        if (ignored := ignored_cells(ignore, raw, self.strides, self.settings.num_classes)) is not None:
+        if (ignored := ignored_cells(targets.ignore, raw, self.strides, self.settings.num_classes)) is not None:
             objectness = without_loss(objectness, of_best_class(ignored, outputs[..., 5:]), is_positive > 0)
         obj = binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")
         cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, self.class_weights, reduction="none")

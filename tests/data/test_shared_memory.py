@@ -16,7 +16,7 @@ import torch
 
 from data.shared_memory import BatchSlots, PageLock, SentBatch, open_slots
 from utils.logger import get_logger
-from utils.structures import Batch
+from utils.structures import Batch, Targets
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 SHAPE = (2, 4, 6, 3)
@@ -26,8 +26,8 @@ def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
     """A batch in a slot, as a worker makes it."""
     pixels = torch.from_numpy(slots.pixels(slot, SHAPE)).fill_(value)
     numbers = {"original_hw": torch.ones(2, 2, dtype=torch.int32), "letterbox": torch.zeros(2, 4, dtype=torch.float64)}
-    targets, indices = torch.rand(3, 6), torch.tensor([4, 5])
-    return Batch(pixels.permute(0, 3, 1, 2), targets, 16, indices, **numbers, paths=("a", "b"), counts=(1, 2))
+    targets, indices = Targets(torch.rand(3, 6), (1, 2)), torch.tensor([4, 5])
+    return Batch(pixels.permute(0, 3, 1, 2), targets, indices, **numbers, paths=("a", "b"))
 
 
 def sent(batch: Batch, slots: BatchSlots, slot: int) -> Batch:
@@ -41,10 +41,10 @@ def test_the_batch_arrives_and_its_slot_is_freed_with_its_last_tensor():
     assert arrived.images.shape == (2, 3, 4, 6)
     assert arrived.images.is_contiguous(memory_format=torch.channels_last)
     assert (arrived.images == 7).all()
-    assert (arrived.paths, arrived.counts, arrived.max_targets) == (("a", "b"), (1, 2), 16)
+    assert (arrived.paths, arrived.targets.counts) == (("a", "b"), (1, 2))
     assert slots.take(144) is not None
     assert slots.take(144) is None
-    view = replace(arrived, targets=arrived.targets * 2).shard(1, 2).images[..., 1:]
+    view = replace(arrived, indices=arrived.indices * 2).shard(1, 2).images[..., 1:]
     del arrived
     gc.collect()
     assert slots.take(144) is None
@@ -107,11 +107,11 @@ def test_memory_is_freed_with_the_last_reference():
 
 
 def test_small_tensors_are_sent_in_the_message_and_are_writable():
-    message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), *(torch.rand(2, 6), 16), *[torch.ones(1)] * 3)
+    message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), Targets(torch.rand(2, 6), (2,)), *[torch.ones(1)] * 3)
     again = pickle.loads(ForkingPickler.dumps(SentBatch(message)))
-    assert torch.equal(again.targets, message.targets)
-    again.targets.add_(1)
-    assert not again.targets.is_shared()
+    assert torch.equal(again.targets.rows, message.targets.rows)
+    again.targets.rows.add_(1)
+    assert not again.targets.rows.is_shared()
     large = replace(message, images=torch.zeros(1, 3, 200, 200, dtype=torch.uint8))
     assert pickle.loads(ForkingPickler.dumps(SentBatch(large))).images.is_shared()
     assert np.prod(large.images.shape) > 65536
@@ -119,15 +119,14 @@ def test_small_tensors_are_sent_in_the_message_and_are_writable():
 
 def test_a_large_tensor_is_sent_with_its_strides_in_anonymous_memory():
     before = len(os.listdir("/proc/self/fd"))
-    targets = torch.rand(10_000, 6)[1:]
+    rows = torch.rand(10_000, 6)[1:]
     images = torch.randint(0, 256, (2, 3, 200, 200), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
-    message = Batch(images, targets, 16, *[torch.ones(1)] * 3)
+    message = Batch(images, Targets(rows, (9_999,)), *[torch.ones(1)] * 3)
     sent_bytes = ForkingPickler.dumps(SentBatch(message))
     assert not message.images.is_shared()
     assert len(sent_bytes) < 5000
     again = pickle.loads(sent_bytes)
-    for name, tensor in (("images", images), ("targets", targets)):
-        arrived = getattr(again, name)
+    for arrived, tensor in ((again.images, images), (again.targets.rows, rows)):
         assert torch.equal(arrived, tensor)
         assert arrived.stride() == tensor.stride()
     files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]

@@ -37,7 +37,7 @@ def test_a_model_with_the_layer_and_the_head_learns():
     images, optimizer = batch.images.float() / 255, torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(20):
-        output = criterion(model(images), batch.targets, batch.max_targets)
+        output = criterion(model(images), batch.targets)
         loss = output.total / output.normalizer.clamp(min=1)
         optimizer.zero_grad()
         loss.backward()
@@ -52,8 +52,8 @@ def test_a_model_with_the_layer_and_the_head_learns():
 
 def test_each_object_has_one_cell():
     model, batch = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2), make_batch(4)
-    output = model.head.build_loss(Hyperparameters())(model(batch.images / 255), batch.targets, batch.max_targets)
-    assert 1 <= output.normalizer <= len(batch.targets)
+    output = model.head.build_loss(Hyperparameters())(model(batch.images / 255), batch.targets)
+    assert 1 <= output.normalizer <= len(batch.targets.rows)
 
 
 def test_lion_equals_the_paper_and_skips_a_step():

@@ -9,12 +9,12 @@ import cv2
 import numpy as np
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from models.detector import build_detector
 from tests.helpers.synthetic_index import smooth_image
 from utils.files.checkpoint import write_checkpoint
-from utils.structures import Batch
+from utils.structures import Batch, Targets
 
 # Three levels (strides 8, 16, 32), about 60 thousand parameters.
 TINY_MODEL = {
@@ -99,13 +99,17 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
     number = torch.arange(images).float()[:, None, None].expand(-1, targets_per_image, 1)
     return Batch(
         images=pixels,
-        targets=torch.cat([number, classes, boxes], -1).reshape(-1, 6),
-        max_targets=16,
+        targets=Targets(torch.cat([number, classes, boxes], -1).reshape(-1, 6), (targets_per_image,) * images),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), size, dtype=torch.int32),
         letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),
         paths=tuple(f"image{i}.png" for i in range(images)),
     )
+
+
+def as_targets(rows: Tensor, ignore: np.ndarray | None = None) -> Targets:
+    """Args: rows (M, 6) and regions (R, 6) of `Targets`."""
+    return Targets(rows, tuple(np.bincount(rows[:, 0].numpy().astype(int)).tolist()), ignore)
 
 
 def scatter_norms(detector: nn.Module) -> None:

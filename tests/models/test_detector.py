@@ -15,9 +15,11 @@ import yaml
 from torch import nn
 
 from models.detector import Detector, build_detector, build_on_meta
+from models.heads.base import DetectionHead
 from models.layers.conv import BN_EPS, Conv, Upsample
 from models.layers.csp import Attention
 from models.layers.gelan import ADown
+from models.registry import ANCHOR_HEAD, REGISTRY, Kind
 from models.spec import MODEL_FOLDER, known_models, load_spec
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
 from utils.errors import UserError
@@ -63,6 +65,12 @@ def tiny(tmp_path: Path):
         return build_detector(path, num_classes)
 
     return build
+
+
+def test_each_name_of_the_registry_is_a_class() -> None:
+    entries = [*REGISTRY.values(), ANCHOR_HEAD]
+    assert all(issubclass(entry.module, DetectionHead) == (entry.kind is Kind.HEAD) for entry in entries)
+    assert {entry.path.partition(".")[0] for entry in entries} == {"models", "torch"}
 
 
 @pytest.mark.parametrize("name", COUNTS)

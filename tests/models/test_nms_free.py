@@ -19,7 +19,7 @@ from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch, write_dataset, write_model
 from tests.models.losses.test_losses import NoSync
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
@@ -74,8 +74,8 @@ def test_backbone_and_neck_learn_only_from_the_one_to_many_branch(kind: str) -> 
     single = build_detector({k: v for k, v in MODELS[kind].items() if k != "end2end"}, 2, seed=1)
     batch = make_batch(4)
     images = batch.images.float() / 255
-    output = pair.head.build_loss(HYP)(pair(images), batch.targets, 16)
-    many = single.head.build_loss(HYP)(single(images), batch.targets, 16)
+    output = pair.head.build_loss(HYP)(pair(images), batch.targets)
+    many = single.head.build_loss(HYP)(single(images), batch.targets)
     assert torch.equal(output.normalizer, many.normalizer)
     assert torch.equal(output.parts[: len(many.parts)], many.parts)
     output.total.backward()
@@ -136,7 +136,7 @@ def test_yolo26_trains_and_detects() -> None:
     for _ in range(3):
         raw = model(images)
         assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
-        output = criterion(raw, batch.targets, batch.max_targets)
+        output = criterion(raw, batch.targets)
         optimizer.zero_grad()
         (output.total / output.normalizer).backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -267,10 +267,10 @@ def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) 
 def test_the_one_to_one_anchor_is_the_best_match() -> None:
     model = build_detector(MODELS["anchors"], 2, seed=1)
     raw = [level.requires_grad_() for level in raw_maps(model, 3)]
-    targets = make_batch(3, targets_per_image=4).targets
+    targets = make_batch(3, targets_per_image=4).targets.rows
     targets[1, 2:] = targets[0, 2:] * 1.01  # both request the same cells
     criterion = model.head.build_loss(HYP).one
-    output = criterion(raw[3:], targets, 16)
+    output = criterion(raw[3:], as_targets(targets))
     gradients = torch.autograd.grad(output.total, raw[3:])
     found = set()
     for level, gradient in enumerate(gradients):
@@ -290,10 +290,10 @@ def test_the_one_to_one_anchor_is_the_best_match() -> None:
 def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> None:
     model = build_detector(MODELS[kind], 2, seed=1)
     criterion = model.head.build_loss(HYP)
-    targets = make_batch(4).targets[2:]  # the first picture has none
+    targets = make_batch(4).targets.rows[2:]  # the first picture has none
     raw = [level.requires_grad_() for level in raw_maps(model, 4)]
-    output = criterion(raw, targets, 16)
-    many, one = criterion.many(raw[:3], targets, 16), criterion.one(raw[3:], targets, 16)
+    output = criterion(raw, as_targets(targets))
+    many, one = criterion.many(raw[:3], as_targets(targets)), criterion.one(raw[3:], as_targets(targets))
     torch.testing.assert_close(output.total, many.total + HYP.one2one * one.total)
     torch.testing.assert_close(output.parts.sum(), output.total.detach())
     assert criterion.names == (*NAMES[kind], *(f"{name}_one" for name in NAMES[kind]))
@@ -302,7 +302,7 @@ def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> 
     for low, high in ((0, 1), (1, 1), (1, 4)):
         share = [level.detach()[low:high].requires_grad_() for level in raw]
         mine = targets[(targets[:, 0] >= low) & (targets[:, 0] < high)] - torch.tensor([low, 0, 0, 0, 0, 0])
-        part = criterion(share, mine, 32)
+        part = criterion(share, as_targets(mine))
         sums.append(part)
         shares.append(torch.autograd.grad(part.total, share))
     for field in ("total", "normalizer", "parts"):
@@ -312,7 +312,7 @@ def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> 
     for level, gradient in enumerate(expected):
         torch.testing.assert_close(torch.cat([g[level] for g in shares]), gradient, rtol=1e-5, atol=1e-6)
     with NoSync():
-        torch.autograd.grad(criterion(raw, targets, 16).total, raw)
+        torch.autograd.grad(criterion(raw, as_targets(targets)).total, raw)
 
 
 def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
@@ -323,7 +323,7 @@ def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     seen = []
     inner = criterion.assigner
     criterion.assigner = lambda *args, **kwargs: seen.append(inner(*args, **kwargs)) or seen[-1]
-    output = criterion(raw, targets, 16)
+    output = criterion(raw, as_targets(targets))
     n, weight = int(seen[0].cells[0, 0, 0]), float(seen[0].scores[0, 0, 0])
     sizes = [(CANVAS // s) ** 2 for s in model.strides]
     level = next(i for i in range(3) if n < sum(sizes[: i + 1]))
@@ -355,7 +355,7 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
     targets = torch.tensor(rows)
     criterion, optimizer = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(300):
-        output = criterion(raw, targets, 16)
+        output = criterion(raw, as_targets(targets))
         optimizer.zero_grad()
         (output.total / output.normalizer).backward()
         optimizer.step()

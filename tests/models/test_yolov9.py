@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector, build_on_meta
-from models.layers.conv import Conv
-from models.layers.gelan import AConv, ADown, RepConv
+from models.layers.conv import Conv, RepConv
+from models.layers.gelan import AConv, ADown
 from models.spec import load_spec
 from models.weights.layouts import from_mit_yolov9, ungrouped
 from models.weights.load import load_detector
 from tests.helpers.public_layouts import grouped, in_mit_names
-from tests.helpers.tiny import scatter_norms
+from tests.helpers.tiny import as_targets, scatter_norms
 from utils.config.settings import Hyperparameters
 
 TINY = """
@@ -57,11 +57,11 @@ def test_every_block_trains_and_fuses(tiny: Detector) -> None:
 
 def test_training_steps_lower_the_loss(tiny: Detector) -> None:
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 2, 0.5, 0.5, 0.5, 0.5]])
+    targets = as_targets(torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 2, 0.5, 0.5, 0.5, 0.5]]))
     criterion, optimizer = tiny.head.build_loss(Hyperparameters()), torch.optim.SGD(tiny.parameters(), lr=0.01)
     losses = []
     for _ in range(6):
-        output = criterion(tiny(images), targets, 16)
+        output = criterion(tiny(images), targets)
         optimizer.zero_grad()
         (output.total / output.normalizer).backward()
         optimizer.step()

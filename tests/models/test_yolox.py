@@ -15,7 +15,7 @@ from models.spec import load_spec
 from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
 from tests.helpers.public_layouts import in_yolox_names
-from tests.helpers.tiny import scatter_norms
+from tests.helpers.tiny import as_targets, scatter_norms
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 
@@ -47,7 +47,7 @@ def test_training_steps_lower_the_loss(nano: Detector) -> None:
     targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 3, 0.6, 0.3, 0.2, 0.2], [1, 0, 0.5, 0.5, 0.9, 0.9]])
     losses = []
     for _ in range(8):
-        output = criterion(detector(images), targets, 16)
+        output = criterion(detector(images), as_targets(targets))
         optimizer.zero_grad()
         (output.total / output.normalizer).backward()
         optimizer.step()
@@ -129,7 +129,8 @@ def test_two_branches_need_no_nms(tmp_path: Path) -> None:
     raw = detector(torch.rand(2, 3, 32, 32))
     assert [tuple(x.shape) for x in raw] == [(2, 8, 16, 16), (2, 8, 8, 8)] * 2
     criterion = detector.head.build_loss(Hyperparameters())
-    output = criterion(raw, torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]]), 16)
+    rows = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]])
+    output = criterion(raw, as_targets(rows))
     output.total.backward()
     assert len(criterion.names) == len(output.parts) == 8
     assert all(p.grad is not None and p.grad.isfinite().all() for p in detector.parameters())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.kernel_count import KernelCount
-from utils.structures import Batch, DetectionTable, LabelArrays, f1_of, pad_targets, to_float
+from utils.structures import Batch, DetectionTable, LabelArrays, Targets, f1_of, pad_targets, to_float
 
 
 def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
@@ -34,20 +34,35 @@ def test_pad_targets_handles_no_images():
     assert mask.shape == (0, 16)
 
 
+def test_targets_are_the_labels_by_image_without_the_regions():
+    """-2 in a label is class 0 of a region, -1 all classes. A shard is the same as targets of its images alone."""
+    objects = np.float32([[2, 0.5, 0.5, 0.2, 0.2], [-2, 0.1, 0.1, 0.1, 0.1], [0, 0.3, 0.4, 0.1, 0.2]])
+    labels = [objects, objects[:0], np.float32([[-1, 0.5, 0.5, 1, 1]]), *[np.repeat(objects[:1], 17, 0)] * 2]
+    targets = Targets.of(labels)
+    assert (targets.counts, targets.max_targets) == ((2, 0, 0, 17, 17), 32)
+    np.testing.assert_array_equal(targets.rows[:3], np.c_[[0, 0, 3], objects[[0, 2, 0]]].astype(np.float32))
+    np.testing.assert_array_equal(targets.ignore, np.float32([[0, 0, 0.1, 0.1, 0.1, 0.1], [2, -1, 0.5, 0.5, 1, 1]]))
+    for start, end in ((0, 5), (2, 4), (1, 2), (3, 3)):
+        share, alone = targets.to(torch.device("cpu")).shard(start, end), Targets.of(labels[start:end])
+        assert (share.counts, torch.equal(share.rows, alone.rows)) == (alone.counts, True)
+        np.testing.assert_array_equal(share.on_host, alone.rows)
+        np.testing.assert_array_equal(share.ignore, alone.ignore)
+
+
 def test_moving_a_batch_moves_its_tensors_and_keeps_the_rest():
     batch = Batch(
         images=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
-        targets=torch.zeros(0, 6),
-        max_targets=16,
+        targets=Targets.of([np.float32([[1, 0.5, 0.5, 0.2, 0.2]])]),
         indices=torch.zeros(1, dtype=torch.long),
         original_hw=torch.zeros(1, 2, dtype=torch.int32),
         letterbox=torch.zeros(1, 4),
         paths=("a.jpg",),
     )
     moved = batch.to(torch.device("meta"))
-    tensors = (moved.images, moved.targets, moved.indices, moved.original_hw, moved.letterbox)
+    tensors = (moved.images, moved.targets.rows, moved.indices, moved.original_hw, moved.letterbox)
     assert all(t.device.type == "meta" for t in tensors)
-    assert (moved.max_targets, moved.paths) == (16, ("a.jpg",))
+    assert (moved.targets.counts, moved.paths) == ((1,), ("a.jpg",))
+    np.testing.assert_array_equal(moved.targets.on_host, batch.targets.rows)
     assert batch.images.device.type == "cpu"
     assert np.all(batch.images.numpy() == 0)
 

@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from utils.errors import PeerFailure, UserError
+from utils.machine.resources import available_cores, available_memory
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FIRST_PORT, _PORTS = 15000, 15000  # below the range that systems assign by themselves
+PROCESS_BYTES = 600 * 10**6  # of a training or validating process on a CPU before its first batch
+_GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 
 
 @dataclass(frozen=True)
@@ -242,3 +245,48 @@ def _check(launch: Launch) -> None:
         raise UserError(f"{launch.launcher}: {size} processes on this node, {launch.world_size} in all")
     if size is not None and launch.local_rank is not None and launch.local_rank >= size:
         raise UserError(f"{launch.launcher}: local rank {launch.local_rank} of {size} processes on this node")
+
+
+def check_processes(
+    spawn: int,
+    device: str,
+    local_rank: int | None,
+    local_world_size: int | None,
+    *,
+    threads: int | None = None,
+) -> None:
+    """Raises UserError if ``--spawn`` or torchrun starts more processes on this machine than its cores (unless they may
+    use a GPU) or its memory allow. To be called before torch is imported, which alone fills the memory with too many.
+
+    mpirun and Slurm, which know both, are trusted.
+
+    Args:
+        device: the value of `--device`.
+        local_rank, local_world_size: as for `read_launch`.
+        threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
+    """
+    launch = read_launch(local_rank, local_world_size)
+    if launch is None:
+        count, flag = spawn, "--spawn"
+    elif launch.launcher == "torchrun":  # which may bind each process to some of its own cores
+        count, flag = launch.local_world_size or 1, "--nproc_per_node"
+    else:
+        return
+    is_first = launch is None or not launch.local_rank
+    cores = available_cores(affinity_of=os.getppid() if launch else 0)
+    problem = ""
+    if count > cores and not threads and not _may_have_gpu(device):
+        share = "" if threads is None else ", or add --threads 1 if they shall share cores"
+        problem = f"on {cores} CPU core{'s' * (cores > 1)}; start at most {cores}{share}"
+    elif is_first and count > 1 and count * PROCESS_BYTES > (free := available_memory()):
+        needed = f"need about {count * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
+        problem = f"{needed}, and {free / 1e9:.1f} GB are free; start at most {max(free // PROCESS_BYTES, 1)}"
+    if problem:
+        raise (UserError if is_first else PeerFailure)(f"{flag} {count}: {count} processes {problem}")
+
+
+def _may_have_gpu(device: str) -> bool:
+    """Whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
+    if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))

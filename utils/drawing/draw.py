@@ -244,7 +244,7 @@ def draw_batch(
 
     Args:
         images: uint8 (B, 3, H, W) RGB, or of another `PixelFormat`.
-        targets: (M, 6) as in `Batch.targets`.
+        targets: (M, 6) as in `Targets`.
         paths: of the B images, or empty; the file names are written below the images.
 
     Returns:

@@ -175,7 +175,7 @@ def test_training_batches_show_the_objects_that_their_labels_name(data):
     for epoch in (0, 1):
         for number in range(len(loader)):
             batch = loader.render(epoch, number)
-            for image, _, cx, cy, w, h in batch.targets.tolist():
+            for image, _, cx, cy, w, h in batch.targets.rows.tolist():
                 if min(w, h) * 128 < 8:
                     continue
                 red, green, _ = batch.images[int(image), :, int(cy * 128), int(cx * 128)].tolist()

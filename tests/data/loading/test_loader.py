@@ -62,14 +62,15 @@ def rank_of(rank, world):
 
 
 def assert_same(a, b):
-    for name in ("images", "targets", "indices", "original_hw", "letterbox"):
+    for name in ("images", "indices", "original_hw", "letterbox"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert (a.max_targets, a.paths) == (b.max_targets, b.paths)
+    assert torch.equal(a.targets.rows, b.targets.rows)
+    assert (a.targets.counts, a.paths) == (b.targets.counts, b.paths)
 
 
 def targets_of(batch):
     """Also of a batch that is planned for the device."""
-    return getattr(batch, "rest", batch).targets
+    return getattr(batch, "rest", batch).targets.rows
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -119,8 +120,8 @@ def test_batches_have_the_documented_layout(open_loader):
         assert batch.images.shape == (8, 3, 64, 64)
         assert batch.images.dtype == torch.uint8
         assert batch.images.is_contiguous(memory_format=torch.channels_last)
-        assert batch.max_targets % 16 == 0
-        assert torch.equal(batch.targets[:, 0], batch.targets[:, 0].sort()[0])
+        assert batch.targets.max_targets % 16 == 0
+        assert torch.equal(batch.targets.rows[:, 0], batch.targets.rows[:, 0].sort()[0])
         assert len(batch.paths) == 8
 
 
@@ -132,7 +133,7 @@ def test_ranks_together_render_the_global_batch(open_loader, world, options):
     for batch, parts in zip(whole, shares):
         assert torch.equal(batch.images, torch.cat([p.images for p in parts]))
         assert torch.equal(batch.indices, torch.cat([p.indices for p in parts]))
-        assert torch.equal(batch.targets[:, 1:], torch.cat([p.targets[:, 1:] for p in parts]))
+        assert torch.equal(batch.targets.rows[:, 1:], torch.cat([p.targets.rows[:, 1:] for p in parts]))
 
 
 def test_empty_shards_have_a_canvas_but_no_images(open_loader):
@@ -141,9 +142,9 @@ def test_empty_shards_have_a_canvas_but_no_images(open_loader):
     assert sorted(len(b.images) for b in last) == [0, 0] + [1] * 6
     for batch in last:
         assert batch.images.shape[1:] == (3, 64, 64)
-        assert batch.targets.shape[1] == 6
+        assert batch.targets.rows.shape[1] == 6
         assert batch.letterbox.shape == (len(batch.images), 4)
-        assert batch.max_targets >= 16
+        assert batch.targets.max_targets >= 16
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -266,8 +267,8 @@ def test_quad_puts_four_samples_into_one_image():
     assert batch.images[0, 0, [0, 0, 7, 7], [0, 11, 0, 11]].tolist() == [1, 2, 3, 4]
     assert (batch.images[1] == 5).all()
     tiled = [[0, 1, 0.25, 0.25, 0.5, 0.25], [0, 1, 0.25, 0.75, 0.5, 0.25], [0, 1, 0.75, 0.75, 0.5, 0.25]]
-    np.testing.assert_allclose(batch.targets, [*tiled, [1, 1, 0.5, 0.5, 1, 0.5]])
-    assert (batch.indices.tolist(), batch.paths, batch.counts) == ([1, 5], ("1", "5"), (3, 1))
+    np.testing.assert_allclose(batch.targets.rows, [*tiled, [1, 1, 0.5, 0.5, 1, 0.5]])
+    assert (batch.indices.tolist(), batch.paths, batch.targets.counts) == ([1, 5], ("1", "5"), (3, 1))
 
 
 def test_the_maximum_number_of_targets_is_bucketed():
@@ -278,8 +279,8 @@ def test_the_maximum_number_of_targets_is_bucketed():
 
     for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
         batch = collate([sample(c) for c in counts], new_pixels(len(counts), (32, 32)))
-        assert batch.max_targets == bound
-        assert len(batch.targets) == sum(counts)
+        assert batch.targets.max_targets == bound
+        assert len(batch.targets.rows) == sum(counts)
 
 
 def test_a_real_data_set_gives_well_formed_batches(tmp_path):
@@ -300,7 +301,7 @@ def test_a_real_data_set_gives_well_formed_batches(tmp_path):
     assert len(loader.samples) == 5
     batches = list(loader)
     assert [len(b.images) for b in batches] == [3, 2]
-    assert all(len(b.targets) == len(b.images) for b in batches)
+    assert all(len(b.targets.rows) == len(b.images) for b in batches)
 
 
 @pytest.mark.parametrize(("squares", "rect", "square"), [(False, None, False), (True, None, True), (True, True, False)])

@@ -14,7 +14,7 @@ import torch
 from data.loading.prefetcher import Prefetcher
 from engine.train.trainer import Trainer
 from tests.helpers.tiny import make_batch
-from utils.structures import Batch
+from utils.structures import Batch, map_tensors
 
 CPU = torch.device("cpu")
 
@@ -99,6 +99,6 @@ def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
     batch = make_batch(2)
     batch.record_stream("stream")
-    assert {id(tensor) for tensor, _ in told} == {
-        id(v) for v in (getattr(batch, f) for f in batch.__slots__) if isinstance(v, torch.Tensor)
-    }
+    held = []
+    map_tensors(batch, held.append)
+    assert {id(tensor) for tensor, _ in told} == set(map(id, held))

@@ -69,9 +69,10 @@ def batches_of(loader_of):
 
 
 def assert_same(a: Batch, b: Batch, *, but: tuple[str, ...] = ()) -> None:
-    for name in {"images", "targets", "indices", "original_hw", "letterbox"} - set(but):
+    for name in {"images", "indices", "original_hw", "letterbox"} - set(but):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert (a.max_targets, a.paths, a.counts) == (b.max_targets, b.paths, b.counts)
+    assert torch.equal(a.targets.rows, b.targets.rows)
+    assert (a.paths, a.targets.counts) == (b.paths, b.targets.counts)
 
 
 OPTIONS = [
@@ -106,7 +107,7 @@ def test_workers_ranks_cache_and_restart_do_not_change_the_batches(batches_of, o
     ranks = [batches_of(ctx=replace(SINGLE, rank=rank, world_size=4), **options) for rank in range(4)]
     for batch, *parts in zip(whole, *ranks):
         assert torch.equal(batch.images, torch.cat([part.images for part in parts]))
-        assert torch.equal(batch.targets[:, 1:], torch.cat([part.targets[:, 1:] for part in parts]))
+        assert torch.equal(batch.targets.rows[:, 1:], torch.cat([part.targets.rows[:, 1:] for part in parts]))
 
 
 def test_with_a_device_cache_workers_send_no_pixels(loader_of):
@@ -122,14 +123,6 @@ def test_with_a_device_cache_workers_send_no_pixels(loader_of):
 
 def test_training_images_are_rendered_on_the_training_device(loader_of, batches_of):
     assert_same(loader_of(cache="device").render(1, 2), next(batches_of(start=(1, 2))))
-
-
-def test_shards_of_a_rendered_batch_need_no_labels_on_the_host(batches_of):
-    batch = next(iter(batches_of()))
-    for start, end in ((0, 0), (0, 3), (3, 8)):
-        share, counted = batch.shard(start, end), replace(batch, counts=None).shard(start, end)
-        assert_same(share, counted)
-        assert share.targets.shape[0] == sum(batch.counts[start:end])
 
 
 @pytest.mark.parametrize(

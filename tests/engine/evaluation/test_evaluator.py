@@ -9,10 +9,11 @@ from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, PhaseTimer, is_channels_last
+from models.losses.base import Criterion
 from utils.boxes import scale_boxes, xywh_to_xyxy
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import spawn
-from utils.structures import Batch, Detections, GroundTruth, LossOutput
+from utils.structures import Batch, Detections, GroundTruth, LossOutput, Targets
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -53,8 +54,7 @@ def make_batches(gt, letterbox, batch_size=2):
         batches.append(
             Batch(
                 images=images.contiguous(memory_format=torch.channels_last),
-                targets=torch.zeros(0, 6),
-                max_targets=16,
+                targets=Targets.of([np.zeros((0, 5), np.float32)] * len(index)),
                 indices=index,
                 original_hw=torch.from_numpy(gt.image_hw[index.numpy()]),
                 letterbox=torch.from_numpy(letterbox[index.numpy()]),
@@ -104,10 +104,10 @@ class Oracle:
         return Detections(*(t.to(raw[0].device) for t in (boxes, scores, classes, counts)))
 
 
-class Criterion(nn.Module):
+class Moments(Criterion):
     names = ("box", "cls")
 
-    def forward(self, raw, targets, max_targets, host_targets, ignore):
+    def forward(self, raw, targets, teacher_maps):
         value = raw[0].sum((1, 2, 3)).double()
         parts = torch.stack([value.sum(), value.square().sum()]).float()
         return LossOutput(parts.sum(), parts.new_tensor(len(value) + 0.1), parts)
@@ -139,7 +139,7 @@ def run_ranks(monkeypatch, gt, letterbox, world):
     monkeypatch.setattr(evaluator_module, "gather_arrays", gather)
     batches = make_batches(gt, letterbox)
     for rank in reversed(range(world)):
-        evaluator = make_evaluator(gt, letterbox, context(rank, world), Criterion())
+        evaluator = make_evaluator(gt, letterbox, context(rank, world), Moments())
         result = evaluator.run(TinyNet(), batches[rank::world])
         assert (result is None) == (rank != 0)
         assert (evaluator.detections is None) == (rank != 0)
@@ -158,7 +158,7 @@ def assert_same(result, other):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_boxes_are_mapped_back_to_original_pixels(device):
     gt, letterbox = make_split(9)
-    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(device), Criterion())
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(device), Moments())
     batches = make_batches(gt, letterbox)
     result = evaluator.run(TinyNet().to(device), [b.pin_memory() for b in batches] if device == "cuda" else batches)
     assert result.num_images == 9
@@ -207,7 +207,7 @@ def _validate_on_rank(folder):
     for num_images in (5, 2, 0):  # 2 images are one batch: the second rank has none
         gt, letterbox = make_split(num_images)
         batches = make_batches(gt, letterbox)
-        evaluator = make_evaluator(gt, letterbox, ctx, Criterion())
+        evaluator = make_evaluator(gt, letterbox, ctx, Moments())
         result = evaluator.run(TinyNet(), batches[ctx.rank :: ctx.world_size])
         assert (result is None) == (not ctx.is_main)
         if result is not None:
@@ -219,7 +219,7 @@ def test_two_gloo_processes_score_like_one(tmp_path):
     spawn(_validate_on_rank, 2, (str(tmp_path),))
     for num_images in (5, 2, 0):
         gt, letterbox = make_split(num_images)
-        evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU), Criterion())
+        evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU), Moments())
         result = evaluator.run(TinyNet(), make_batches(gt, letterbox))
         expected = [result.ap, result.metrics["f1"], result.extras["val/total"]]
         np.testing.assert_array_equal(np.load(tmp_path / f"{num_images}.npy"), expected)

@@ -13,7 +13,7 @@ from torch import fx
 from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
-from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
+from engine.parallel.compile import Compilation, check_compilation, plan_compilation
 from engine.train import step as step_setup
 from models.detector import build_detector
 from tests.engine.train.test_step import make_step, weights_of
@@ -92,25 +92,22 @@ def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch):
     for images, boxes, size in ((5, 3, 64), (5, 17, 64), (3, 5, 64), (4, 5, 96), (2, 30, 96)):
         batch = make_batch(images, size=size, targets_per_image=boxes)
         raw = [level.detach().requires_grad_() for level in build_detector_maps(model, batch)]
+        targets = replace(batch.targets, counts=(30,) * images)  # one padded shape
         ends = []
         for criterion in (plain, compiled):
-            out = criterion(raw, batch.targets, 32, batch.targets.numpy())
+            out = criterion(raw, targets)
             ends.append([out.total.detach(), out.normalizer, *torch.autograd.grad(out.total, raw)])
         for a, b in zip(*ends):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         made.append(len(graphs))
         with torch.no_grad():
-            compiled(raw, batch.targets, 32, batch.targets.numpy())
+            compiled(raw, targets)
     assert made == [2] * 5  # one each of a pair
 
 
 def build_detector_maps(model, batch) -> list[torch.Tensor]:
     with torch.no_grad():
         return model.forward(batch.images.float() / 255)
-
-
-def test_nothing_is_compiled_without_the_flag():
-    assert plan_compilation(TrainConfig(), GPU, images=16, shards=1) is UNCOMPILED
 
 
 def test_a_batch_with_fewer_images_than_shards_is_refused():
@@ -122,7 +119,6 @@ def test_several_devices_in_one_process_are_refused():
     pair = replace(GPU, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
     with pytest.raises(UserError, match="start with torchrun"):
         check_compilation(TrainConfig(compile=True), pair)
-    check_compilation(TrainConfig(), pair)
 
 
 def test_without_a_compiler_the_flag_is_refused_at_once(monkeypatch):
@@ -226,7 +222,7 @@ def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
 
 
 def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -> torch.Tensor:
-    plan = Compilation(images=4) if is_compiled else UNCOMPILED
+    plan = Compilation(images=4) if is_compiled else None
     step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
     plan.apply(model, step.criterion)
     for update, images in enumerate((4, 4, 3, 4), start=1):

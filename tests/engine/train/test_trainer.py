@@ -251,6 +251,6 @@ def test_nothing_is_prefetched_that_a_hook_decides():
 
 def test_it_knows_none_of_the_features_that_are_attached():
     text = (Path(__file__).parents[3] / "engine" / "train" / "trainer.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 180
+    assert sum(bool(line.strip()) for line in text.splitlines()) < 150
     for word in ("remote", "unscored", "tracker", "plot", "hours", "patience", "callback", "tensorboard"):
         assert word not in text.lower(), word

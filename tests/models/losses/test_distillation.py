@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes, split_rows
-from models.losses.base import ignored_cells
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
+from models.layers.ops import split_rows
 from models.losses.distillation import CONFIDENT, distill
+from models.losses.regions import ignored_cells
+from tests.helpers.tiny import as_targets
 from tests.models.losses.test_losses import HYP, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 from utils.boxes import iou
 
@@ -69,8 +71,8 @@ def test_the_terms_are_those_of_a_loop(bins):
 
 def test_an_equal_model_has_nothing_to_learn_from():
     raw = raw_maps("anchor_free", 2)
-    output = criterion()(raw, TARGETS, 16, None, EVERYWHERE, same_as(raw))
-    plain = tiny_head("anchor_free").build_loss(HYP)(raw, TARGETS, 16, None, EVERYWHERE)
+    output = criterion()(raw, as_targets(TARGETS, EVERYWHERE), same_as(raw))
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, as_targets(TARGETS, EVERYWHERE))
     torch.testing.assert_close(output.parts, torch.cat((plain.parts, torch.zeros(1))))
     for ours, theirs in zip(gradients(output, raw), gradients(plain, raw)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -80,8 +82,8 @@ def test_an_equal_model_has_nothing_to_learn_from():
 def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
     """Only ignored classes are taught, and none in a cell that is assigned to an object."""
     raw = raw_maps("anchor_free", 2)
-    output = criterion()(raw, TARGETS, 16, None, EVERYWHERE, old_maps())
-    plain = tiny_head("anchor_free").build_loss(HYP)(raw, TARGETS, 16, None, EVERYWHERE)
+    output = criterion()(raw, as_targets(TARGETS, EVERYWHERE), old_maps())
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, as_targets(TARGETS, EVERYWHERE))
     grads = [split_rows(maps, 4 * REG_MAX) for maps in (gradients(output, raw), gradients(plain, raw))]
     differs = [(ours - theirs).abs().amax(-1) > 1e-7 for ours, theirs in zip(*grads)]
     assert torch.equal(grads[0][1][..., OLD], grads[1][1][..., OLD])  # the new class
@@ -95,21 +97,21 @@ def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
 
 def test_without_ignored_classes_nothing_is_taught():
     raw = raw_maps("anchor_free", 2)
-    output = criterion()(raw, TARGETS, 16, None, None, old_maps())
-    plain = tiny_head("anchor_free").build_loss(HYP)(raw, TARGETS, 16)
+    output = criterion()(raw, as_targets(TARGETS), old_maps())
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, as_targets(TARGETS))
     assert torch.equal(output.total, plain.total)
     assert torch.equal(output.normalizer, plain.normalizer)
 
 
 def test_images_add_up():
     raw, old = raw_maps("anchor_free", 2), old_maps()
-    whole = criterion()(raw, TARGETS, 16, None, EVERYWHERE, old)
+    whole = criterion()(raw, as_targets(TARGETS, EVERYWHERE), old)
     parts = []
     for image in range(2):
         of_image, ignore = TARGETS[TARGETS[:, 0] == image].clone(), EVERYWHERE[EVERYWHERE[:, 0] == image].copy()
         of_image[:, 0], ignore[:, 0] = 0, 0
         maps = [[level[image : image + 1] for level in levels] for levels in (raw, old)]
-        parts.append(criterion()(maps[0], of_image, 16, None, ignore, maps[1]))
+        parts.append(criterion()(maps[0], as_targets(of_image, ignore), maps[1]))
     for name in ("total", "normalizer", "parts"):
         torch.testing.assert_close(getattr(whole, name), sum(getattr(part, name) for part in parts))
 
@@ -132,9 +134,9 @@ def test_each_of_two_branches_learns_from_the_same_of_the_old_model():
     both = head.build_loss(HYP, distills=True)
     raw = [*raw_maps("anchor_free", 2), *raw_maps("anchor_free", 2, seed=5)]
     old = [*old_maps(), *old_maps(seed=6)]
-    found = both(raw, TARGETS, 16, None, EVERYWHERE, old)
-    many = both.many(raw[:3], TARGETS, 16, None, EVERYWHERE, old[:3])
-    one = both.one(raw[3:], TARGETS, 16, None, EVERYWHERE, old[3:])
+    found = both(raw, as_targets(TARGETS, EVERYWHERE), old)
+    many = both.many(raw[:3], as_targets(TARGETS, EVERYWHERE), old[:3])
+    one = both.one(raw[3:], as_targets(TARGETS, EVERYWHERE), old[3:])
     torch.testing.assert_close(found.total, many.total + HYP.one2one * one.total)
     assert dict(zip(both.names, found.parts.tolist())).keys() >= {"distill", "distill_one"}
     assert one.parts[-1] > 0

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.losses.base import ignored_cells
+from models.losses.regions import ignored_cells
+from tests.helpers.tiny import as_targets
 from tests.models.losses.test_losses import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 
 CLASSES = 3
@@ -53,8 +54,8 @@ def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, sl
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_background_inside_has_no_gradient(kind):
     criterion, raw = tiny_head(kind).build_loss(HYP), raw_maps(kind, 2)
-    without = gradients(criterion(raw, TARGETS, 16), raw)
-    output = criterion(raw, TARGETS, 16, None, REGIONS)
+    without = gradients(criterion(raw, as_targets(TARGETS)), raw)
+    output = criterion(raw, as_targets(TARGETS, REGIONS))
     checked = 0
     for level, grad, plain, stride in zip(raw, gradients(output, raw), without, STRIDES):
         expected = plain.clone()
@@ -68,14 +69,14 @@ def test_only_the_background_inside_has_no_gradient(kind):
                 checked += int(ignored.sum())
         torch.testing.assert_close(grad, expected, rtol=1e-6, atol=0)
     assert checked > 30
-    assert torch.equal(output.normalizer, criterion(raw, TARGETS, 16).normalizer)
+    assert torch.equal(output.normalizer, criterion(raw, as_targets(TARGETS)).normalizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_region_over_everything_leaves_the_positives_alone(kind):
     raw, everywhere = raw_maps(kind, 2), np.float32([[0, -1, 0.5, 0.5, 1, 1], [1, -1, 0.5, 0.5, 1, 1]])
     criterion = tiny_head(kind).build_loss(HYP)
-    empty = criterion(raw, TARGETS[:0], 16, None, everywhere)
+    empty = criterion(raw, as_targets(TARGETS[:0], everywhere))
     assert empty.total == 0
-    found = criterion(raw, TARGETS, 16, None, everywhere)
-    assert 0 < found.total < criterion(raw, TARGETS, 16).total
+    found = criterion(raw, as_targets(TARGETS, everywhere))
+    assert 0 < found.total < criterion(raw, as_targets(TARGETS)).total

@@ -16,15 +16,16 @@ from models.box_coding import (
     distances_to_xyxy,
     expected_distances,
     flatten_levels,
-    split_rows,
 )
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
+from models.layers.ops import scaled_difference, sparse_cross_entropy, split_rows
 from models.losses.anchor import level_weights
 from models.losses.anchor_free import distribution_focal_loss
-from models.losses.base import LossSettings, class_weights, scaled_difference, smooth_labels, sparse_cross_entropy
+from models.losses.base import LossSettings, class_weights, smooth_labels
+from tests.helpers.tiny import as_targets
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 
@@ -164,7 +165,7 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
         return seen["assignment"]
 
     criterion.assigner = spy
-    output = criterion(raw, targets, 16)
+    output = criterion(raw, as_targets(targets))
 
     flat = torch.cat([level.detach().double().flatten(2) for level in raw], 2)  # (B, channels, N)
     centers, strides = cell_centers(tuple((CANVAS // s,) * 2 for s in STRIDES), STRIDES, torch.device("cpu"))
@@ -201,7 +202,7 @@ def test_anchor_loss_equals_loops():
     head, raw, targets = tiny_head("anchor"), raw_maps("anchor", 4), some_targets()
     targets = torch.cat((targets, targets[-1:]))  # two equal boxes: the same cells and anchors twice
     targets[-1, 1] = (targets[-1, 1] + 1) % classes
-    output = head.build_loss(HYP, label_smoothing=eps)(raw, targets, 16)
+    output = head.build_loss(HYP, label_smoothing=eps)(raw, as_targets(targets))
     box = obj = cls = positives = 0.0
     for level, stride, anchors, weight in zip(raw, STRIDES, head.anchors.double(), (1.0, 1.0, 1.6)):
         grid = CANVAS // stride
@@ -243,14 +244,14 @@ def test_shards_add_up_to_the_batch(kind):
     """Any sharding, also with a shard without targets, gives the sums, normalizers and gradients of the whole batch."""
     raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
     criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.05)
-    whole = criterion(raw, targets, 16)
+    whole = criterion(raw, as_targets(targets))
     whole_gradients = gradients(whole, raw)
     outputs, shard_gradients = [], []
-    for low, high, slots in ((0, 1, 16), (1, 2, 16), (2, 4, 16), (4, 4, 16), (4, 5, 32)):
+    for low, high in ((0, 1), (1, 2), (2, 4), (4, 4), (4, 5)):
         shard = [level.detach()[low:high].requires_grad_() for level in raw]
         inside = (targets[:, 0] >= low) & (targets[:, 0] < high)
         local_targets = targets[inside] - torch.tensor([low, 0, 0, 0, 0, 0])
-        output = criterion(shard, local_targets, slots)
+        output = criterion(shard, as_targets(local_targets))
         outputs.append(output)
         shard_gradients.append(gradients(output, shard))
     torch.testing.assert_close(sum(o.total for o in outputs), whole.total, rtol=1e-6, atol=0)
@@ -264,7 +265,7 @@ def test_shards_add_up_to_the_batch(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_targets_only_the_background_is_learned(kind):
     raw = raw_maps(kind, 2)
-    output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
+    output = tiny_head(kind).build_loss(HYP)(raw, as_targets(torch.zeros(0, 6)))
     assert output.normalizer.item() == 0
     names = tiny_head(kind).build_loss(HYP).names
     background = "cls" if kind == "anchor_free" else "obj"
@@ -276,7 +277,7 @@ def test_without_targets_only_the_background_is_learned(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_of_no_images_gives_zeros_and_gradients(kind):
     raw = raw_maps(kind, 0)
-    output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
+    output = tiny_head(kind).build_loss(HYP)(raw, as_targets(torch.zeros(0, 6)))
     assert output.total.item() == output.normalizer.item() == 0
     assert not output.parts.any()
     assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
@@ -284,11 +285,12 @@ def test_a_shard_of_no_images_gives_zeros_and_gradients(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
-    raw, targets = raw_maps(kind, 4), some_targets()
-    criterion = tiny_head(kind).build_loss(HYP)
-    reference = criterion(raw, targets, 5)
+    raw, rows = raw_maps(kind, 4), some_targets()
+    criterion, targets = tiny_head(kind).build_loss(HYP), as_targets(rows)
+    reference, padded = criterion(raw, targets), dataclasses.replace(targets, counts=(60, 0, 5, 1))
+    assert (targets.max_targets, padded.max_targets) == (16, 64)
     order = torch.tensor([2, 0, 1, 7, 6, 5, 4, 3, 8])
-    for other in (criterion(raw, targets, 64), criterion(raw, targets[order], 16)):
+    for other in (criterion(raw, padded), criterion(raw, as_targets(rows[order]))):
         torch.testing.assert_close(other.total, reference.total, rtol=1e-6, atol=0)
         torch.testing.assert_close(other.normalizer, reference.normalizer, rtol=1e-6, atol=0)
 
@@ -312,7 +314,7 @@ def test_a_step_never_waits_for_the_device(kind):
     raw, targets = raw_maps(kind, 4), some_targets()
     criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.1)
     with NoSync():
-        gradients(criterion(raw, targets, 16), raw)
+        gradients(criterion(raw, as_targets(targets)), raw)
 
 
 class Traffic(TorchDispatchMode):
@@ -334,16 +336,17 @@ class Traffic(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_copied_from_the_host_in_the_loss(kind):
     """On a GPU the host waits for such a copy, even of a single number. The GPU's tensors are fake tensors here."""
-    on_host, head = some_targets().numpy(), tiny_head(kind)
-    criterion = head.build_loss(HYP)
+    targets, criterion = as_targets(some_targets()), tiny_head(kind).build_loss(HYP)
+    on_host = targets.on_host
     with FakeTensorMode(allow_non_fake_inputs=True):
         criterion = criterion.to("cuda")
         raw = [torch.empty(level.shape, device="cuda") for level in raw_maps(kind, 4)]
-        targets = torch.empty(on_host.shape, device="cuda")
+        rows = torch.empty(on_host.shape, device="cuda")
+        targets = dataclasses.replace(targets, rows=rows, host_rows=on_host)
         with Traffic() as first:
-            criterion(raw, targets, 16, on_host)
+            criterion(raw, targets)
         with Traffic() as later:
-            criterion(raw, targets, 16, on_host)
+            criterion(raw, targets)
     assert len(first.mixed) <= 4  # tables of the grid, once for each size of canvas
     assert later.mixed == []
 
@@ -354,7 +357,7 @@ def test_assignment_allocates_no_tensor_of_targets_times_cells():
     targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
     targets[:, 0], targets[:, 1] = torch.arange(images * boxes) // boxes, 0
     with Traffic() as traffic:
-        head.build_loss(HYP)(raw, targets, boxes, targets.numpy())
+        head.build_loss(HYP)(raw, as_targets(targets))
     cells = sum(level.shape[2] * level.shape[3] for level in raw)
     assert traffic.largest <= images * cells * raw[0].shape[1] < images * cells * boxes
 
@@ -364,7 +367,7 @@ def test_shapes_do_not_depend_on_values(kind):
     """On the meta device there are no values to depend on."""
     raw = [level.detach().to("meta").requires_grad_() for level in raw_maps(kind, 4)]
     head = tiny_head(kind).to("meta")
-    output = head.build_loss(HYP)(raw, some_targets().to("meta"), 16, some_targets().numpy())
+    output = head.build_loss(HYP)(raw, as_targets(some_targets()).to(torch.device("meta")))
     assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
 
 
@@ -372,9 +375,9 @@ def test_shapes_do_not_depend_on_values(kind):
 def test_low_precision_maps_and_autocast_give_the_float32_loss_of_the_same_values(kind):
     low = [level.detach().bfloat16() for level in raw_maps(kind, 4)]
     criterion, targets = tiny_head(kind).build_loss(HYP), some_targets()
-    expected = criterion([level.float() for level in low], targets, 16)
+    expected = criterion([level.float() for level in low], as_targets(targets))
     with torch.autocast("cpu", torch.bfloat16):
-        output = criterion(low, targets, 16)
+        output = criterion(low, as_targets(targets))
     assert output.total.dtype == torch.float32
     torch.testing.assert_close(output.total, expected.total)
 
@@ -383,7 +386,7 @@ def test_low_precision_maps_and_autocast_give_the_float32_loss_of_the_same_value
 def test_extreme_maps_stay_finite(kind):
     for value in (-100.0, 100.0):
         raw = [torch.full_like(level, value).requires_grad_() for level in raw_maps(kind, 2)]
-        output = tiny_head(kind).build_loss(HYP)(raw, some_targets((3, 2)), 16)
+        output = tiny_head(kind).build_loss(HYP)(raw, as_targets(some_targets((3, 2))))
         assert output.total.isfinite()
         assert all(g.isfinite().all() for g in gradients(output, raw))
 
@@ -422,7 +425,7 @@ def test_minimizing_the_loss_finds_every_target(kind):
     raw = [torch.zeros_like(level).requires_grad_() for level in raw_maps(kind, 2)]
     criterion, optimizer = head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(250):
-        output = criterion(raw, targets, 16)
+        output = criterion(raw, as_targets(targets))
         optimizer.zero_grad()
         (output.total / output.normalizer.clamp(min=1)).backward()
         optimizer.step()
@@ -446,7 +449,7 @@ def test_the_loss_decodes_maps_as_the_head_does(name):
     model = build_detector(name, 3)
     images = torch.rand(4, 3, CANVAS, CANVAS, generator=torch.Generator().manual_seed(0))
     raw = model(images)
-    output = model.head.build_loss(HYP)(raw, some_targets(), 16)
+    output = model.head.build_loss(HYP)(raw, as_targets(some_targets()))
     output.total.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
     boxes, scores = model.decode([level.detach() for level in raw])
@@ -462,8 +465,8 @@ def test_the_loss_decodes_maps_as_the_head_does(name):
 def test_gains_come_from_the_hyper_parameters():
     raw, targets = raw_maps("anchor_free", 4), some_targets()
     doubled = dataclasses.replace(HYP, box=HYP.box * 2, cls=0.0)
-    base = tiny_head("anchor_free").build_loss(HYP)(raw, targets, 16).parts
-    other = tiny_head("anchor_free").build_loss(doubled)(raw, targets, 16).parts
+    base = tiny_head("anchor_free").build_loss(HYP)(raw, as_targets(targets)).parts
+    other = tiny_head("anchor_free").build_loss(doubled)(raw, as_targets(targets)).parts
     torch.testing.assert_close(other, base * torch.tensor([2.0, 0.0, 1.0]))
 
 
@@ -493,8 +496,8 @@ def test_class_weights_are_inverse_frequencies_with_mean_one(power):
 def test_a_class_weight_multiplies_the_gradient_of_its_scores_and_nothing_else(kind):
     raw, weights = raw_maps(kind, 4), torch.tensor([0.25, 1.0, 1.75])
     targets = some_targets()
-    plain = gradients(tiny_head(kind).build_loss(HYP)(raw, targets, 16), raw)
-    weighted = gradients(tiny_head(kind).build_loss(HYP, class_weights=weights)(raw, targets, 16), raw)
+    plain = gradients(tiny_head(kind).build_loss(HYP)(raw, as_targets(targets)), raw)
+    weighted = gradients(tiny_head(kind).build_loss(HYP, class_weights=weights)(raw, as_targets(targets)), raw)
     groups = 2 if kind == "anchor" else 1
     for before, after in zip(plain, weighted):
         expected = before.clone().unflatten(1, (groups, -1))

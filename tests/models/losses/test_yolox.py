@@ -9,6 +9,7 @@ import torch
 
 from models.assigners.simota import SimOtaAssigner
 from models.box_coding import cell_centers
+from tests.helpers.tiny import as_targets
 from tests.models.assigners.test_simota import iou_by_hand, sigmoid
 from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_head
 from utils.boxes import cxcywh_to_xyxy
@@ -41,7 +42,7 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
     raw, targets, classes = raw_maps("yolox", 4), some_targets((3, 0, 5, 1)), 3
     criterion = tiny_head("yolox").build_loss(HYP, label_smoothing=eps)
     criterion.set_refining(refining)
-    output = criterion(raw, targets, 16)
+    output = criterion(raw, as_targets(targets))
     images = cells_by_hand(raw)
     shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
     centers, strides = cell_centers(shapes, STRIDES, torch.device("cpu"))
@@ -77,5 +78,5 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
 def test_gains_come_from_the_hyper_parameters() -> None:
     raw, targets = raw_maps("yolox", 4), some_targets()
     other = dataclasses.replace(HYP, box=HYP.box * 2, obj=HYP.obj * 3, cls=0.0)
-    base, scaled = (tiny_head("yolox").build_loss(hyp)(raw, targets, 16).parts for hyp in (HYP, other))
+    base, scaled = (tiny_head("yolox").build_loss(hyp)(raw, as_targets(targets)).parts for hyp in (HYP, other))
     torch.testing.assert_close(scaled, base * torch.tensor([2.0, 3.0, 0.0, 1.0]))

@@ -1,10 +1,11 @@
-"""Launches without torchrun: the variables of launchers, and real processes with them."""
+"""Launches: the variables of launchers, real processes with them, and how many may be started."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 from dataclasses import astuple
 from pathlib import Path
 
@@ -14,9 +15,17 @@ import torch
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.distributed import context as distributed
-from utils.distributed.launch import Launch, _first_node, is_launched, read_launch, torchrun_variables
+from utils.distributed import launch as launching
+from utils.distributed.launch import (
+    Launch,
+    _first_node,
+    check_processes,
+    is_launched,
+    read_launch,
+    torchrun_variables,
+)
 from utils.distributed.spawn import free_port
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 
 STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4",
         "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[003-004]",
@@ -256,3 +265,78 @@ def test_the_local_world_size_flag_of_examples_is_accepted(tmp_path):
     done = subprocess.run(command, cwd=Path(ROOT), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "none.yaml: no such file" in done.stderr
+
+
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "99", "SLURM_STEP_NUM_TASKS": "99", "SLURM_STEP_NUM_NODES": "1",
+         "SLURM_STEP_NODELIST": "gpu003"}  # fmt: skip
+
+
+@pytest.fixture
+def small_machine(monkeypatch) -> None:
+    """Four cores of which launched processes see one, memory for eight processes, and no GPU."""
+    monkeypatch.setattr(launching, "available_cores", lambda affinity_of: 4 if affinity_of in (0, os.getppid()) else 1)
+    monkeypatch.setattr(launching, "available_memory", lambda: 8 * launching.PROCESS_BYTES)
+    monkeypatch.setattr(os, "listdir", lambda _: ["null", "zero"])
+    for name in (*LAUNCHED, *SLURM, "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("small_machine")
+@pytest.mark.parametrize(
+    ("count", "device", "threads", "files", "line"),
+    [
+        (4, "cpu", 0, [], ""),
+        (5, "cpu", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they shall share"),
+        (5, "", 0, [], "5 processes on 4 CPU cores"),
+        (5, "", None, [], "5 processes on 4 CPU cores; start at most 4$"),  # val.py
+        (5, "", 0, ["nvidia0"], ""),
+        (5, "cpu", 0, ["nvidia0"], "5 processes on 4 CPU cores"),
+        (8, "cpu", 1, [], ""),
+        (9, "cpu", 1, [], "9 processes need about 5.4 GB before the first batch, and 4.8 GB are free; start at most 8"),
+        (9, "0", 0, ["nvidia0"], "9 processes need about 5.4 GB"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--spawn", "--nproc_per_node"])
+def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, flag, count, device, threads, files, line):
+    monkeypatch.setattr(os, "listdir", lambda _: ["null", *files])
+    if flag == "--nproc_per_node":
+        for name, value in {**torchrun_variables(0, count, 5), "TORCHELASTIC_RUN_ID": "1"}.items():
+            monkeypatch.setenv(name, value)
+    spawned = count if flag == "--spawn" else 0
+    if not line:
+        check_processes(spawned, device, None, None, threads=threads)
+        return
+    with pytest.raises(UserError, match=f"^{flag} {count}: .*{line}"):
+        check_processes(spawned, device, None, None, threads=threads)
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_one_process_of_a_node_reports_too_many_and_other_launchers_count_themselves(monkeypatch):
+    for environ, expected in [
+        ({**torchrun_variables(5, 6, 5), "TORCHELASTIC_RUN_ID": "1"}, PeerFailure),
+        (torchrun_variables(5, 99, 5), None),
+        (SLURM, None),
+    ]:
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            if expected is None:
+                check_processes(0, "cpu", None, None, threads=0)
+            else:
+                with pytest.raises(expected):
+                    check_processes(0, "cpu", None, None, threads=0)
+
+
+def test_too_many_processes_are_refused_before_torch_is_imported():
+    environ = {**torchrun_variables(0, 999, 5), "TORCHELASTIC_RUN_ID": "1"}
+    code = "import sys; from train import main; from utils.entrypoint import run_main\n"
+    code += "try: run_main(main, ['--device', 'cpu', *sys.argv[1:]])\nfinally: print('torch' in sys.modules)"
+    for variables, flags in ((environ, []), ({}, ["--spawn", "999"])):
+        plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *flags], cwd=ROOT, env=plain | variables, capture_output=True, text=True,
+            check=False, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
+        assert done.stderr.count("\n") == 1
+        assert "999 processes on " in done.stderr
