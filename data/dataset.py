@@ -12,7 +12,8 @@ import numpy as np
 from data.augment.plan import SamplePlan, draw_plans, plan_labels
 from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.render.opencv import fit_letterbox, letterbox, render_plan
+from data.render.letterbox import fit_letterbox, letterbox
+from data.render.opencv import render_plan
 from utils.config.settings import Hyperparameters
 from utils.structures import Sample, SampleKey
 

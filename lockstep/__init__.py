@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.inference.predictor import load
     from lockstep.api import check, export, resume, train, val
     from lockstep.run import Run
-    from models.postprocess.tiling import Tiles
+    from models.postprocess.tiles import Tiles
 
 __all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "resume", "train", "val"]
 
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
             return load
         case "Tiles":
-            from models.postprocess.tiling import Tiles
+            from models.postprocess.tiles import Tiles
 
             return Tiles
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

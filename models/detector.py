@@ -22,6 +22,7 @@ from utils.errors import UserError, first_line, one_line
 from utils.rng import Stream, keyed_generator
 from utils.strings import counted
 
+IMAGES_IN_CACHE = 4  # on a CPU; yolov8n at 640 px, float32, one thread: 0.78 s for 16 images, 0.93 s at once
 PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any sane stride
 
 

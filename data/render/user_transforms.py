@@ -25,7 +25,7 @@ import numpy as np
 
 from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalized
 from data.image_io.channels import with_channels
-from data.render.opencv import fit_letterbox, letterbox
+from data.render.letterbox import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError

@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from data.loading.build import build_val_loader
 from data.open_dataset import open_splits
+from engine.agreement import MAY_DIFFER
 from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts
-from engine.process import MAY_DIFFER, choose_kernels
+from engine.process import choose_kernels
 from models.build import build_starting_model
 from utils.config.parser import from_mapping
 from utils.config.settings import Hyperparameters, TrainConfig

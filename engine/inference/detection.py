@@ -15,7 +15,7 @@ import numpy as np
 from data.sources import FileProblem, Frame, open_source
 from engine.inference.predictor import Detected, Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
-from models.postprocess.tiling import Tiles
+from models.postprocess.tiles import Tiles
 from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig, typed_classes
 from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix

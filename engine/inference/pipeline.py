@@ -6,20 +6,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.render.opencv import Letterbox, fit_letterbox, letterbox
-from engine.evaluation.evaluator import IMAGES_IN_CACHE
+from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
+from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import select_detections
-from models.postprocess.tiling import TiledDetector, Tiles
+from models.postprocess.tiles import Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Detections, DetectionTable
+
+if TYPE_CHECKING:
+    from models.postprocess.tiling import TiledDetector
 
 BATCH_SIZE = 16  # on GPUs
 
@@ -126,6 +130,8 @@ class Pipeline:
             )
 
     def _tiled(self, settings: DetectionSettings) -> TiledDetector:
+        from models.postprocess.tiling import TiledDetector
+
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,

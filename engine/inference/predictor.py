@@ -27,7 +27,7 @@ from engine.inference.pipeline import DetectionSettings, Pipeline
 from engine.inference.results import Results, boxes_of
 from engine.inference.runtimes.open import is_exported, open_model
 from models.postprocess.detections import DETECTION_IOU
-from models.postprocess.tiling import Tiles
+from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.config.pixels import as_rgb8
 from utils.config.settings import check_image_size, class_numbers

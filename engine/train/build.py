@@ -15,6 +15,7 @@ from data.index.index import DatasetIndex, class_names
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
 from data.open_dataset import open_splits
+from engine.agreement import check_same_model, check_same_run
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
@@ -33,7 +34,7 @@ from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
+from engine.process import open_folder, prepare_process, unused_settings
 from engine.report.trackers import ResultFiles
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer

@@ -10,15 +10,16 @@ from pathlib import Path
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
+from engine.agreement import check_same_model, check_same_start
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
-from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator, stitcher_of
+from engine.evaluation.evaluator import Evaluator, stitcher_of
 from engine.inference.data_set import class_columns, open_data
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.runtimes.open import is_exported, open_model
-from engine.process import check_same_model, check_same_start
+from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import detections_to_score, suppression_iou
-from models.postprocess.tiling import TiledDetector, Tiles
+from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
@@ -139,22 +140,14 @@ def score(
         classes=class_columns(model, spec),
         box_voting=config.box_voting,
     )
-    evaluator = Evaluator(
-        ground_truth=loader.index.ground_truth(),
-        num_classes=len(loader.index.names),
-        postprocess=TiledDetector.stitch if config.tile else find,
-        stitch=stitcher_of(loader.samples.tiles, iou_thres, config.max_det),
-        ctx=ctx,
-        amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
-        progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
-    )
-    before()
-    scored = model
+    scored, postprocess = model, find
     if config.tta:
         from models.postprocess.tta import TestTimeAugmentation
 
         scored = TestTimeAugmentation(model.detector)
     if tiles and not in_loader:
+        from models.postprocess.tiling import TiledDetector
+
         scored = TiledDetector(
             scored,
             find,
@@ -166,6 +159,17 @@ def score(
             iou_thres=iou_thres,
             max_det=config.max_det,
         )
+        postprocess = TiledDetector.stitch
+    evaluator = Evaluator(
+        ground_truth=loader.index.ground_truth(),
+        num_classes=len(loader.index.names),
+        postprocess=postprocess,
+        stitch=stitcher_of(loader.samples.tiles, iou_thres, config.max_det),
+        ctx=ctx,
+        amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
+        progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
+    )
+    before()
     return evaluator.run(scored, loader), evaluator, loader.index
 
 

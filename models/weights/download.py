@@ -22,9 +22,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from models.weights.origin import RANDOM, UNKNOWN, Origin
 from utils.config.parser import from_mapping
-from utils.config.settings import setting
+from utils.config.settings import WEIGHTS_SUFFIXES, setting
 from utils.config.yaml_files import load_yaml, suggestion
-from utils.config.yolo_command import WEIGHTS_SUFFIXES, other_task
 from utils.errors import UserError
 from utils.files.checked_open import open_own
 from utils.files.folders import CONFIGS, cache_folder
@@ -71,6 +70,8 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
             raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
         if Path(name_or_path).name != name_or_path:
             raise UserError(f"{name_or_path}: no such file")
+        from utils.config.yolo_command import other_task  # what other programs would take here
+
         if text := other_task(name_or_path):
             raise UserError(text)
         hint = suggestion(name, known) or f"; names: {', '.join(known)}"

@@ -22,7 +22,8 @@ from engine.inference.pipeline import Pipeline
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
-from models.postprocess.tiling import TiledDetector, Tiles
+from models.postprocess.tiles import Tiles
+from models.postprocess.tiling import TiledDetector
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of

@@ -13,7 +13,7 @@ import train
 import val
 from engine.evaluation.evaluator import Evaluator
 from engine.inference.predictor import load
-from models.postprocess.tiling import Tiles
+from models.postprocess.tiles import Tiles
 from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of

@@ -25,6 +25,7 @@ _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average nev
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
 _TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"
 _CLASSES_HELP = "use only these classes of the data set, given by number or name; default: all, or the checkpoint's"

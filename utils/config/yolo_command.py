@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import suggestion
 from utils.config.yolo_flags import SYNONYMS, conversion, is_harmless, reason, translated
 from utils.errors import UserError
@@ -95,7 +96,6 @@ _OF_YOLOV5 = {
     "anchors": ("0", "the model's YAML says how many anchors there are"),
 }
 _MOST_NAMED = 12
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
 class Program(NamedTuple):

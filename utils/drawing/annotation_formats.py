@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
-from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
+from utils.boxes import scale_boxes, xyxy_to_xywh
+from utils.drawing.yolo_labels import FRACTION_DIGITS, write_yolo_labels
 from utils.files.safe_io import write_whole
 from utils.strings import image_ids_of
 from utils.structures import DetectionTable
@@ -27,7 +29,6 @@ from utils.structures import DetectionTable
 # (AP 0.5929 became 0.5935).
 BOX_DIGITS = 5
 SCORE_DIGITS = 8
-_FRACTION_DIGITS = 9  # of the image's size: a hundred-thousandth of a pixel in an image of 10,000
 _NOT_IN_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -88,16 +89,6 @@ class YoloAnnotations(AnnotationFormat):
         content = {"train": "images", "val": "images", "names": dict(enumerate(self.names))}
         write_whole(data, yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
         return [classes, data]
-
-
-def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
-    """A line a detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
-    columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
-    rows = np.concatenate(columns, 1)
-    form = "%d" + f" %.{_FRACTION_DIGITS}f" * 4 + " %.6f" * scores + "\n"
-    write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
 
 
 class CocoAnnotations(AnnotationFormat):
@@ -181,7 +172,7 @@ class LabelStudioAnnotations(AnnotationFormat):
         common = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", "image_rotation": 0}
         common |= {"original_width": width, "original_height": height}
         regions = []
-        for number, (c, box, score) in enumerate(image.rows(np.round(percent, _FRACTION_DIGITS - 2))):
+        for number, (c, box, score) in enumerate(image.rows(np.round(percent, FRACTION_DIGITS - 2))):
             value = dict(zip(("x", "y", "width", "height"), box)) | {"rotation": 0, "rectanglelabels": [self.names[c]]}
             regions.append({"id": f"box{number}", **common, "value": value, "score": score})
         mean = float(image.found.scores.mean()) if regions else 0.0
@@ -262,3 +253,20 @@ FORMATS: dict[str, type[AnnotationFormat]] = {
     "labelstudio": LabelStudioAnnotations,
     "cvat": CvatAnnotations,
 }
+
+
+class AnnotationFiles:
+    """The files of several formats. ``formats``: their names; the rest as in `AnnotationFormat`."""
+
+    def __init__(self, formats: Sequence[str], folder: Path, names: tuple[str, ...], model: str) -> None:
+        self._formats = [FORMATS[name](folder, names, model) for name in dict.fromkeys(formats)]
+
+    def add(self, name: str, image_hw: tuple[int, int], found: DetectionTable) -> None:
+        """As `AnnotatedImage` has them."""
+        image = AnnotatedImage(name, image_hw, found)
+        for each in self._formats:
+            each.add(image)
+
+    def close(self) -> None:
+        for each in self._formats:
+            each.close()

@@ -10,23 +10,22 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
-from utils.drawing.annotation_formats import (
-    FORMATS,
-    AnnotatedImage,
-    write_yolo_labels,
-)
 from utils.drawing.draw import write_image
+from utils.drawing.yolo_labels import write_yolo_labels
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.strings import image_ids_of
 from utils.structures import DetectionTable
+
+if TYPE_CHECKING:
+    from utils.drawing.annotation_formats import AnnotationFiles
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
@@ -182,8 +181,11 @@ class DetectionFiles:
         self.run_dir, self.names, self._config = Path(run_dir), names, config
         self._records: list[dict[str, Any]] = []  # for predictions.json
         self._labels: list[str] = []  # of all frames, with detections or without
-        model = Path(config.weights).stem
-        self._formats = [FORMATS[name](self.run_dir, names, model) for name in dict.fromkeys(config.save_format)]
+        self._annotations: AnnotationFiles | None = None
+        if config.save_format:
+            from utils.drawing.annotation_formats import AnnotationFiles
+
+            self._annotations = AnnotationFiles(config.save_format, self.run_dir, names, Path(config.weights).stem)
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
@@ -203,16 +205,14 @@ class DetectionFiles:
             self._records += self._rows(source, label, frame, found)
         if self._config.save_crop:
             self._write_crops(label, image, found)
-        if self._formats:
+        if self._annotations:
             path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
-            annotated = AnnotatedImage(path.name, image.shape[:2], found)
-            for written in self._formats:
-                written.add(annotated)
+            self._annotations.add(path.name, image.shape[:2], found)
 
     def close(self) -> None:
         """Writes the files that hold all frames."""
-        for written in self._formats:
-            written.close()
+        if self._annotations:
+            self._annotations.close()
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             for record in self._records:

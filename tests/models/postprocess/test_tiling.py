@@ -9,7 +9,8 @@ from torchvision.ops import box_iou
 
 from models.postprocess import stitching
 from models.postprocess.stitching import TileStitcher, stitch_views
-from models.postprocess.tiling import TiledDetector, Tiles
+from models.postprocess.tiles import Tiles
+from models.postprocess.tiling import TiledDetector
 from utils.boxes import tile_windows
 from utils.structures import GRAY, Detections, DetectionTable
 

@@ -1,0 +1,58 @@
+"""Fits an image into a canvas of another aspect ratio, padded with gray: the images of validation and inference."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from utils.structures import padding_value
+
+
+class Letterbox(NamedTuple):
+    """How an image is fitted into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
+
+    The gains of the axes differ slightly, since both sides of the resized image are whole numbers of pixels.
+    """
+
+    width: int  # of the resized image, pixels
+    height: int
+    pad_x: int
+    pad_y: int
+    gain_x: float
+    gain_y: float
+
+
+def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:
+    """The largest centered fit of an image into a canvas, its longer side at most ``longest`` pixels.
+
+    Sizes are rounded up, and an odd pixel of padding is on the right or at the bottom, as in the published evaluations
+    of YOLO models.
+    """
+    height, width = (int(v) for v in image_hw)
+    limits = [(canvas_hw[0], height), (canvas_hw[1], width)]
+    if longest is not None:
+        limits.append((longest, max(height, width)))
+    numerator, denominator = min(limits, key=lambda limit: limit[0] / limit[1])
+    new_h = min(-(-height * numerator // denominator), canvas_hw[0])
+    new_w = min(-(-width * numerator // denominator), canvas_hw[1])
+    pad_x, pad_y = (round((total - used) / 2 - 0.1) for total, used in ((canvas_hw[1], new_w), (canvas_hw[0], new_h)))
+    return Letterbox(new_w, new_h, pad_x, pad_y, new_w / width, new_h / height)
+
+
+def letterbox(
+    image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Resizes ``image`` bilinearly and pads it with gray. Returns (H, W, C): ``out`` if it is given."""
+    canvas = np.empty((*canvas_hw, image.shape[2]), image.dtype) if out is None else out
+    gray = padding_value(canvas.dtype)
+    right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
+    canvas[: fit.pad_y], canvas[bottom:] = gray, gray
+    middle = canvas[fit.pad_y : bottom]
+    middle[:, : fit.pad_x], middle[:, right:] = gray, gray
+    if image.shape[:2] == (fit.height, fit.width):
+        middle[:, fit.pad_x : right] = image
+    else:
+        cv2.resize(image, (fit.width, fit.height), dst=middle[:, fit.pad_x : right], interpolation=cv2.INTER_LINEAR)
+    return canvas
