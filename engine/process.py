@@ -16,7 +16,7 @@ import yaml
 
 from engine.checkpoint.run import Run, claim_folder
 from models.heads.base import DetectionHead
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig, changed_settings, closing_epochs
+from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, TrainConfig, changed_settings, closing_epochs
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checked_open import open_direct
@@ -57,7 +57,7 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
         raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
     if wanted > config.batch_size != FIND_BATCH_SIZE:
         raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
-    if config.sync_bn or config.sync_bn_group:
+    if config.sync_bn:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
     if len(ctx.devices) > 1:
         raise UserError("--virtual-ranks: one device a process; start with torchrun instead of --device 0,1")
@@ -74,7 +74,7 @@ def unused_settings(
     epochs = math.inf if config.time else config.epochs
     nominal = round(config.nominal_batch / config.batch_size)
     mixes = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
-    group, virtual = config.sync_bn_group, config.virtual_ranks
+    virtual = config.virtual_ranks
     rules: list[tuple[str, bool, str]] = [  # a setting, whether it has no effect, and why; the first rule that holds
         *((name, True, "the model's loss does not use it") for name in sorted(head.unused_hyperparameters)),
         *((name, channels != 3, "images without three channels have no color") for name in ("hsv_h", "hsv_s", "hsv_v")),
@@ -91,14 +91,11 @@ def unused_settings(
         ("tile_visibility", not tile, "the data set's YAML has no 'tile'"),
         ("tile_backgrounds", not tile, "the data set's YAML has no 'tile'"),
         ("tile_backgrounds", config.image_weights, "--image-weights chooses how often tiles are seen"),
-        ("multi_scale_range", not config.multi_scale, "without --multi-scale"),
         ("spawn", config.spawn == 1, "one process trains anyway"),
         ("eval_ranks", epochs == 1 or config.val_every == 0, "the training processes validate after the last epoch"),
         ("eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next"),
         ("sync_bn", ranks == 1, "one process sees the whole batch"),
-        ("sync_bn", 0 < group < ranks, f"--sync-bn-group {group} says over which processes"),
-        ("sync_bn_group", ranks == 1, "one process sees the whole batch"),
-        ("sync_bn_group", group == 1, "each process has its own statistics anyway"),
+        ("sync_bn", config.sync_bn == 1, "each process has its own statistics anyway"),
         ("zero", ranks == 1, "one process holds the whole state of the optimizer"),
         ("virtual_ranks", virtual == ranks == 1, "one process processes whole batches anyway"),
         ("virtual_ranks", virtual == ranks and config.deterministic, "--deterministic cuts batches by process anyway"),
@@ -108,14 +105,12 @@ def unused_settings(
         ("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is"),
         ("patience", config.patience >= epochs, f"the run has {length}"),
         ("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only"),
-        ("min_gain", not config.patience, "without --patience"),
         ("save_period", config.save_period > epochs, f"the run has {length}"),
         ("noautoanchor", head.anchors is None, "the model has no anchors"),
-        ("tracker_weights", not config.tracker, "without --tracker"),
     ]
     shown = {name: f"--set {name}" for name in given}
     for name, value in changed_settings(config).items():
-        shown[name] = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        shown[name] = f"--{name.replace('_', '-')}" + ("" if value is True or value == ALL_RANKS else f" {value}")
     reasons = {name: why for name, is_unused, why in reversed(rules) if is_unused and name in shown}
     lines = [
         f"{shown[name]} does nothing{' ' if why.startswith('without ') else ': '}{why}" for name, why in reasons.items()

@@ -87,8 +87,6 @@ class Hyperparameters(TypedDict, total=False):
     """with tile in the data set's YAML: ignore objects of which a tile shows less than this"""
     tile_backgrounds: float
     """tiles without objects in an epoch, at most, as a multiple of the tiles with objects"""
-    multi_scale_range: float
-    """range of --multi-scale, +- fraction of --imgsz"""
     albumentations: list[dict]
     """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
 
@@ -239,8 +237,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """repeat images of classes that less than this fraction of the images has; 0: none"""
     cls_pw: float
     """weight classes in the loss by 1 / frequency to this power; 1: in full, 0: all alike"""
-    multi_scale: bool
-    """vary the image size from step to step"""
+    multi_scale: float
+    """vary the image size from step to step, by +- this fraction of --imgsz"""
     quad: bool
     """collate some groups of four images into one of twice the size"""
     optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
@@ -257,10 +255,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """NHWC memory format"""
     compile: bool
     """torch.compile the model, with CUDA graphs on a GPU if sizes are fixed"""
-    sync_bn: bool
-    """synchronize batch norm statistics over all processes"""
-    sync_bn_group: int
-    """synchronize batch norm statistics over groups of n processes; 0: off"""
+    sync_bn: int
+    """synchronize batch norm statistics over all processes, or with a value n over groups of n; 0: off"""
     compress_grads: bool
     """exchange gradients as bfloat16, which halves the traffic (plain DDP)"""
     zero: bool
@@ -281,8 +277,6 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """selects best.pt, for --patience too: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"""
     patience: int
     """stop after this many epochs without a better --fitness; 0: never"""
-    min_gain: float
-    """--patience waits for the fitness to rise by more than this"""
     save_period: int
     """keep an additional checkpoint every n epochs; 0: never"""
     save_minutes: float
@@ -307,7 +301,5 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """stop after this many consecutive non-finite steps"""
     tracker: list[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
     """services that also receive settings, results and reports"""
-    tracker_weights: bool
-    """--tracker also receives best.pt"""
     project: str
     """folder of runs"""

@@ -100,7 +100,7 @@ def build_train_loader(
         rank=ctx.rank // config.pipeline,
         world_size=ctx.world_size // config.pipeline,
         quad=config.quad,
-        multi_scale=hyp.multi_scale_range if config.multi_scale else 0.0,
+        multi_scale=config.multi_scale,
     )
     on_device: dict[str, Any] = {}
     if config.render_on == "device":

@@ -45,8 +45,6 @@ class Progress:
     joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
     best_fitness: float = -1.0  # of `engine.evaluation.fitness`
     best_epoch: int = -1
-    patience_fitness: float = -1.0  # the last one that exceeded the one before by more than --min-gain
-    patience_epoch: int = -1
     confidence: float | None = None  # with the best F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
@@ -63,17 +61,15 @@ class Progress:
             elif kind is float:
                 good = type(value) in (int, float)
             elif kind is int:
-                good = type(value) is int and (-1 if name in ("best_epoch", "patience_epoch") else 0) <= value < 2**62
+                good = type(value) is int and (-1 if name == "best_epoch" else 0) <= value < 2**62
             else:
                 good = type(value) is kind and kind is not type(None)
             if not good:
                 raise UserError(f"{path}: damaged checkpoint ('progress' has {str(name)[:60]}: {str(value)[:60]})")
         return cls(**stored)
 
-    def record_fitness(self, fitness: float, min_gain: float) -> bool:
+    def record_fitness(self, fitness: float) -> bool:
         """Notes the ``fitness`` after the epochs completed, which may be nan. Returns whether it is the best so far."""
-        if fitness - self.patience_fitness > min_gain or (fitness > self.patience_fitness and self.patience_epoch < 0):
-            self.patience_fitness, self.patience_epoch = fitness, self.epoch
         is_best = fitness > self.best_fitness
         if is_best:
             self.best_fitness, self.best_epoch = fitness, self.epoch

@@ -41,7 +41,7 @@ POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
 LATE_S, LATE_FRACTION = 5.0, 0.1
 LEAVE_S = 2.0
-OF_RESULTS = ("best_fitness", "best_epoch", "patience_fitness", "patience_epoch", "confidence")  # of `Progress`
+OF_RESULTS = ("best_fitness", "best_epoch", "confidence")  # of `Progress`
 
 
 class Evaluators:

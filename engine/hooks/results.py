@@ -15,15 +15,10 @@ log = logging.getLogger("lockstep")
 
 
 class Results(Hook):
-    """Records the result of each epoch in the progress of all ranks.
+    """Records the result of each epoch in the progress of all ranks. ``fitness`` decides which epoch is the best."""
 
-    Args:
-        fitness: what decides which epoch is the best.
-        min_gain: by how much an epoch must be better for early stopping.
-    """
-
-    def __init__(self, fitness: Fitness, min_gain: float) -> None:
-        self.fitness, self._min_gain = fitness, min_gain
+    def __init__(self, fitness: Fitness) -> None:
+        self.fitness = fitness
 
     def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
         losses = trainer.progress.mean_losses(trainer.step.criterion.names)
@@ -38,7 +33,7 @@ class Results(Hook):
         found = broadcast_object(trainer.ctx, found)
         if found is not None:
             fitness, epoch.class_ap, progress.confidence = found
-            epoch.is_best = progress.record_fitness(fitness, self._min_gain)
+            epoch.is_best = progress.record_fitness(fitness)
         epoch.row = {"time": trainer.seconds(), **epoch.row}
         if result is not None:
             epoch.metrics = self._metrics(result)

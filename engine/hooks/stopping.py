@@ -20,13 +20,12 @@ class EarlyStopping(Hook):
 
     Args:
         patience: epochs.
-        min_gain: by how much an epoch must be better.
         fitness: what is compared, for readers.
         is_validated: whether an epoch of so many is (`Validation.is_due`).
     """
 
-    def __init__(self, patience: int, min_gain: float, fitness: str, is_validated: Callable[[int, int], bool]) -> None:
-        self._patience, self._min_gain, self._fitness, self._is_validated = patience, min_gain, fitness, is_validated
+    def __init__(self, patience: int, fitness: str, is_validated: Callable[[int, int], bool]) -> None:
+        self._patience, self._fitness, self._is_validated = patience, fitness, is_validated
 
     def start(self, trainer: Training) -> Action:
         return self._decide(trainer)
@@ -40,15 +39,14 @@ class EarlyStopping(Hook):
         is_over = is_validated and progress.epoch < trainer.epochs and has_stalled(progress, self._patience)
         if not is_over or progress.best_epoch < 0:
             return Action.CONTINUE
-        gain = f" by more than {self._min_gain:g}" if self._min_gain else ""
-        epochs, best = counted(progress.epoch - progress.patience_epoch, "epoch"), progress.best_epoch
-        log.info("no better %s%s in %s (best: epoch %d): stopped early", self._fitness, gain, epochs, best)
+        epochs, best = counted(progress.epoch - progress.best_epoch, "epoch"), progress.best_epoch
+        log.info("no better %s in %s (best: epoch %d): stopped early", self._fitness, epochs, best)
         return Action.END
 
 
 def has_stalled(progress: Progress, patience: int, *, epoch: int | None = None) -> bool:
     """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is better."""
-    return 0 < patience <= (progress.epoch if epoch is None else epoch) - progress.patience_epoch
+    return 0 < patience <= (progress.epoch if epoch is None else epoch) - progress.best_epoch
 
 
 class TimeLimit(Hook):

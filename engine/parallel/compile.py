@@ -97,7 +97,7 @@ def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: in
         return Compilation(images, dynamic=True, loss=loss, line=f"compiled: {line}")
     if ctx.device.type != "cuda":
         return Compilation(images, line="compiled: fixed sizes")
-    if ctx.is_distributed and (config.sync_bn or config.sync_bn_group):
+    if ctx.is_distributed and config.sync_bn:
         line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
         return Compilation(images, loss=loss, line=f"compiled: {line}")
     return Compilation(images, cuda_graphs=True, loss=loss, line="compiled: fixed sizes, CUDA graphs")

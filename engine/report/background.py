@@ -91,7 +91,6 @@ class BackgroundTracker(Tracker):
 
     Args:
         results: results.csv, called before this tracker.
-        weights: whether best.pt is stored, too.
         close_s, finish_s: the longest waits at the end for the service, for epochs and for files.
     """
 
@@ -100,12 +99,10 @@ class BackgroundTracker(Tracker):
         service: Service,
         results: CsvTracker,
         *,
-        weights: bool = False,
         close_s: float = CLOSE_S,
         finish_s: float = FINISH_S,
     ) -> None:
         self._service, self._results = service, results
-        self._files = (*REPORT_FILES, "best.pt") if weights else REPORT_FILES
         self._close_s, self._finish_s = close_s, finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -125,7 +122,7 @@ class BackgroundTracker(Tracker):
 
     def finish(self, folder: Path) -> None:
         self._is_complete = True
-        for path in (folder / name for name in self._files):
+        for path in (folder / name for name in REPORT_FILES):
             if path.exists():
                 self._calls.put(partial(self._store, path))
         stored = threading.Event()

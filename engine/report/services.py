@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -106,9 +104,7 @@ class MlflowService(Service):
         project = self._folder.parent
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         place = None if uri else (project / ARTIFACTS).as_uri()
-        if not uri:
-            _make_store(project / STORE)
-            uri = f"sqlite:///{project / STORE}"
+        uri = uri or f"sqlite:///{project / STORE}"
         self._client = client = MlflowClient(tracking_uri=uri)
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(title)
@@ -167,27 +163,6 @@ def _metric_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:LONGEST_NAME].rstrip("/")
 
 
-def _make_store(path: Path) -> None:
-    """Makes MLflow's local store unless it exists: MLflow takes seconds to make the tables, and cannot use a store in
-    which it was killed."""
-    if path.exists():
-        return
-    from mlflow.tracking import MlflowClient
-
-    complete = path.with_name(f".{STORE}.{os.urandom(8).hex()}.tmp")
-    with tempfile.TemporaryDirectory() as folder:
-        MlflowClient(tracking_uri=f"sqlite:///{folder}/{STORE}").search_experiments(max_results=1)
-        shutil.copyfile(f"{folder}/{STORE}", complete)
-    try:
-        os.link(complete, path)
-    except FileExistsError:  # another run was faster
-        pass
-    except OSError:  # a file system without links
-        os.replace(complete, path)
-    finally:
-        complete.unlink(missing_ok=True)
-
-
 class WandbService(Service):
     """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
 
@@ -231,11 +206,11 @@ class WandbService(Service):
 class Services(TrackerHook):
     """The services of ``--tracker``. Comes after `ResultFiles`. Raises UserError as `check_services`."""
 
-    def __init__(self, names: Sequence[str], project: Path, *, weights: bool) -> None:
+    def __init__(self, names: Sequence[str], project: Path) -> None:
         check_services(names, project)
-        self._names, self._weights = dict.fromkeys(names), weights
+        self._names = dict.fromkeys(names)
 
     def open(self, trainer: Training) -> Tracker:
         results = trainer.hooks.get(ResultFiles).results
         services = [open_service(name, trainer.run) for name in self._names]
-        return CompositeTracker([BackgroundTracker(service, results, weights=self._weights) for service in services])
+        return CompositeTracker([BackgroundTracker(service, results) for service in services])

@@ -209,7 +209,7 @@ def largest_side(run: Run, model: nn.Module) -> int:
     """The largest side of the run's canvases, pixels."""
     config, side = run.config, run.config.imgsz
     if config.multi_scale:
-        side = round(side * (1 + run.hyp.multi_scale_range) / model.stride) * model.stride
+        side = round(side * (1 + config.multi_scale) / model.stride) * model.stride
     return 2 * side if config.quad else side
 
 
@@ -235,7 +235,7 @@ def prepare_step(
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
     batch_size = images * shards * samples_per_image(config)
     accumulate = step_plan(replace(config, batch_size=batch_size), 1).accumulate
-    alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
+    alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": 0}
     model = copy.deepcopy(model)
     step = build_step(
         DistributedContext.single(ctx.device),
@@ -270,7 +270,7 @@ def prepare_step(
 @contextmanager
 def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
     """A group of this process alone, since each process searches independently; None without ``--sync-bn``."""
-    if not (ctx.is_distributed and (config.sync_bn or config.sync_bn_group)):
+    if not (ctx.is_distributed and config.sync_bn):
         yield None
         return
     group = dist.new_group([ctx.rank], backend=ctx.backend, use_local_synchronization=True)

@@ -121,7 +121,7 @@ def core_hooks(
     hooks = [
         Checkpoints(config.save_minutes * 60, config.save_steps),
         NonFiniteSteps(config.max_bad_steps),
-        Results(fitness, config.min_gain),
+        Results(fitness),
         ProgressBar(),
     ]
     hooks += [ClassWeights(train_loader)] if config.image_weights else []
@@ -140,7 +140,7 @@ def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
     if config.tracker and ctx.is_main:
         from engine.report.services import Services
 
-        hooks.append(Services(config.tracker, run.folder.parent, weights=config.tracker_weights))
+        hooks.append(Services(config.tracker, run.folder.parent))
     if not config.noplots and ctx.is_main:
         from engine.report.plots import Plots
 
@@ -156,7 +156,7 @@ def late_hooks(config: TrainConfig, fitness: Fitness, validation: Validation) ->
     """The hooks that come last."""
     hooks: list[Hook] = [validation]
     if config.patience:
-        hooks.append(EarlyStopping(config.patience, config.min_gain, fitness.name, validation.is_due))
+        hooks.append(EarlyStopping(config.patience, fitness.name, validation.is_due))
     return [*hooks, Summary(fitness.name)]
 
 

@@ -187,8 +187,8 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     if config.compress_grads and (virtual_ranks or not ctx.is_distributed):
         raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
-    if config.sync_bn_group and ctx.is_distributed:
-        check_group_size(ctx, config.sync_bn_group)
+    if config.sync_bn > 0 and ctx.is_distributed:
+        check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)
     if config.compile:
         from engine.parallel.compile import check_compilation
@@ -274,8 +274,8 @@ def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: Ste
     return parallelize(
         model,
         ctx,
-        sync_bn=config.sync_bn or config.sync_bn_group > 0,
-        sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
+        sync_bn=config.sync_bn != 0,
+        sync_bn_group=sync_bn_group(ctx, config.sync_bn),
         unused=unused,
         # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
         static=plan.accumulate == 1 and not config.compile,

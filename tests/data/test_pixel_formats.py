@@ -141,7 +141,7 @@ def batches_of(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [{"workers": 1}, {"cache": "ram"}, {"quad": True}, {"rect": True}, {"multi_scale": True}]
+    "more", [{"workers": 1}, {"cache": "ram"}, {"quad": True}, {"rect": True}, {"multi_scale": 0.5}]
 )
 def test_batches_are_those_of_this_process_without_a_cache(made, batches_of, more):
     alone = {name: value for name, value in more.items() if name not in ("workers", "cache")}

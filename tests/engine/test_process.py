@@ -80,7 +80,7 @@ def run_with(folder: Path, **settings) -> Run:
 
 @pytest.mark.parametrize(
     ("settings", "searches"),
-    [({}, True), ({"quad": True}, True), ({"rect": True}, False), ({"multi_scale": True}, False),
+    [({}, True), ({"quad": True}, True), ({"rect": True}, False), ({"multi_scale": 0.5}, False),
      ({"deterministic": True}, False)],
 )  # fmt: skip
 def test_cudnn_benchmark_is_on_if_all_images_have_one_size(tmp_path, settings, searches):

@@ -40,12 +40,11 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
     ("ctx", "settings", "line"),
     [
         (ONE, {"zero": True}, "--zero does nothing"),
-        (ONE, {"sync_bn": True}, "--sync-bn does nothing: one process"),
-        (ONE, {"sync_bn_group": 1}, "--sync-bn-group 1 does nothing: one process"),
+        (ONE, {"sync_bn": -1}, "--sync-bn does nothing: one process"),
+        (ONE, {"sync_bn": 1}, "--sync-bn 1 does nothing: one process"),
         (ONE, {"virtual_ranks": 1}, "--virtual-ranks 1 does nothing"),
         (ONE, {"spawn": 1}, "--spawn 1 does nothing"),
-        (FOUR, {"sync_bn_group": 1}, "--sync-bn-group 1 does nothing"),
-        (FOUR, {"sync_bn": True, "sync_bn_group": 2}, "--sync-bn does nothing: --sync-bn-group 2"),
+        (FOUR, {"sync_bn": 1}, "--sync-bn 1 does nothing"),
         (FOUR, {"virtual_ranks": 4, "deterministic": True}, "--virtual-ranks 4 does nothing"),
         (ONE, {"accumulate": 2, "nominal_batch": 64}, "--accumulate 2 does nothing: --nominal-batch 64 makes it 4"),
         (ONE, {"accumulate": 4, "nominal_batch": 32}, "--nominal-batch 32 does nothing: --accumulate 4"),
@@ -53,10 +52,8 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
         (ONE, {"save_period": 200}, "--save-period 200 does nothing"),
         (ONE, {"patience": 100}, "--patience 100 does nothing: the run has 100 epochs"),
         (ONE, {"patience": 9, "val_every": 0}, "--patience 9 does nothing: --val-every 0"),
-        (ONE, {"min_gain": 0.01}, "--min-gain 0.01 does nothing without --patience"),
         (ONE, {"eval_ranks": 1, "epochs": 1}, "--eval-ranks 1 does nothing: the training processes validate after"),
         (ONE, {"eval_ranks": 1, "patience": 1}, "--eval-ranks 1 does nothing: --patience 1 needs"),
-        (ONE, {"tracker_weights": True}, "--tracker-weights does nothing without --tracker"),
     ],
 )
 def test_each_unused_setting_gets_one_line(ctx, settings, line):
@@ -68,7 +65,6 @@ def test_each_unused_setting_gets_one_line(ctx, settings, line):
     ("override", "settings"),
     [
         ("mosaic=0.5", {"rect": True}),
-        ("multi_scale_range=0.2", {}),
         ("mosaic_block=4", {"rect": True}),
         ("lr_mult=0.1", {}),
         ("lrf=1", {"cos_lr": True}),
@@ -95,17 +91,17 @@ def test_unused_hyperparameters_get_one_line(override, settings):
     ("ctx", "settings"),
     [
         (ONE, {}),
-        (ONE, {"virtual_ranks": 4, "accumulate": 2, "rect": True, "multi_scale": True, "cos_lr": True}),
+        (ONE, {"virtual_ranks": 4, "accumulate": 2, "rect": True, "multi_scale": 0.5, "cos_lr": True}),
         (ONE, {"nominal_batch": 64, "patience": 5, "save_period": 5, "epochs": 11}),
-        (FOUR, {"zero": True, "sync_bn": True}),
-        (FOUR, {"sync_bn_group": 2}),
+        (FOUR, {"zero": True, "sync_bn": -1}),
+        (FOUR, {"sync_bn": 2}),
         (FOUR, {"virtual_ranks": 4}),
-        (FOUR, {"sync_bn": True, "sync_bn_group": 4}),
+        (FOUR, {"sync_bn": 4}),
     ],
 )
 def test_settings_with_an_effect_get_no_line(ctx, settings):
     assert lines(ctx, **settings) == []
-    assert lines(ctx, "mosaic=0.5", "multi_scale_range=0.2", "lr_mult=0.1", multi_scale=True, weights="a.pt") == []
+    assert lines(ctx, "mosaic=0.5", "lr_mult=0.1", multi_scale=0.5, weights="a.pt") == []
 
 
 def test_settings_that_a_head_does_not_read_get_one_line():

@@ -18,6 +18,7 @@ from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 
 FIND_BATCH_SIZE = -1  # as --batch-size
+ALL_RANKS = -1  # as --sync-bn
 MOST_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
 MOST_DETECTIONS = 30_000  # an image; NMS examines no more candidates
 _MOST_THREADS = 4096
@@ -42,13 +43,13 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "cls_pw skip_zero_grads max_bad_steps seed deterministic",
-    "validation": "watch fitness patience min_gain val_every check check_images calibration_images draws",
+    "validation": "watch fitness patience val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
-    "processes": "spawn eval_ranks local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
+    "processes": "spawn eval_ranks local_rank local_world_size sync_bn compress_grads zero virtual_ranks "
     "pipeline stall_minutes",
-    "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
+    "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker "
     "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
@@ -157,7 +158,6 @@ class Hyperparameters:
     tile_backgrounds: float = setting(
         0.5, low=0, help="tiles without objects in an epoch, at most, as a multiple of the tiles with objects"
     )
-    multi_scale_range: float = setting(0.5, low=0, high=0.9, help="range of --multi-scale, +- fraction of --imgsz")
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
     )
@@ -256,7 +256,9 @@ class TrainConfig(_DataConfig):
     cls_pw: float = setting(
         0.0, low=0, high=4, help="weight classes in the loss by 1 / frequency to this power; 1: in full, 0: all alike"
     )
-    multi_scale: bool = setting(False, help="vary the image size from step to step")
+    multi_scale: float = setting(
+        0.0, low=0, high=0.9, bare=0.5, help="vary the image size from step to step, by +- this fraction of --imgsz"
+    )
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
@@ -265,8 +267,13 @@ class TrainConfig(_DataConfig):
     amp: str = setting("auto", choices=("auto", "off", "bf16", "fp16"), help="autocast type; auto: bf16 if supported")
     channels_last: bool = setting(True, help="NHWC memory format")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
-    sync_bn: bool = setting(False, help="synchronize batch norm statistics over all processes")
-    sync_bn_group: int = setting(0, low=0, help="synchronize batch norm statistics over groups of n processes; 0: off")
+    sync_bn: int = setting(
+        0,
+        low=0,
+        also=ALL_RANKS,
+        bare=ALL_RANKS,
+        help="synchronize batch norm statistics over all processes, or with a value n over groups of n; 0: off",
+    )
     compress_grads: bool = setting(False, help="exchange gradients as bfloat16, which halves the traffic (plain DDP)")
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
@@ -286,7 +293,6 @@ class TrainConfig(_DataConfig):
         help="selects best.pt, for --patience too: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME",
     )
     patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
-    min_gain: float = setting(0.0, low=0, help="--patience waits for the fitness to rise by more than this")
     save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
     save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
     save_steps: int = setting(0, low=0, help="also save within an epoch every n steps; 0: never")
@@ -306,7 +312,6 @@ class TrainConfig(_DataConfig):
     tracker: list[str] = setting(
         factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"
     )
-    tracker_weights: bool = setting(False, help="--tracker also receives best.pt")
     project: str = setting("runs/train", help="folder of runs")
 
 

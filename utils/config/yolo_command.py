@@ -42,7 +42,7 @@ _SETTINGS: dict[str, dict[tuple[str, str], str]] = {
         ("plots", "false"): "--noplots",
         ("amp", "false"): "--amp off",
         ("batch", r"0\.\d+"): "--batch-size -1",  # a fraction of the GPU's memory
-        ("multi_scale", r"0\.\d+"): "--multi-scale --set multi_scale_range={}",
+        ("multi_scale", r"0\.\d+"): "--multi-scale {}",
         ("save_period", "-1"): "",
         **dict.fromkeys([(name, "0") for name in ("bgr", "cls_pw", "copy_paste", "cutmix", "multi_scale")], ""),
         **{("fraction", "1"): "", ("iou", r"0\.7"): "", ("max_det", "300"): "", ("split", "val"): ""},  # the defaults

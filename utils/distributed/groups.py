@@ -71,13 +71,13 @@ def consecutive_group(ctx: DistributedContext, size: int) -> Subgroup:
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
-    """The group over which ``--sync-bn-group size`` takes batch statistics; None if it is the whole run (also for
-    size 0, and in a run of one process). Collective over the whole run.
+    """The group over which ``--sync-bn SIZE`` takes batch statistics; None if it is the whole run (also for
+    size -1 or 0, and in a run of one process). Collective over the whole run.
 
     Raises:
         UserError: the world size is not a multiple of ``size``.
     """
-    if size in (0, ctx.world_size) or not ctx.is_distributed:
+    if size <= 0 or size == ctx.world_size or not ctx.is_distributed:
         return None
     return consecutive_group(ctx, size).handle
 
@@ -87,7 +87,7 @@ def check_group_size(ctx: DistributedContext, size: int) -> None:
     if not 1 <= size <= ctx.world_size or ctx.world_size % size:
         fitting = [n for n in range(1, ctx.world_size + 1) if ctx.world_size % n == 0]
         raise UserError(
-            f"groups of {size} processes do not divide the {ctx.world_size} of this run (--sync-bn-group); "
+            f"groups of {size} processes do not divide the {ctx.world_size} of this run (--sync-bn); "
             f"use {', '.join(map(str, fitting))}"
         )
 

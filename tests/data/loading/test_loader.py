@@ -84,7 +84,7 @@ def test_the_number_of_workers_does_not_change_the_batches(open_loader, workers)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
-@pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": True}, {"rect": True}])
+@pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": 0.5}, {"rect": True}])
 def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options):
     """Worker and parent reuse a few slots; batches that are still referenced do not change, however many there are."""
     alone = list(islice(open_loader(**options), 24))
@@ -158,7 +158,7 @@ def test_the_training_loader_is_endless_reshuffles_and_keeps_its_workers(open_lo
     assert len({tuple(f) for f in flat}) == 4
 
 
-@pytest.mark.parametrize("options", [{}, {"image_weights": True}, {"rect": True, "workers": 1}, {"multi_scale": True}])
+@pytest.mark.parametrize("options", [{}, {"image_weights": True}, {"rect": True, "workers": 1}, {"multi_scale": 0.5}])
 def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(open_loader, options):
     whole = list(islice(open_loader(**options), 9))
     resumed = open_loader(**options)

@@ -77,7 +77,7 @@ def assert_same(a: Batch, b: Batch, *, but: tuple[str, ...] = ()) -> None:
 
 OPTIONS = [
     {},
-    {"quad": True, "batch_size": 16, "multi_scale": True},
+    {"quad": True, "batch_size": 16, "multi_scale": 0.5},
     {"image_weights": True, "cache": "device"},
     {"rect": True},
 ]

@@ -1,4 +1,4 @@
-"""--fitness, --min-gain and --patience: what is the best epoch, and when a run stops."""
+"""--fitness and --patience: what is the best epoch, and when a run stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint import read_checkpoint
 
 NAMES = ("RBC", "WBC", "a:b", "AP50")
 
@@ -75,19 +75,12 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
         Fitness.parse(names[-1], names).check_objects(gt)
 
 
-@pytest.mark.parametrize(
-    ("min_gain", "waits_since"),
-    [(0.0, [1, 1, 3, 3, 5, 5, 7, 8]), (0.1, [1, 1, 1, 1, 1, 1, 7, 7]), (5.0, [1] * 8)],
-)
-def test_patience_counts_from_the_last_sufficient_gain(min_gain, waits_since):
-    """Small gains add up, and do not hide from best.pt."""
+def test_the_best_epoch_is_the_first_with_the_highest_fitness():
     values = [0.30, 0.25, 0.35, float("nan"), 0.39, 0.39, 0.45, 0.46]
-    progress, found, best = Progress(), [], []
+    progress, best = Progress(), []
     for epoch, value in enumerate(values, 1):
         progress.epoch = epoch
-        best.append(progress.record_fitness(value, min_gain))
-        found.append(progress.patience_epoch)
-    assert found == waits_since
+        best.append(progress.record_fitness(value))
     assert best == [True, False, True, False, True, False, True, True]
     assert (progress.best_epoch, progress.best_fitness) == (8, 0.46)
 
@@ -98,7 +91,7 @@ def world(tmp_path_factory):
     data, model = write_dataset(root / "set", train=12, val=6), write_model(root / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root]
     learning = ["--set", "ema_tau=3", "lr0=0.02", "mosaic=0", "scale=0"]
-    early = ["--epochs", "30", "--fitness", "AP50:dark", "--patience", "3", "--min-gain", "0.05", *learning]
+    early = ["--epochs", "30", "--fitness", "AP50:dark", "--patience", "3", *learning]
     return root, [str(flag) for flag in (*flags, *early)]
 
 
@@ -117,7 +110,7 @@ def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
     progress = read_checkpoint(root / "whole" / "last.pt")["progress"]
     assert progress["best_epoch"] == int(np.argmax(values)) + 1
     assert progress["best_fitness"] == pytest.approx(max(values), rel=1e-6)
-    assert progress["patience_epoch"] == len(table) - 3
+    assert progress["best_epoch"] == len(table) - 3
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
         process = processes.start([python(), "train.py", *flags, "--name", "killed"])
@@ -129,19 +122,10 @@ def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
     same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
 
 
-def test_checkpoints_from_before_these_settings_resume(world, capsys):
+def test_a_resumed_run_keeps_its_fitness(world, capsys):
     root, flags = world
     train.main([*flags, "--fitness", "AP", "--name", "old", "--epochs", "1"])
-    path = root / "old" / "last.pt"
-    content = read_checkpoint(path)
-    for name in ("fitness", "min_gain"):
-        del content["config"][name]
-    for name in ("patience_fitness", "patience_epoch"):
-        del content["progress"][name]
-    write_checkpoint(content, path)
-    train.main(["--resume", str(path), "--epochs", "2"])
-    assert read_checkpoint(path)["progress"]["patience_epoch"] >= 1
-    line = error_of(capsys, train.main, "--resume", path, "--epochs", "3", "--fitness", "F1")
+    line = error_of(capsys, train.main, "--resume", root / "old" / "last.pt", "--epochs", "3", "--fitness", "F1")
     assert "the run being resumed has 'AP'" in line
 
 

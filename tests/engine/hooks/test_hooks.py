@@ -105,10 +105,10 @@ def test_the_last_epoch_is_always_validated(val_every, wanted):
 
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():
-    hook = EarlyStopping(2, 0.0, "AP", Validation(None, None, 2).is_due)
+    hook = EarlyStopping(2, "AP", Validation(None, None, 2).is_due)
     trainer = FakeTrainer(epochs=9)
     progress, over = trainer.progress, []
-    progress.best_epoch = progress.patience_epoch = 2
+    progress.best_epoch = 2
     for progress.epoch in range(2, 10):
         over.append(hook.after_epoch(trainer, Epoch(progress.epoch)) is Action.END)
     assert over == [False, False, True, False, True, False, True, False]  # after the last epoch there is none to spare
@@ -165,7 +165,7 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
     optimizer = SimpleNamespace(set_rates=lambda *_: None, rates=lambda: {"lr/bias": 0.1})
     step = SimpleNamespace(criterion=SimpleNamespace(names=("box",)), optimizer=optimizer)
     trainer = FakeTrainer(step=step, schedule=None, seconds=lambda: 5.0)
-    hook, bests = Results(Fitness.parse("AP", ["a"]), 0.0), []
+    hook, bests = Results(Fitness.parse("AP", ["a"])), []
     for trainer.progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
         epoch = Epoch(trainer.progress.epoch)
         trainer.progress.count_losses((4.0,), is_finite=True)

@@ -54,16 +54,16 @@ def compiled_step(backend, plan: Compilation, **options):
     ("ctx", "flags", "dynamic", "cuda_graphs"),
     [
         (CPU, {}, False, False),
-        (CPU, {"multi_scale": True}, True, False),
+        (CPU, {"multi_scale": 0.5}, True, False),
         (GPU, {}, False, True),
         (GPU, {"quad": True}, False, True),
         (GPU, {"accumulate": 4}, False, True),
         (GPU, {"amp": "fp16"}, False, True),
         (GPU, {"virtual_ranks": 4}, False, True),
         (replace(GPU, local_rank=1, rank=1, world_size=4), {}, False, True),
-        (GPU, {"multi_scale": True}, True, False),
+        (GPU, {"multi_scale": 0.5}, True, False),
         (GPU, {"rect": True}, True, False),
-        (replace(GPU, local_rank=1, rank=1, world_size=4), {"sync_bn": True}, False, False),
+        (replace(GPU, local_rank=1, rank=1, world_size=4), {"sync_bn": -1}, False, False),
     ],
 )
 def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_graphs):

@@ -83,17 +83,10 @@ def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
     assert service.settings == {"lr0": 0.01, "model": "yolov8n"}
     assert service.epochs == [1, 2, 3]
     assert service.rows[1] == {"train/box": 0.5, "metrics/AP": 0.2}
-    assert service.files == ["report.html", "results.csv", "results.png"]  # weights only if asked for
+    assert service.files == ["report.html", "results.csv", "results.png"]  # not the weights
     assert service.ends == [True]
     assert service.threads == {"Memory"}
     assert capsys.readouterr().out == ""
-
-
-def test_weights_are_stored_if_asked_for(tmp_path):
-    (tmp_path / "best.pt").write_text("weights")
-    service = MemoryService()
-    process(tmp_path, service, range(1, 2), weights=True)
-    assert service.files == ["results.csv", "best.pt"]
 
 
 def test_each_epoch_is_tracked_once_across_resumes(tmp_path):

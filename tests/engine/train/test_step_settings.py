@@ -17,16 +17,16 @@ SINGLE = DistributedContext.single("cpu")
 @pytest.mark.parametrize(
     ("processes", "settings", "line"),
     [
-        (3, {"sync_bn_group": 2}, "groups of 2 processes do not divide the 3 of this run"),
+        (3, {"sync_bn": 2}, "groups of 2 processes do not divide the 3 of this run"),
         (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8"),
         (4, {"virtual_ranks": 2}, "--virtual-ranks 2: must be a power of two and a multiple of"),
         (2, {"compress_grads": True, "deterministic": True}, "--compress-grads is for plain DDP"),
-        (2, {"sync_bn_group": 2, "deterministic": True}, "--sync-bn takes statistics over the whole batch"),
+        (2, {"sync_bn": 2, "deterministic": True}, "--sync-bn takes statistics over the whole batch"),
         (1, {"pipeline": 2}, "--pipeline 2: needs an even number of training processes, this run has 1"),
         (3, {"pipeline": 2}, "--pipeline 2: needs an even number of training processes, this run has 3"),
         (2, {"pipeline": 2, "batch_size": -1}, "--pipeline 2: --batch-size -1 measures whole models"),
-        (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": True}, "does not work with --virtual-ranks, --sync-bn;"),
-        (4, {"pipeline": 2, "sync_bn_group": 2, "compile": True}, "does not work with --sync-bn-group, --compile;"),
+        (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}, "does not work with --virtual-ranks, --sync-bn;"),
+        (4, {"pipeline": 2, "sync_bn": 2, "compile": True}, "does not work with --sync-bn, --compile;"),
         (2, {"pipeline": 2, "compress_grads": True, "keep_old": True}, "with --compress-grads, --keep-old;"),
     ],
 )
@@ -38,9 +38,9 @@ def test_refused(processes, settings, line):
 @pytest.mark.parametrize(
     ("processes", "settings"),
     [
-        (1, {"deterministic": True, "sync_bn_group": 2}),
-        (3, {"compress_grads": True, "sync_bn": True}),
-        (4, {"sync_bn_group": 2, "amp": "bf16"}),
+        (1, {"deterministic": True, "sync_bn": 2}),
+        (3, {"compress_grads": True, "sync_bn": -1}),
+        (4, {"sync_bn": 2, "amp": "bf16"}),
         (2, {"virtual_ranks": 8}),
         (6, {"pipeline": 2, "deterministic": True, "zero": True}),
     ],

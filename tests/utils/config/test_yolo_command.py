@@ -136,7 +136,7 @@ save_dir: runs/detect/train
         ("train.py", "batch=-1", "train.py --batch=-1"),
         ("train.py", "lr0 = 0.01 lrf= 0.1 momentum =0.9", "train.py --set lr0=0.01 --set lrf=0.1 --set momentum=0.9"),
         ("train.py", "batch = -1 epochs=3", "train.py --batch=-1 --epochs 3"),
-        ("train.py", "lr=0.1 multi_scale=0.25", "train.py --set lr0=0.1 --multi-scale --set multi_scale_range=0.25"),
+        ("train.py", "lr=0.1 multi_scale=0.25", "train.py --set lr0=0.1 --multi-scale 0.25"),
         ("train.py", "plots=False cos_lr=True cache=True amp=False", "train.py --noplots --cos-lr --cache --amp off"),
         ("train.py", "val=False cache=disk rect=False", "train.py --val-every 0 --cache disk"),
         ("val.py", "model=a.pt rect=False", "val.py --weights a.pt --no-rect"),
