@@ -1,0 +1,168 @@
+"""What a run is put together from: hooks in their order, loaders, loss, the position of a resumed run; and what is
+refused before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch.utils._pytree import tree_leaves
+
+from engine.checkpoint.run import open_run
+from engine.hooks.hook import Action, Hook, Hooks, Training
+from engine.hooks.validation import Validation
+from engine.parallel.watchdog import Watchdog
+from engine.train import build
+from engine.train.build import build_run
+from engine.train.trainer import Trainer
+from models.losses.base import class_weights
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
+from utils.config.parser import given_flags, parse_config
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.machine.stop_signals import StopSignals
+
+FIRST = ["Checkpoints", "NonFiniteSteps", "Results", "ProgressBar"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_dataset(tmp_path / "set", train=10, val=5)
+    write_model(tmp_path / "tiny.yaml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def built(*flags: str) -> Iterator[Trainer]:
+    new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
+    argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
+    config, ctx = parse_config(TrainConfig, argv, ""), DistributedContext.single("cpu")
+    opened = open_run(ctx, config, given_flags(TrainConfig, argv))
+    with opened as run, build_run(ctx, run, Watchdog(StopSignals())) as trainer:
+        yield trainer
+
+
+def names(trainer: Trainer) -> list[str]:
+    return [type(hook).__name__ for hook in trainer.hooks._hooks]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], [*FIRST, "ResultFiles", "Validation", "Summary"]),
+        (["--image-weights", "--time", "2"],
+         [*FIRST, "ClassWeights", "TimeLimit", "ResultFiles", "Validation", "Summary"]),
+        (["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
+         [*FIRST, "ResultFiles", "Plots", "UserCallbacks", "Validation", "EarlyStopping", "Summary"]),
+    ],
+)  # fmt: skip
+def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
+    (folder / "user_build_hooks.py").write_text("def on_step(run): pass\n")
+    with built(*flags) as trainer:
+        assert names(trainer) == expected
+
+
+def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, monkeypatch):
+    closed = []
+    monkeypatch.setattr(build.Results, "close", lambda hook: closed.append(type(hook).__name__))
+
+    def break_in_a_run() -> None:
+        with built() as trainer:
+            settings = yaml.safe_load((trainer.run.folder / "settings.yaml").read_text())
+            assert (trainer.run.folder, settings["config"]["batch_size"]) == (Path("runs/exp"), 4)
+            raise UserError("stop here")
+
+    with pytest.raises(UserError, match="stop here"):
+        break_in_a_run()
+    assert closed == ["Results"]
+    assert not (folder / "runs" / "exp").exists()
+
+
+def test_the_loaders_and_the_step_are_those_of_the_settings():
+    with built("--epochs", "3", "--accumulate", "2", "--nominal-batch", "0", "--optimizer", "AdamW") as trainer:
+        assert (len(trainer.loader), trainer.loader.samples.augment, len(trainer.loader.index)) == (3, True, 10)
+        assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
+        val = trainer.hooks.get(Validation)
+        assert sorted(i for batch in val.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
+        assert (trainer.plan.accumulate, trainer.plan.steps, trainer.plan.total) == (2, 2, 6)
+        assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
+        assert trainer.progress.updates == trainer.progress.epoch == 0
+        assert trainer.step.model.names == ("light", "dark")
+
+
+def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(folder):
+    far_too_large = [[300.0] * 6] * 3
+    write_model(folder / "tiny.yaml", {**TINY_ANCHOR_MODEL, "anchors": far_too_large})
+    with built("--cls-pw", "0.5") as trainer:
+        counts = trainer.loader.index.boxes_of_classes(2)
+        torch.testing.assert_close(trainer.step.criterion.class_weights, class_weights(counts, 0.5))
+        assert torch.equal(trainer.step.criterion.anchors, trainer.step.model.head.anchors)
+        sides = trainer.step.criterion.anchors * torch.tensor(trainer.step.model.strides).view(3, 1, 1)
+        assert sides.max() <= 64  # fitted to the boxes
+
+
+def state_of(trainer: Trainer) -> list[torch.Tensor]:
+    """Weights, averaged weights and momenta."""
+    parts = [part.state_dict() for part in (trainer.step.model, trainer.step.ema.module, trainer.step.optimizer)]
+    return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
+
+
+def test_a_resumed_run_stands_where_it_was_saved():
+    """With weights, momenta and averages of then, between two batches of an epoch, and with the settings of then."""
+
+    class Stops(Hook):
+        def after_step(self, trainer: Training) -> Action:
+            if trainer.progress.updates == 1:
+                trainer.control.request(Action.STOP)
+            return Action.CONTINUE
+
+    with built("--epochs", "2", "--optimizer", "SGD", "--batch-size", "2") as trainer:
+        trainer.hooks = Hooks([*trainer.hooks._hooks, Stops()])
+        trainer.fit()
+        position = (trainer.progress.epoch, trainer.progress.batch, trainer.progress.updates)
+        assert 0 < trainer.progress.batch < len(trainer.loader)
+        state = state_of(trainer)
+    with built("--resume", "runs/exp/last.pt") as resumed:
+        assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
+        assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
+        assert not resumed.run.checkpoint.model  # freed once it is loaded
+        assert len(state) > 100
+        assert all(map(torch.equal, state, state_of(resumed)))
+
+
+def fail(*_, **__):
+    raise AssertionError("was called")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line", "not_called"),
+    [
+        (["--compress-grads"], "--compress-grads is for plain DDP", "open_splits"),
+        (["--batch-size", "-1"], "--batch-size -1: finds what fits on a GPU", "open_splits"),
+        (["--cache", "device"], "--cache device: .* add --render-on device", "open_splits"),
+        (["--callbacks", "user_absent:x"], "there is no module 'user_absent'", "open_splits"),
+        (["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"], "--pipeline 2", "open_splits"),
+        (["--fitness", "AP:lihgt"], "lihgt", "build_starting_model"),
+        (["--data", "set/empty.yaml"], "nothing", "build_starting_model"),
+        (["--freeze", "6"], "--freeze 6", "build_train_loader"),
+        (["--fitness", "AP:other", "--data", "set/three.yaml"], "other", "build_step"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
+    folder, monkeypatch, flags, line, not_called
+):
+    splits = {"train": "images/train", "val": "images/val"}
+    (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
+    (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
+    write_weights(folder / "weights.pt", ["light", "dark"])
+    monkeypatch.setattr(build, not_called, fail)
+    with pytest.raises(UserError, match=line), built(*flags):
+        pass
+    assert not (folder / "runs").exists()
