@@ -34,7 +34,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     config = parse_config(TrainConfig, argv, "Trains a detector.")
     from engine.input_files import check_training_files  # it and what follows take longer to import than --help may
 
-    place = config.device, config.local_rank, config.local_world_size
+    place = config.device, config.local_rank
     check_processes(config.spawn, *place, threads=config.threads)
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
@@ -42,7 +42,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
 
         spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
         return None
-    if evaluates(config.eval_ranks, config.local_rank, config.local_world_size):
+    if evaluates(config.eval_ranks, config.local_rank):
         from utils.distributed.spawn import work_in_child
 
         if (pulse := work_in_child()) is not None:

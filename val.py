@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_one_process("val.py --watch")
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
-    place = config.device, config.local_rank, config.local_world_size
+    place = config.device, config.local_rank
     check_processes(config.spawn, *place)
     check_scoring_files([] if watches else config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():

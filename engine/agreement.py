@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from engine.checkpoint.run import Run
 
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
-MAY_DIFFER = frozenset(
-    ("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank", "local_world_size")
-)
+MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank"))
 # Of hyper-parameters: their values are compared, not where they come from.
 _SOURCES = frozenset(("hyp", "override"))
 

@@ -19,7 +19,7 @@ from utils.strings import class_difference, counted
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
 # Settings of the process that resumes, not of the run.
-_OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn", "eval_ranks")
+_OF_THE_PROCESS = ("resume", "local_rank", "spawn", "eval_ranks")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")

@@ -57,7 +57,7 @@ _PARAMETERS = {  # of the functions themselves, and what is not for them
     settings.ExportConfig: ("weights",),
     settings.TrainConfig: ("data", "callbacks", "resume", "override"),
 }
-_OF_LAUNCHERS = ("local_rank", "local_world_size")
+_OF_LAUNCHERS = ("local_rank",)
 
 
 def main() -> None:

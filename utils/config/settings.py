@@ -47,8 +47,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
-    "processes": "spawn eval_ranks local_rank local_world_size sync_bn compress_grads zero virtual_ranks "
-    "pipeline stall_minutes",
+    "processes": "spawn eval_ranks local_rank sync_bn compress_grads zero virtual_ranks pipeline stall_minutes",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker "
     "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
@@ -204,7 +203,6 @@ class _DataConfig(_RunConfig):
     noplots: bool = setting(False, help="do not write plots")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by launchers older than torchrun")
-    local_world_size: int | None = setting(None, low=1, help="processes per machine, as set by older launchers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,6 @@ class DistributedContext:
     def from_environment(
         device: str = "",
         local_rank: int | None = None,
-        local_world_size: int | None = None,
         *,
         eval_ranks: int = 0,
         timeout_s: float = 1800.0,
@@ -79,7 +78,7 @@ class DistributedContext:
 
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            local_rank, local_world_size: the flags of these names, used if the variables are not set.
+            local_rank: the flag of this name, used if the variable is not set.
             eval_ranks: the last so many processes are a group of their own, with ranks from 0, and so are the others.
                 They exchange messages in the store that `evaluators` returns.
             timeout_s: timeout of collectives.
@@ -87,7 +86,7 @@ class DistributedContext:
         Raises:
             UserError: the environment is incomplete, a device does not exist, or a port is in use.
         """
-        launch = read_launch(local_rank, local_world_size)
+        launch = read_launch(local_rank)
         if launch is None:
             devices = parse_devices(device)
             return replace(DistributedContext.single(devices[0]), devices=devices)

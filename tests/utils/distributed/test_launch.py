@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import astuple
-from pathlib import Path
 
 import pytest
 import torch
@@ -88,12 +87,7 @@ def test_the_first_node_of_a_list_is_expanded(nodes, first):
         ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two'; it must be a whole number, 0 or more"),
         ({**BY_HAND, "RANK": "2"}, {}, "rank 2 of 2 processes"),
         ({**BY_HAND, "MASTER_PORT": "99999"}, {}, "MASTER_PORT is 99999"),
-        (
-            {**BY_HAND, "LOCAL_WORLD_SIZE": "1"},
-            {"local_world_size": 2},
-            "--local-world-size 2, but LOCAL_WORLD_SIZE is 1",
-        ),
-        (BY_HAND, {"local_rank": 3, "local_world_size": 2}, "local rank 3 of 2 processes on this node"),
+        (BY_HAND | {"LOCAL_WORLD_SIZE": "2"}, {"local_rank": 3}, "local rank 3 of 2 processes on this node"),
         (AT, {}, "incomplete: RANK, WORLD_SIZE missing"),
         (STEP | {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, but srun has started 4 processes"),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}, "set MASTER_ADDR to the name of that machine"),
@@ -105,9 +99,9 @@ def test_contradictory_variables_are_one_line(environ, flags, line):
     assert "\n" not in str(caught.value)
 
 
-def test_flags_of_older_launchers_are_read():
-    assert process_of(BY_HAND, local_rank=1, local_world_size=2)[3:5] == (1, 2)
-    assert process_of({}, local_rank=-1, local_world_size=1) is None
+def test_the_flag_of_older_launchers_is_read():
+    assert process_of(BY_HAND, local_rank=1)[3:5] == (1, None)
+    assert process_of({}, local_rank=-1) is None
 
 
 @pytest.mark.parametrize(
@@ -258,15 +252,6 @@ def test_positions_follow_from_machine_names_without_launcher_variables():
     assert found == (1, 2, 1, torch.device("cpu"))
 
 
-def test_the_local_world_size_flag_of_examples_is_accepted(tmp_path):
-    """``--local_world_size=1``, as in the examples, is not an unknown flag."""
-    command = [python(), "train.py", "--local_world_size=1", "--data", str(tmp_path / "none.yaml"),
-               "--project", str(tmp_path), "--device", "cpu"]  # fmt: skip
-    done = subprocess.run(command, cwd=Path(ROOT), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "none.yaml: no such file" in done.stderr
-
-
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "99", "SLURM_STEP_NUM_TASKS": "99", "SLURM_STEP_NUM_NODES": "1",
          "SLURM_STEP_NODELIST": "gpu003"}  # fmt: skip
 
@@ -304,10 +289,10 @@ def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, flag, 
             monkeypatch.setenv(name, value)
     spawned = count if flag == "--spawn" else 0
     if not line:
-        check_processes(spawned, device, None, None, threads=threads)
+        check_processes(spawned, device, None, threads=threads)
         return
     with pytest.raises(UserError, match=f"^{flag} {count}: .*{line}"):
-        check_processes(spawned, device, None, None, threads=threads)
+        check_processes(spawned, device, None, threads=threads)
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -321,10 +306,10 @@ def test_one_process_of_a_node_reports_too_many_and_other_launchers_count_themse
             for name, value in environ.items():
                 patch.setenv(name, value)
             if expected is None:
-                check_processes(0, "cpu", None, None, threads=0)
+                check_processes(0, "cpu", None, threads=0)
             else:
                 with pytest.raises(expected):
-                    check_processes(0, "cpu", None, None, threads=0)
+                    check_processes(0, "cpu", None, threads=0)
 
 
 def test_too_many_processes_are_refused_before_torch_is_imported():
