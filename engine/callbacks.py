@@ -68,7 +68,7 @@ def load_callbacks(source: str) -> UserCallbacks:
         if module and attribute not in vars(module):
             problem = f"{name} has no '{attribute}'{suggestion(attribute, vars(module))}"
         elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            problem += " in the working folder or on PYTHONPATH"
+            problem = f"there is no module '{error.name}' in the working folder or on PYTHONPATH"
             problem += "; name the module without .py" if name.endswith(".py") or "/" in name else ""
         raise UserError(f"{flag}: {problem}") from None
     for name, callback in callbacks.items():

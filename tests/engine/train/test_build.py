@@ -147,7 +147,7 @@ def fail(*_, **__):
         (["--compress-grads"], "--compress-grads is for plain DDP", "open_splits"),
         (["--batch-size", "-1"], "--batch-size -1: finds what fits on a GPU", "open_splits"),
         (["--cache", "device"], "--cache device: .* add --render-on device", "open_splits"),
-        (["--callbacks", "user_absent:x"], "No module named 'user_absent'", "open_splits"),
+        (["--callbacks", "user_absent:x"], "there is no module 'user_absent'", "open_splits"),
         (["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"], "--pipeline 2", "open_splits"),
         (["--fitness", "AP:lihgt"], "lihgt", "build_starting_model"),
         (["--data", "set/empty.yaml"], "nothing", "build_starting_model"),
