@@ -9,7 +9,6 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import json
 import os
@@ -40,7 +39,7 @@ from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger, progress
 from utils.machine.threads import map_ahead
 from utils.program import COMMANDS
-from utils.store.shards import MEMBER_ARRAYS, SPAN, SUFFIX
+from utils.store.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
 from utils.strings import FlatStrings, counted
 
 _HEADER = 512  # bytes before the content of a file in a tar file
@@ -136,10 +135,8 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
     meta, labels = index_content(index)
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
-    digest = hashlib.blake2b(digest_size=16)  # the files' own fingerprint depends on their times
-    for array in arrays.values():
-        digest.update(np.ascontiguousarray(array))
-    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": digest.hexdigest()}
+    fingerprint = fingerprint_of(arrays)  # the files' own depends on their times
+    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
     write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
     total = sum(size for _, size in shards)
     text = "%s: %s in %s, %s"

@@ -15,7 +15,7 @@ from utils.errors import UserError
 from utils.store.shards import open_shards
 from utils.strings import class_difference
 
-VERSION = 4  # of the layout and of what the arrays mean
+VERSION = 5  # of the layout and of what the arrays mean
 _CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
 

@@ -91,6 +91,7 @@ from utils.files.checkpoint import read_checkpoint, read_safetensors
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.store import client
+from utils.store.shards import fingerprint_of
 
 MOST_CHARACTERS = 2000  # of a line
 SAFETENSORS_DTYPES = {
@@ -1183,8 +1184,8 @@ class IndexCache(Target):
         assert any("b.png is damaged" in line for line in case.said)
         return "the index of a scan"
 
-    @staticmethod
-    def with_true_sums(data: bytes, chance: random.Random) -> fuzz_inputs.Change:
+    @classmethod
+    def with_true_sums(cls, data: bytes, chance: random.Random) -> fuzz_inputs.Change:
         """Another valid header, as another version could write it under the same name."""
         magic, length, _, body_crc = struct.unpack("<8sIII", data[:20])
         header = json.loads(data[20 : 20 + length])
@@ -1283,8 +1284,8 @@ class ShardSets(Target):
         assert ((labels[:, 1:] >= 0) & (labels[:, 1:] <= 1 + 1e-5)).all(), "labels outside their images"
         return "images of the files"
 
-    @staticmethod
-    def with_true_sums(data: bytes, chance: random.Random) -> fuzz_inputs.Change:
+    @classmethod
+    def with_true_sums(cls, data: bytes, chance: random.Random) -> fuzz_inputs.Change:
         """Another header or other arrays, with the checksums of an index that was written so."""
         magic, length, _, _ = struct.unpack("<8sIII", data[:20])
         header, body = data[20 : 20 + length], data[20 + length :]
@@ -1300,7 +1301,18 @@ class ShardSets(Target):
             header, what = fuzz_inputs.change_json(header, chance)
         else:
             body, what = fuzz_inputs.change_bytes(body, chance)
+            header = cls.with_true_fingerprint(header, body)
         return struct.pack("<8sIII", magic, len(header), zlib.crc32(header), zlib.crc32(body)) + header + body, what
+
+    @staticmethod
+    def with_true_fingerprint(header: bytes, body: bytes) -> bytes:
+        """The header of an index whose arrays were changed before it was written."""
+        content = json.loads(header)
+        with contextlib.suppress(ValueError):  # cut off
+            parts = content["arrays"].items()
+            arrays = {k: np.frombuffer(body, dtype, math.prod(shape), at) for k, (dtype, shape, at) in parts}
+            content["meta"]["fingerprint"] = fingerprint_of(arrays)
+        return json.dumps(content).encode()
 
 
 class Stores(ShardSets):

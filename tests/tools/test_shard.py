@@ -23,6 +23,7 @@ from tools.shard import main, write_set
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
+from utils.store.shards import fingerprint_of
 
 ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
 
@@ -224,6 +225,7 @@ def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, ma
         ("totals", {}),
         ("names", "light"),
         ("fingerprint", 3),
+        ("fingerprint", "0" * 32),  # another data set's: its cached images would be used in place of these
         ("version", 99),
         ("repeated", lambda v: v[:-1]),
         ("fingerprint", "\ud800"),
@@ -238,6 +240,7 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     arrays = {key: value.copy() for key, value in arrays.items()}
     if name in arrays:
         arrays[name] = change(arrays[name])
+        meta["fingerprint"] = fingerprint_of(arrays)
     else:
         meta[name] = change
     write_arrays(out / "train.shards", meta, arrays)

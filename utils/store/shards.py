@@ -16,6 +16,7 @@ import os
 import re
 import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,6 @@ class Shards:
         count = len(arrays["paths.offsets"]) - 1
         for name, dtype in MEMBER_ARRAYS.items():
             _require(arrays[name].dtype == dtype and arrays[name].shape == (count,), name)
-        _require(re.fullmatch(r"[0-9a-f]+", self.meta["fingerprint"]) is not None, "fingerprint")
         for name, size in shards:
             _require(re.fullmatch(r"[\w-]{1,100}\.tar", name, re.ASCII) is not None, "name of a shard")
             _require(type(size) is int and 0 <= size < SPAN, "size of a shard")
@@ -109,6 +109,8 @@ class Shards:
             names = (text[a:b] for a, b in zip(starts.tolist(), starts[1:].tolist()))
             is_outside = any({b"..", b""} & set(name.split(b"/")) or b"\0" in name for name in names)
             _require(not is_outside, "a path leads out of its folder")
+        # Caches of pixels are found by it: another would let one data set put its images in place of another's.
+        _require(self.meta["fingerprint"] == fingerprint_of(arrays), "fingerprint")
 
     def find(self, name: str) -> int:
         """The number of the image ``name``. Raises UserError if there is none."""
@@ -163,6 +165,15 @@ class Shards:
         first, end = np.searchsorted(positions, (begin, begin + BLOCK)).tolist()
         stop = positions[end - 1] + self.arrays["size"][end - 1]
         return int(positions[first]) - shard * SPAN, int(stop) - shard * SPAN
+
+
+def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """Of the labels, the paths and the checksums of the images: 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(arrays.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 def open_shards(path: Path) -> Shards:
