@@ -29,6 +29,8 @@ class ObjectServer(ThreadingHTTPServer):
         self.answers = threading.Event()  # unless it is cleared, in which case requests wait for it
         self.answers.set()
         self.sizes: dict[str, int] = {}  # false ones, by name
+        self.elsewhere = ""  # the address of another server, to which all requests are redirected
+        self.has_key = False  # whether the last request had credentials
         self.requests: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
 
@@ -59,6 +61,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_content: bool) -> None:
         server, name = self.server, self.path.partition("?")[0].removeprefix("/bucket/")
         server.requests[f"{self.command} {name}"] += 1
+        server.has_key = "Authorization" in self.headers
+        if server.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", server.elsewhere + self.path)
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         server.answers.wait()
         if server.is_down:
             return self._refuse(503, "SlowDown")

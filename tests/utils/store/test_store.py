@@ -20,7 +20,7 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import DatasetIndex, load_index
 from data.loading.worker import init_worker
 from data.open_dataset import open_dataset
-from tests.helpers.object_server import FAULTS, ObjectServer, used_store
+from tests.helpers.object_server import FAULTS, ObjectServer, object_server, used_store
 from tests.helpers.processes import Processes
 from tests.helpers.tiny import write_dataset, write_model
 from tools.shard import write_set
@@ -297,6 +297,20 @@ def test_a_yaml_in_a_store_names_no_other_store(server: ObjectServer, bucket: Pa
             opened(tmp_path, "s3://bucket/far")
     (bucket / "far" / "data.yaml").write_text("{train: 's3://bucket/set', val: '', names: [light, dark]}")
     assert len(opened(tmp_path, "s3://bucket/far")) == COUNT
+
+
+def test_redirects_are_followed_without_credentials_and_to_no_files(
+    server: ObjectServer, bucket: Path, tmp_path: Path, expected: list[bytes]
+):
+    with object_server(bucket) as cdn:
+        server.elsewhere = f"http://localhost:{cdn.server_port}"
+        assert contents(opened(tmp_path)) == expected
+        assert server.has_key
+        assert cdn.requests
+        assert not cdn.has_key
+    server.elsewhere = f"file://{bucket}"
+    with pytest.raises(UserError, match="302 Found"):
+        opened(tmp_path / "other")
 
 
 def test_a_silent_store_is_waited_for_with_a_line(
