@@ -23,12 +23,10 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.fitness import Fitness
 from engine.hooks.checkpoints import Checkpoints
-from engine.hooks.class_weights import ClassWeights
 from engine.hooks.hook import Hook
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.results import Results, Summary
-from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.validation import Validation
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
@@ -38,7 +36,6 @@ from engine.process import open_folder, prepare_process, unused_settings
 from engine.report.trackers import ResultFiles
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
-from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
@@ -124,8 +121,14 @@ def core_hooks(
         Results(fitness),
         ProgressBar(),
     ]
-    hooks += [ClassWeights(train_loader)] if config.image_weights else []
-    hooks += [TimeLimit(config.time)] if config.time else []
+    if config.image_weights:
+        from engine.hooks.class_weights import ClassWeights
+
+        hooks.append(ClassWeights(train_loader))
+    if config.time:
+        from engine.hooks.stopping import TimeLimit
+
+        hooks.append(TimeLimit(config.time))
     return [*hooks, ResultFiles()] if ctx.is_main else hooks
 
 
@@ -156,6 +159,8 @@ def late_hooks(config: TrainConfig, fitness: Fitness, validation: Validation) ->
     """The hooks that come last."""
     hooks: list[Hook] = [validation]
     if config.patience:
+        from engine.hooks.stopping import EarlyStopping
+
         hooks.append(EarlyStopping(config.patience, fitness.name, validation.is_due))
     return [*hooks, Summary(fitness.name)]
 
@@ -261,6 +266,8 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
     if run.checkpoint is not None:
         run.checkpoint.load_model(model)
     elif model.head.anchors is not None:
+        from models.autoanchor import check_anchors
+
         config, sides = run.config, train_loader.index.sides_at(run.config.imgsz)
         refit = not config.noautoanchor
         report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
