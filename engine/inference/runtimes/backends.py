@@ -36,7 +36,7 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 4  # not errors, which are raised
     options.intra_op_num_threads = threads
     # Spinning threads would take the processor from torch, which prepares images and chooses boxes between the runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
