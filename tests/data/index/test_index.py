@@ -378,6 +378,26 @@ def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, t
     np.testing.assert_array_equal(once.boxes_xywh_px, index.boxes_xywh_px[~index.repeated])
 
 
+def test_boxes_without_area_or_outside_are_not_scored_but_reported(root, tmp_path):
+    """docs/evaluation.md: pycocotools would count them as objects that are never found."""
+    path = root / "instances.json"
+    content = json.loads(path.read_text())
+    write_yaml(root, "annotations: instances.json\n", names=None)
+    before = load(root, tmp_path / "cache").ground_truth()
+    first = content["annotations"][0]
+    for number, box in enumerate([[10, 10, 0, 10], [10, 10, 10, 0], [10, 10, 0, 0], [9000, 9000, 10, 10]]):
+        content["annotations"].append(first | {"id": 90 + number, "bbox": box})
+    path.write_text(json.dumps(content))
+    index = load(root, tmp_path / "cache")
+    after = index.ground_truth()
+    for name in ("boxes_xywh_px", "classes", "offsets"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+    reported = [line for line in index.report.lines if "annotation 9" in line]
+    assert [("no area" in line or "without area" in line, "outside" in line) for line in reported] == [
+        (True, False), (True, False), (True, False), (False, True)
+    ]  # fmt: skip
+
+
 def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     images, labels = root / "images/train", root / "labels/train"
     rows = ["0 0.5 0.5 0.2 0.2", "0 0.5 0.5", "7 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2 0.2", "1 0.9 0.5 0.4 0.2"]
