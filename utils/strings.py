@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _ID_DIGITS = 18  # of a number that fits into int64
+_LISTED_RANKS = 8
 
 
 def counted(count: int, noun: str) -> str:
@@ -88,3 +89,9 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Names some ranks in a message: "rank 3", "ranks 0, 1 and 7 more"."""
+    more = f" and {len(ranks) - _LISTED_RANKS} more" if len(ranks) > _LISTED_RANKS else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_LISTED_RANKS]))}{more}"

@@ -30,11 +30,12 @@ from engine.hooks.validation import Validation
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.collectives import broadcast_object, discard_message, post_message, read_message
-from utils.distributed.context import DistributedContext, evaluators
-from utils.distributed.rendezvous import rank_list
+from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import evaluators
 from utils.distributed.store_barrier import has_died
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.strings import rank_list
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, Targets
 
 POLL_S = 0.05

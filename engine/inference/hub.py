@@ -21,12 +21,12 @@ from engine.inference.images import Source
 from engine.inference.predictor import CONFIDENCE, load
 from engine.inference.results import Results, label_texts, show_images
 from models.postprocess.detections import DETECTION_IOU
-from utils.distributed.context import parse_devices
 from utils.drawing.detection_writer import UniqueStems
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import get_logger
+from utils.machine.devices import parse_devices
 from utils.machine.limits import require_package
 from utils.strings import counted
 

@@ -32,9 +32,10 @@ from models.weights.download import fetch_weights
 from utils.config.pixels import as_rgb8
 from utils.config.settings import check_image_size, class_numbers
 from utils.config.yaml_files import suggestion
-from utils.distributed.context import DistributedContext, parse_devices
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
+from utils.machine.devices import parse_devices
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead
 from utils.structures import DetectionTable

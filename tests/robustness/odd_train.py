@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def make_odd(kind: str, *args: str) -> None:
     from engine.evaluation.evaluator import Evaluator
     from engine.train.step import TrainStep
-    from utils.distributed.context import evaluators
+    from utils.distributed.rendezvous import evaluators
     from utils.errors import UserError
 
     take, score = TrainStep.__call__, Evaluator.run

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import rank_list
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
+from utils.strings import rank_list
 
 _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60

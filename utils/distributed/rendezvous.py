@@ -7,19 +7,22 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from utils.distributed.launch import Launch, restarts_of_launcher
 from utils.distributed.store_barrier import process_identity, this_process
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
+from utils.machine.devices import devices_for_ranks, identities, make_current
+from utils.machine.resources import machine_name
+from utils.strings import rank_list
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
 HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
 _POLL_S = 0.05
-_LISTED = 8
 
 
 class _Wait:
@@ -141,7 +144,79 @@ def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
         arrived = store.add("arrived", 0)
 
 
-def rank_list(ranks: Sequence[int]) -> str:
-    """Names some ranks in a message: "rank 3", "ranks 0, 1 and 7 more"."""
-    more = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{more}"
+def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> dict[str, Any]:
+    """Makes this process one of the run's group. Returns the fields of its `DistributedContext`, whose
+    ``from_environment`` has these arguments and raises these errors."""
+    store = open_store(launch, timeout_s)
+    try:
+        if (first := store.compare_set("eval ranks", "", str(eval_ranks)).decode()) != str(eval_ranks):
+            raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
+        position = _locate_on_node(store, launch, device, eval_ranks)
+    except dist.DistError as error:  # another process has ended, and the store with it
+        raise rendezvous_error(launch, error) from None
+    rank, world_size = launch.rank, launch.world_size - eval_ranks
+    if rank >= world_size:
+        rank, world_size, eval_ranks, store = rank - world_size, eval_ranks, 0, evaluators(store)
+    backend = "cpu:gloo,cuda:nccl" if position.device.type == "cuda" else "gloo"
+    make_current(position.device)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    try:
+        store.set_timeout(timeout)
+        prefixed = dist.PrefixStore("group", store)
+        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
+        raise rendezvous_error(launch, error) from None
+    own = {"rank": rank, "world_size": world_size, "backend": backend, "devices": (position.device,), "store": store}
+    return {**position._asdict(), **own, "launcher": launcher_name(), "eval_ranks": eval_ranks}
+
+
+def evaluators(store: dist.Store) -> dist.Store:
+    """The part of the run's store that belongs to the evaluating processes, with the messages to and from them."""
+    return dist.PrefixStore("evaluators", store)
+
+
+class _NodePosition(NamedTuple):
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+
+
+def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _NodePosition:
+    """The position of this process on its node. What the launcher does not set is derived from the machines' names, in
+    the same way on all processes. Every process of the run must call this.
+
+    Ranks on the node are counted separately for the processes that train and those that evaluate. The latter use the
+    CPU unless every node has as many GPUs as processes of both kinds.
+
+    Raises UserError on all training processes of a node that has fewer devices than these.
+    """
+    devices = devices_for_ranks(device)
+    known = (launch.node_rank, launch.local_rank, launch.local_world_size)
+    notes: list[Any] = all_gather_json(store, "node", launch, [machine_name(), *known, identities(devices)])
+    machines = [note[0] for note in notes]
+    if any(None in note[1:4] for note in notes):
+        order = list(dict.fromkeys(machines))  # by the lowest rank on each
+        node_rank = order.index(machines[launch.rank])
+        local_rank = machines[: launch.rank].count(machines[launch.rank])
+        local_world_size = machines.count(machines[launch.rank])
+        nodes = machines
+    else:
+        node_rank, local_rank, local_world_size = notes[launch.rank][1:4]
+        nodes = [note[1] for note in notes]
+    ranks = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes}
+    # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
+    counts = {node: len({uuid for rank in ranks[node] for uuid in notes[rank][4]}) for node in nodes}
+    number, count = local_rank, counts[nodes[launch.rank]]
+    if eval_ranks:
+        here, first = ranks[nodes[launch.rank]], launch.world_size - eval_ranks
+        number = here.index(launch.rank)  # evaluating processes come last, and so do their GPUs
+        same = [rank for rank in here if (rank >= first) == (launch.rank >= first)]
+        local_rank, local_world_size = same.index(launch.rank), len(same)
+        if launch.rank >= first and any(len(ranks[node]) > counts[node] for node in ranks):
+            devices = ()
+    if not devices:
+        return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
+    if local_world_size > count:
+        raise UserError(f"{local_world_size} processes on this node but {count} GPUs: lower --nproc_per_node")
+    return _NodePosition(local_rank, local_world_size, node_rank, devices[number % len(devices)])

@@ -19,8 +19,9 @@ from utils.distributed.collectives import (
     torch_distributed_zero_first,
     unwrap,
 )
-from utils.distributed.context import DistributedContext, parse_devices, report_errors_once
+from utils.distributed.context import DistributedContext, report_errors_once
 from utils.errors import PeerFailure, UserError
+from utils.machine.devices import parse_devices
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

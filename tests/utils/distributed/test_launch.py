@@ -13,8 +13,8 @@ import torch
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
-from utils.distributed import context as distributed
 from utils.distributed import launch as launching
+from utils.distributed import rendezvous
 from utils.distributed.launch import (
     Launch,
     _first_node,
@@ -25,6 +25,7 @@ from utils.distributed.launch import (
 )
 from utils.distributed.spawn import free_port
 from utils.errors import PeerFailure, UserError
+from utils.machine.resources import machine_name
 
 STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4",
         "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[003-004]",
@@ -209,15 +210,15 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     """This is the second of two processes of one node."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[1]))
-    monkeypatch.setattr(distributed, "_identities", lambda devices: seen[1])
-    machine = distributed.machine_name()
+    monkeypatch.setattr(rendezvous, "identities", lambda devices: seen[1])
+    machine = machine_name()
     store = _Store([[machine, 0, 0, 2, seen[0]], [machine, 0, 1, 2, seen[1]]])
     launch = Launch("srun", 1, 2, 1, 2, 0, "h", 1)
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            distributed._locate_on_node(store, launch, "")
+            rendezvous._locate_on_node(store, launch, "")
     else:
-        assert distributed._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
+        assert rendezvous._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
 
 
 @pytest.mark.parametrize(
@@ -231,24 +232,24 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
 def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, processes, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-    monkeypatch.setattr(distributed, "_identities", lambda devices: gpus)
-    machine = distributed.machine_name()
+    monkeypatch.setattr(rendezvous, "identities", lambda devices: gpus)
+    machine = machine_name()
     notes = [[machine, 0, rank, processes, gpus] for rank in range(processes)]
     for rank, position in enumerate(expected):
         launch = Launch("torchrun", rank, processes, rank, processes, 0, "h", 1)
         if isinstance(position, str):
             with pytest.raises(UserError, match=position):
-                distributed._locate_on_node(_Store(notes), launch, "", 1)
+                rendezvous._locate_on_node(_Store(notes), launch, "", 1)
         else:
-            found = distributed._locate_on_node(_Store(notes), launch, "", 1)
+            found = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
             assert (found.local_rank, found.local_world_size, str(found.device)) == position
 
 
 def test_positions_follow_from_machine_names_without_launcher_variables():
     """Ranks alternate between two machines."""
-    machine = distributed.machine_name()
+    machine = machine_name()
     notes = [["other", None, None, None, []], [machine, None, None, None, []]] * 2
-    found = distributed._locate_on_node(_Store(notes), Launch("mpirun", 3, 4, None, None, None, "h", 1), "cpu")
+    found = rendezvous._locate_on_node(_Store(notes), Launch("mpirun", 3, 4, None, None, None, "h", 1), "cpu")
     assert found == (1, 2, 1, torch.device("cpu"))
 
 
