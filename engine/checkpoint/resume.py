@@ -13,24 +13,13 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
-from utils.files.checked_open import open_direct
 from utils.strings import class_difference, counted
-
-LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
 # Settings of the process that resumes, not of the run.
 _OF_THE_PROCESS = ("resume", "local_rank", "spawn", "eval_ranks")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
-
-
-def newest_checkpoint(project: str | Path) -> Path:
-    """The last.pt under ``project`` that was written last. Raises UserError when there is none."""
-    found = sorted(Path(project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"--resume: no last.pt under {project}; name one: --resume PATH/last.pt")
-    return found[-1]
 
 
 def check_is_newest(checkpoint: Checkpoint) -> None:
@@ -152,36 +141,3 @@ def resumed_position(
             f"resume: the learning rate continues from where it is after {done:.0%} of {counted(epochs, 'epoch')}"
         )
     return where, lines
-
-
-def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> None:
-    """Records that the torchrun processes ``launchers`` (`DistributedContext.launcher`) train the run in ``folder``, so
-    that a restart by any of them finds it."""
-    new = set(launchers) - {""}
-    if new:
-        Path(project).mkdir(parents=True, exist_ok=True)
-        with open(Path(project) / LAUNCHES, "a", encoding="utf-8", opener=open_direct) as file:
-            file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
-
-
-def forget_launch(project: str | Path, folder: Path) -> None:
-    """Removes the record of a run whose folder is gone, if it is the only one: other lines may be of live runs, and a
-    line without a folder does no harm."""
-    path = Path(project) / LAUNCHES
-    if path.is_file() and all(
-        line.endswith(f"\t{folder.resolve()}") for line in path.read_text(encoding="utf-8").splitlines()
-    ):
-        path.unlink(missing_ok=True)
-
-
-def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:
-    """The folder of the run that one of ``launchers`` has trained before, which makes this a restart; or None."""
-    path = Path(project) / LAUNCHES
-    if not any(launchers) or not path.is_file():
-        return None
-    found = None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        launcher, _, folder = line.rpartition("\t")
-        if launcher in launchers and Path(folder).is_dir():
-            found = Path(folder)
-    return found

@@ -12,16 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.resume import (
-    check_is_newest,
-    circumstances_changed,
-    forget_launch,
-    newest_checkpoint,
-    note_launch,
-    resumed_config,
-    resumed_hyperparameters,
-    run_of_launch,
-)
+from engine.checkpoint.launches import forget_launch, note_launch, run_of_launch
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.collectives import all_objects, broadcast_object, torch_distributed_zero_first
@@ -80,7 +71,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         yield Run(folder, config, hyp, None, lines, begun=False)
         return
     else:
-        path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
+        path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, _newest_checkpoint(config.project)))
         path = path / "last.pt" if path.is_dir() else path
         folder = path.parent
     with _locked(ctx, folder):
@@ -88,7 +79,6 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             run = Run(folder, config, hyp, None, [*lines, "restarted before the first checkpoint"])
         else:
             checkpoint = Checkpoint.read(path)
-            check_is_newest(checkpoint)
             run, done = _reopen(ctx, config, given, checkpoint), checkpoint.progress.epoch
             if former is None and done >= run.config.epochs:
                 few = f"--epochs {run.config.epochs}: {run.config.epochs} are fewer than the {done} done"
@@ -97,6 +87,14 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield run
+
+
+def _newest_checkpoint(project: str | Path) -> Path:
+    """The last.pt under ``project`` that was written last. Raises UserError when there is none."""
+    found = sorted(Path(project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(f"--resume: no last.pt under {project}; name one: --resume PATH/last.pt")
+    return found[-1]
 
 
 @contextmanager
@@ -197,6 +195,14 @@ def _lock_run(folder: Path) -> FileLock:
 
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], checkpoint: Checkpoint) -> Run:
     """The run that wrote ``checkpoint``, with what the command line changes."""
+    from engine.checkpoint.resume import (
+        check_is_newest,
+        circumstances_changed,
+        resumed_config,
+        resumed_hyperparameters,
+    )
+
+    check_is_newest(checkpoint)
     path, stored = checkpoint.path, checkpoint.config
     hyp, changes = resumed_hyperparameters(checkpoint.hyp, config, given, path, pretrained=bool(stored.get("weights")))
     source, root = find_location(checkpoint.data, path)

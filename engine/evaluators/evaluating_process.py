@@ -31,7 +31,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import BEAT_S, Pulse
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
-from utils.machine.amp import resolve_amp
+from utils.machine.devices import resolve_amp
 
 _PICTURED = 8  # images of the preview
 

@@ -16,7 +16,7 @@ from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.errors import errors_of
 from utils.logger import get_logger
-from utils.machine.amp import resolve_amp
+from utils.machine.devices import resolve_amp
 
 
 class InferenceModel(nn.Module):

@@ -18,7 +18,6 @@ from data.open_dataset import open_splits
 from engine.agreement import check_same_model, check_same_run
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.fitness import Fitness
@@ -223,6 +222,8 @@ def build_model(
         state = model.state_dict()
         from_files = [state[name] for name in pretrained]
     else:
+        from engine.checkpoint.resume import check_classes
+
         check_classes(checkpoint, names, spec.source)
         with errors_of(checkpoint.path):
             model, _, _ = build_starting_model(ctx, run.config, names, channels, resumed=checkpoint.model_spec)
@@ -325,6 +326,8 @@ def _restore(
     continues."""
     if run.checkpoint is None:
         return Progress()
+    from engine.checkpoint.resume import resumed_position
+
     run.checkpoint.restore(ctx, step)
     progress, lines = resumed_position(
         run.checkpoint,

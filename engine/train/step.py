@@ -32,7 +32,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.groups import check_group_size, sync_bn_group
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.machine.amp import resolve_amp
+from utils.machine.devices import resolve_amp
 from utils.structures import Batch, to_float
 
 if TYPE_CHECKING:

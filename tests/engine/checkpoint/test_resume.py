@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
+from engine.checkpoint.launches import note_launch, run_of_launch
 from engine.checkpoint.resume import (
     check_is_newest,
     circumstances_changed,
-    note_launch,
     resumed_config,
     resumed_hyperparameters,
     resumed_position,
-    run_of_launch,
 )
 from engine.checkpoint.run import open_run
 from utils.config.settings import TrainConfig

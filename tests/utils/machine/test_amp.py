@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.errors import UserError
-from utils.machine.amp import resolve_amp
+from utils.machine.devices import resolve_amp
 
 CPU = torch.device("cpu")
 
