@@ -46,7 +46,7 @@ OF_EXTRA = {
     "search": ("tools.search",),
     "store": ("utils.store",),
     "tiff": ("data.image_io.channels",),
-    "trackers": ("engine.report.services",),
+    "trackers": ("engine.trackers.services",),
 }
 # Packages that users bring along if they call the function that needs it, which says so.
 BROUGHT_ALONG = {"pandas": ("engine.inference.hub", "engine.inference.results"), "shtab": ("lockstep.__main__",)}

@@ -19,8 +19,8 @@ from engine.hooks.results import Results
 from engine.hooks.validation import Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
-from engine.report.trackers import ResultFiles, Tracker
 from engine.report.validation import plot_errors, plot_reliability
+from engine.trackers.result_files import ResultFiles, Tracker
 from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import plots

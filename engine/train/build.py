@@ -32,7 +32,7 @@ from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.process import open_folder, prepare_process, unused_settings
-from engine.report.trackers import ResultFiles
+from engine.trackers.result_files import ResultFiles
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from models.build import build_starting_model
@@ -140,7 +140,7 @@ def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
 
         hooks.append(RemoteValidation(ctx, config, run.checkpoint))
     if config.tracker and ctx.is_main:
-        from engine.report.services import Services
+        from engine.trackers.services import Services
 
         hooks.append(Services(config.tracker, run.folder.parent))
     if not config.noplots and ctx.is_main:

@@ -67,7 +67,7 @@ from engine.inference.runtimes.backends import import_openvino, quiet
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import open_model
 from engine.inference.runtimes.own_exports import is_own_export, record_export
-from engine.report.trackers import CsvTracker
+from engine.trackers.result_files import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.load import load_detector

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from engine.report.trackers import CsvTracker
+from engine.trackers.result_files import CsvTracker
 from utils.errors import UserError
 from utils.files.results_csv import ResultsTable, read_columns
 

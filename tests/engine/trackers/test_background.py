@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.report.background import BackgroundTracker, RunNote, Service
-from engine.report.trackers import CompositeTracker, CsvTracker
+from engine.trackers.background import BackgroundTracker, RunNote, Service
+from engine.trackers.result_files import CompositeTracker, CsvTracker
 from utils.errors import UserError
 from utils.logger import configure_logging
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.hooks.progress_bar import EpochBar, memory_gb
-from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker, _pr_counts
+from engine.trackers.result_files import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker, _pr_counts
 from tests.helpers.fake_gpu import fake_gpu
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger

@@ -1,4 +1,4 @@
-"""Trackers: where a run reports its results."""
+"""Trackers: where a run reports its results. Those of every run write results.csv and TensorBoard events."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.report.background import BackgroundTracker, RunNote
-from engine.report.services import MlflowService, WandbService, check_services
-from engine.report.trackers import CompositeTracker, CsvTracker
+from engine.trackers.background import BackgroundTracker, RunNote
+from engine.trackers.result_files import CompositeTracker, CsvTracker
+from engine.trackers.services import MlflowService, WandbService, check_services
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of
@@ -200,7 +200,7 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, m
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from pathlib import Path\nfrom engine.report.services import check_services\n"
+        "from pathlib import Path\nfrom engine.trackers.services import check_services\n"
         "from utils.errors import UserError\n"
         "try: check_services(['wandb'], Path('runs'))\nexcept UserError as error: print(error)"
     )
