@@ -17,6 +17,7 @@ from engine.hooks.hook import Training
 from engine.trackers.background import BackgroundTracker, RunNote, Service
 from engine.trackers.result_files import CompositeTracker, ResultFiles, Tracker, TrackerHook
 from utils.errors import UserError, first_line
+from utils.files.checked_open import open_file
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
 KEY_TAG = "lockstep.run"
+_SQLITE = b"SQLite format 3\0"  # the first bytes of a database, which may also be empty
 MOST_PARAMETERS = 100  # in a request to MLflow
 MOST_CHARACTERS = 6000  # of one
 LONGEST_NAME = 250  # of a metric
@@ -104,7 +106,9 @@ class MlflowService(Service):
         project = self._folder.parent
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         place = None if uri else (project / ARTIFACTS).as_uri()
-        uri = uri or f"sqlite:///{project / STORE}"
+        if not uri:
+            _check_store(project / STORE)
+            uri = f"sqlite:///{project / STORE}"
         self._client = client = MlflowClient(tracking_uri=uri)
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(title)
@@ -152,6 +156,14 @@ class MlflowService(Service):
 
     def close(self, *, is_complete: bool) -> None:
         self._client.set_terminated(self._run_id, "FINISHED" if is_complete else "KILLED")
+
+
+def _check_store(path: Path) -> None:
+    """Raises UserError or OSError if something else has the name of the store: MLflow would try it for two minutes."""
+    if os.path.lexists(path):
+        with open(path, "rb", opener=open_file) as file:
+            if file.read(len(_SQLITE)) not in (b"", _SQLITE):
+                raise UserError(f"{path}: not an SQLite database; rename it")
 
 
 def _is_below(uri: str, place: str) -> bool:

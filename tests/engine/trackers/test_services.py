@@ -98,6 +98,22 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("mlflow_store")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "is a pipe or device"),
+        (os.mkdir, "is a folder"),
+        (lambda path: path.symlink_to("missing"), "No such file"),
+        (lambda path: path.write_text("notes"), "not an SQLite database; rename it"),
+    ],
+)
+def test_what_is_no_store_is_not_opened(tmp_path, make, reason):
+    make(tmp_path / "mlflow.db")
+    with pytest.raises((UserError, OSError), match=reason):
+        MlflowService(tmp_path / "exp", RunNote(tmp_path / "note.json", is_new=False)).open({})
+
+
+@pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("name", ["50% more", "why?"])
 def test_a_folder_whose_path_mlflow_misreads_is_one_line(tmp_path, name, monkeypatch):
     with pytest.raises(UserError, match=r"MLflow cannot keep its mlflow\.db in a folder with % or \? in its path"):
