@@ -27,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.save_conf and "yolo" in config.save_format:
         raise UserError("--save-format yolo: its labels have no confidences; leave --save-conf out")
     from data.sources import check_source
-    from engine.input_files import check_scoring_files
+    from models.weights.download import check_weights
 
     check_source(config.source)
-    check_scoring_files([config.weights], "")
+    check_weights(config.weights)
     from engine.inference.detection import detect  # imports torch, once the flags and files are known to be valid
 
     with exit_on_signals():

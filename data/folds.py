@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from data.check.duplicates import duplicate_groups, read_signatures, roboflow_copies
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, concatenated, load_index
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.index.views import concatenated
+from data.spec.dataset_spec import DatasetSpec
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first

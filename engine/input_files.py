@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.index.dataset_yaml import check_dataset
+from data.open import check_data
 from models.spec import load_spec
 from utils.config.parser import read_recipe
 from utils.config.settings import TrainConfig
@@ -29,7 +29,7 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
         if config.resume and not Path(config.resume).exists():
             raise UserError(f"{config.resume}: no such checkpoint")
         return
-    check_dataset(config.data, ("train",) if divides or config.val_fraction else ("train", "val"), config.classes)
+    check_data(config.data, ("train",) if divides or config.val_fraction else ("train", "val"), config.classes)
     if config.model:
         load_spec(config.model)
     if config.weights:
@@ -46,7 +46,7 @@ def check_scoring_files(
     if is_launched():
         return
     if data:
-        check_dataset(data, splits, classes)
+        check_data(data, splits, classes)
     _check_weights(weights)
 
 

@@ -26,10 +26,11 @@ import numpy as np
 import yaml
 
 from data.image_io.decode import read_bytes
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, index_content, load_index
+from data.index.index import DatasetIndex, index_content
+from data.index.load import load_index
 from data.index.sharded import VERSION
-from data.open_dataset import open_dataset
+from data.open import open_data
+from data.spec.dataset_spec import DatasetSpec, DataSource
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import write_arrays
@@ -39,7 +40,8 @@ from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger, progress
 from utils.machine.threads import map_ahead
 from utils.program import COMMANDS
-from utils.store.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
+from utils.store.address import SHARDS
+from utils.store.shards import MEMBER_ARRAYS, SPAN, fingerprint_of
 from utils.strings import FlatStrings, counted
 
 _HEADER = 512  # bytes before the content of a file in a tar file
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     configure_logging(True)
     if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
         raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
-    spec = open_dataset(options.data, (), stage="", cache_dir=options.cache_dir, ctx=DistributedContext.single())
+    spec = open_data(DataSource(options.data, cache_dir=options.cache_dir), DistributedContext.single())
     write_set(spec, options.out, options.megabytes * 10**6, workers=options.workers, cache_dir=options.cache_dir)
     get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(str(options.out)))
 
@@ -94,7 +96,7 @@ def write_set(
             content: dict[str, Any] = {"path": "."}
             for split, index in indexes.items():
                 _write_split(folder, split, index, most, workers)
-                content[split] = f"{split}{SUFFIX}"
+                content[split] = f"{split}{SHARDS}"
             text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
             write_whole(folder / "data.yaml", text)
             if out.exists():
@@ -137,7 +139,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
     fingerprint = fingerprint_of(arrays)  # the files' own depends on their times
     meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
-    write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
+    write_arrays(folder / f"{split}{SHARDS}", meta, arrays)
     total = sum(size for _, size in shards)
     text = "%s: %s in %s, %s"
     get_logger().info(text, split, counted(len(index), "image"), counted(len(shards), "tar file"), format_bytes(total))

@@ -269,7 +269,7 @@ def peer_speed(options: argparse.Namespace) -> float:
 
 
 def training_images(data: str) -> int:
-    from data.index.dataset_yaml import load_dataset_spec
     from data.index.files import list_split
+    from data.spec.dataset_yaml import load_dataset_spec
 
     return len(list_split(load_dataset_spec(data), "train").images)

@@ -99,8 +99,8 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 
 def loader_turns(options: argparse.Namespace) -> None:
     from benchmarks.speed.image_statistics import PICTURED, describe, rate_of
-    from data.index.dataset_yaml import load_dataset_spec
     from data.loading.build import build_train_loader
+    from data.spec.dataset_yaml import load_dataset_spec
     from utils.config.parser import hyperparameters_from
     from utils.config.settings import TrainConfig
     from utils.distributed.context import DistributedContext

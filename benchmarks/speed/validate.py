@@ -36,8 +36,8 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Comparison]:
-    from data.index.dataset_yaml import load_dataset_spec
-    from data.index.index import load_index
+    from data.index.load import load_index
+    from data.spec.dataset_yaml import load_dataset_spec
 
     commands = {amp: our_command(options, data, folder, amp) for amp in options.amp}
     if options.peer:

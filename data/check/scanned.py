@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from data.check.issues import Box, Issue
-from data.index.dataset_yaml import IGNORED, DatasetSpec
-from data.index.index import DatasetIndex, ScannedPart, load_index
+from data.index.index import DatasetIndex
+from data.index.load import ScannedPart, load_index
 from data.labels.findings import UNKNOWN_CLASS, Finding, relative_name
+from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import xywh_to_xyxy
 
 

@@ -36,7 +36,6 @@ from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
-from utils.store.shards import read_member
 from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.
@@ -191,7 +190,9 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return read_regular(path, most=_MAX_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
-    except NotADirectoryError:
+    except NotADirectoryError:  # as if an index of shards were a folder
+        from utils.store.shards import read_member
+
         return read_member(path)
     except OSError as error:
         if explanation(error):  # the disk has failed, the image may be correct

@@ -5,7 +5,6 @@ Each folder is read once with `os.scandir`. Names that begin with a dot, such as
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -15,28 +14,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
-from data.index.dataset_yaml import FORMATS, WITHOUT_VAL, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
+from data.labels.formats import ANNOTATIONS
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
+from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
 from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.machine.limits import explanation
-from utils.store.shards import SUFFIX
-from utils.strings import counted
+from utils.store.address import SHARDS
 
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
-# What to do with files of the images' stems, and with other files, that are not where labels are read.
-_OF_IMAGES = {
-    ".txt": "move them to {there}",
-    ".xml": "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
-    ".json": "one JSON per image is not read; convert them to YOLO txt or to one COCO JSON",
-}
-_OTHERS = {
-    ".json": "if it is COCO's, add 'annotations: {entry}' to the YAML",
-    ".csv": "CSV is not read; export the data set as YOLO txt, COCO JSON or Pascal VOC",
-}
 _MOST_TRIED = 10  # rows of a list that was written for another folder
 T = TypeVar("T")
 
@@ -64,7 +53,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     lists: dict[Path, list[str]] = {}
     suffixes = image_suffixes(spec.pixels)
     for entry in source.images:
-        if entry.suffix == SUFFIX:
+        if entry.suffix == SHARDS:
             raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
@@ -109,7 +98,7 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:
     """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
     images = spec.split(split).images
-    found = [path for path in images if path.suffix == SUFFIX]
+    found = [path for path in images if path.suffix == SHARDS]
     if found and len(images) > 1:
         raise UserError(f"{spec.source}: '{split}': {found[0]} must be the only entry; join data sets by their YAMLs")
     return found[0] if found else None
@@ -313,8 +302,7 @@ def _list_labels(
     if label_format is None or (label_format.label_path is None and not annotations.is_file()):
         if not annotations.exists():
             raise spec.missing_error(annotations)
-        known = " nor ".join(f.annotations for f in FORMATS if f.annotations)
-        raise UserError(f"{annotations}: neither {known} (named by {spec.source})")
+        raise UserError(f"{annotations}: neither {ANNOTATIONS} (named by {spec.source})")
     if label_format.label_path is None:
         return label_format, [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
     folders = _Folders()
@@ -328,32 +316,3 @@ def _list_labels(
             bases[folder] = "" if base == "." else base + "/"
         labels.append(LabelFile(bases[folder] + name, folders.stamp(folder, name)))
     return label_format, labels
-
-
-def labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """What there is instead of the label files of a split, of which none exists, and what to do with it, for a message;
-    "" if nothing is found."""
-    image, label = (Path(spec.root, file.name) for file in (listing.images[0], listing.labels[0]))
-    stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
-    folders = [image.parent, label.parent]
-    if spec.root in image.parents:
-        above = dict.fromkeys((image.parent.parent, spec.root))
-        folders += [*above, *(folder / name for folder in above for name in _names(folder, folders=True))]
-    for folder in folders if spec.splits[split].annotations is None else ():
-        files = [folder / name for name in _names(folder)]
-        for suffix, advice in _OF_IMAGES.items():
-            if count := sum(file.suffix.lower() == suffix and file.stem in stems for file in files):
-                entry = f"{{{split}: {relative_name(folder, spec.root)}}}"
-                found = counted(count, f"{suffix} file")
-                return f"; {folder} has {found}: {advice.format(there=label.parent, entry=entry)}"
-        for suffix, advice in _OTHERS.items():
-            if file := next((file for file in files if file.suffix.lower() == suffix), None):
-                return f"; {file}: {advice.format(entry=f'{{{split}: {relative_name(file, spec.root)}}}')}"
-    return what_exists(label)
-
-
-def _names(folder: Path, *, folders: bool = False) -> list[str]:
-    """The sorted names of the files in a folder, or of its folders; none if it cannot be listed."""
-    with contextlib.suppress(OSError, UserError):
-        return sorted(entry.name for entry in _scan(str(folder)) if bool(_query(entry.is_dir)) == folders)
-    return []

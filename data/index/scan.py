@@ -12,15 +12,12 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from data.image_io.verify import HiddenDamageError, check_image
-from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing
-from data.index.partial_scan import LocatedFinding, PartialScan, ScannedChunk
 from data.labels.clean import CLASS, Boxes, LabelFileError, RawLabels, clean_rows, row_table
 from data.labels.findings import (
     BAD_IMAGE,
@@ -38,6 +35,7 @@ from data.labels.findings import (
 )
 from data.labels.label_format import LabelSource
 from data.labels.readings import ids_from_1, other_notation, too_dark
+from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
@@ -46,6 +44,29 @@ from utils.strings import FlatStrings
 SAMPLED = 128  # images: if 2 % of a data set are damaged, the sample has a damaged one with a probability of 92 %
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
 _UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that cannot be used
+
+
+class LocatedFinding(NamedTuple):
+    """A finding and its position in the data set, by which the report is sorted."""
+
+    image: int
+    line: int  # -1: the image or the label file itself
+    finding: Finding
+    class_id: int = -1  # of a box whose geometry is the problem, and
+    xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
+
+
+class ScannedChunk(NamedTuple):
+    """Sizes, labels and findings of n consecutive images."""
+
+    image_hw: np.ndarray  # int32 (n, 2); (0, 0) if the image is unreadable
+    table: np.ndarray  # float64 (R, 9), see data.labels.clean
+    found: list[LocatedFinding]
+    hidden: int  # images whose damage only decoding showed
+    largest: int  # sample of the 16-bit images; 0 without
+
+    def __len__(self) -> int:
+        return len(self.image_hw)
 
 
 class ScannedSplit(NamedTuple):
@@ -84,7 +105,6 @@ def scan_split(
     single_cls: bool,
     show_progress: bool,
     verify: str = "sample",
-    partial: Path | None = None,
 ) -> Scan:
     """Reads a listed split. The result does not depend on ``workers``.
 
@@ -92,7 +112,6 @@ def scan_split(
         workers: threads; 0: the calling thread only, else at least one thread per CPU.
         verify: "full" decodes all images. "sample" decodes suspicious images, images of unusual kinds, and `SAMPLED`
             others; if one of the latter is damaged, it decodes all.
-        partial: stem of the files in which the scan saves its progress; None: it is not saved.
 
     Raises UserError if the labels do not match the names.
     """
@@ -101,11 +120,7 @@ def scan_split(
     count = len(source.images)
     decoded = np.ones(count, bool) if verify == "full" else _sample(count)
 
-    def read(name: str, title: str) -> list[ScannedChunk]:
-        saved = PartialScan(partial and partial.with_name(f"{partial.name}-{name}.partial"), _CHUNK)
-        return _read_all(spec, source, decoded, workers, title, show_progress, saved)
-
-    chunks = read(verify, f"scanning {split}")
+    chunks = _read_all(spec, source, decoded, workers, f"scanning {split}", show_progress)
     hidden = sum(chunk.hidden for chunk in chunks)
     if hidden and not decoded.all():
         get_logger().warning(
@@ -113,7 +128,7 @@ def scan_split(
             split, hidden, decoded.sum(),
         )  # fmt: skip
         decoded[:] = True
-        chunks = read("all", f"decoding {split}")
+        chunks = _read_all(spec, source, decoded, workers, f"decoding {split}", show_progress)
     image_hw = np.concatenate([c.image_hw for c in chunks])
     table = np.concatenate([c.table for c in chunks])
     boxes, row_problems = clean_rows(table, image_hw, source.normalized)
@@ -143,49 +158,34 @@ def _sample(count: int) -> np.ndarray:
 
 
 def _read_all(
-    spec: DatasetSpec,
-    source: LabelSource,
-    decoded: np.ndarray,
-    workers: int,
-    title: str,
-    show_progress: bool,
-    saved: PartialScan,
+    spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, workers: int, title: str, show_progress: bool
 ) -> list[ScannedChunk]:
     count = len(source.images)
     starts = range(0, count, _CHUNK)
-    chunks = saved.chunks
-    if chunks:
-        get_logger().info("%s: %d of %d images were read by an interrupted run", title, sum(map(len, chunks)), count)
-    missing = sorted(set(starts) - {chunk.first for chunk in chunks})
+    chunks: list[ScannedChunk] = []
 
     def read(first: int) -> ScannedChunk:
         return _read_chunk(range(first, min(first + _CHUNK, count)), spec, source, decoded)
 
     def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
         for chunk in results:
-            saved.add(chunk)
+            chunks.append(chunk)
             yield from range(len(chunk))
 
     def drain(results: Iterator[ScannedChunk]) -> None:
-        total = count - sum(map(len, chunks))
-        for _ in progress(images_done(results), desc=title, total=total, enabled=show_progress):
+        for _ in progress(images_done(results), desc=title, total=count, enabled=show_progress):
             pass
 
-    try:
-        if workers == 0:
-            drain(map(read, missing))
-        else:
-            with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
-                try:
-                    drain(pool.map(read, missing))
-                except BaseException:  # such as KeyboardInterrupt: cancel queued tasks
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-    except BaseException:
-        saved.save()
-        raise
-    saved.remove()
-    return sorted(chunks, key=lambda chunk: chunk.first)
+    if workers == 0:
+        drain(map(read, starts))
+        return chunks
+    with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
+        try:
+            drain(pool.map(read, starts))
+        except BaseException:  # such as KeyboardInterrupt: cancel queued tasks
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return chunks
 
 
 def _read_chunk(images: range, spec: DatasetSpec, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
@@ -199,9 +199,7 @@ def _read_chunk(images: range, spec: DatasetSpec, source: LabelSource, decoded: 
         if raw is not None:
             with_rows.append(i)
             labels.append(raw)
-    return ScannedChunk(
-        images.start, np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden, max(largest)
-    )
+    return ScannedChunk(np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden, max(largest))
 
 
 def _read_one(

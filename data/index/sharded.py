@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from data.index.dataset_yaml import DatasetSpec
 from data.labels.clean import MIN_SIDE_PX
+from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.store.shards import open_shards
 from utils.strings import class_difference

@@ -83,7 +83,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     Returns:
         the remaining boxes; and for each row that was removed, clipped or repeated, its image and the problem.
     """
-    from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_dataset` does without
+    from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_data` does without
 
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T

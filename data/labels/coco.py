@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -10,7 +12,6 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
-from data.labels.json_files import load_json, read_json
 from data.labels.label_format import (
     TOP_LEFT,
     ImageEntry,
@@ -22,6 +23,7 @@ from data.labels.label_format import (
 )
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.files.safe_io import open_regular, read_text
 from utils.logger import get_logger
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
@@ -163,10 +165,6 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
     return class_id, *corners, area, 1 if crowd else 0, position
 
 
-def _detect(annotations: Path | None) -> bool:
-    return annotations is not None and annotations.suffix.lower() == ".json" and not annotations.is_dir()
-
-
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
     name = files[0].name
     coco = read_coco(root / name, names)
@@ -180,4 +178,43 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
     )
 
 
-COCO = LabelFormat("coco", "a COCO .json", TOP_LEFT, _detect, _read, class_names=category_names)
+def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
+    """The content of a JSON file.
+
+    Args:
+        expected: what the file should be, for the message about a file of another kind.
+
+    Raises UserError, with the line if it is known, unless the file contains a JSON object or list whose objects have no
+    repeated keys.
+    """
+    text = read_json(path, expected)
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except ValueError as error:  # a repeated key, or a number of thousands of digits
+        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
+    except RecursionError:
+        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
+
+
+def read_json(path: Path, expected: str) -> str:
+    """The text of a file that begins like a JSON object or list, for readers of a part of it. Raises UserError."""
+    with contextlib.suppress(OSError), open_regular(path) as file:  # `read_text` reports such an error
+        # Other files are not read to their end: one may be a sparse file of a terabyte.
+        if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
+            raise UserError(f"{path}: not {expected}")
+    return read_text(path)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"the key '{twice[:60]}' is used twice in one object")
+    return content
+
+
+COCO = LabelFormat("coco", TOP_LEFT, _read, class_names=category_names)

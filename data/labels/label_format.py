@@ -1,6 +1,6 @@
 """What a label format is, and the two ways in which labels are stored: one file per image, or one file per split.
 
-A format is one module of this package with a `LabelFormat`, listed in `data.index.dataset_yaml.FORMATS`.
+A format is one module of this package with a `LabelFormat`, imported by `data.labels.formats`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class LabelFormat:
 
     Attributes:
         name: part of the fingerprint of an index.
-        annotations: what ``annotations`` in the YAML names, for messages; empty if this format needs none.
         notation: what the numbers of a box mean, one of the three above.
-        detect: whether the ``annotations`` of a split (None: the YAML has none) are of this format.
         read: ``read(images, label_files, root, names)`` returns the labels of a split. With ``names`` None every object
             is of class 0. Raises UserError when the labels cannot be used.
         label_path: ``label_path(image, root, annotations, exists)`` returns the path of an image's label file, where
@@ -73,9 +71,7 @@ class LabelFormat:
     """
 
     name: str
-    annotations: str
     notation: str
-    detect: Callable[[Path | None], bool]
     read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
     label_path: Callable[[ImageFile, Path, Path | None, Callable[[str], bool]], str] | None = None
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None

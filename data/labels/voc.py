@@ -145,10 +145,6 @@ def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)
 
 
-def _detect(annotations: Path | None) -> bool:
-    return annotations is not None and annotations.is_dir()
-
-
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
     class_ids = None if names is None else {name: i for i, name in enumerate(names)}
     return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalized=False)
@@ -163,4 +159,4 @@ def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callabl
     return flat if exists(flat) else path
 
 
-VOC = LabelFormat("voc", "a folder of VOC .xml", CORNERS, _detect, _read, _label_path)
+VOC = LabelFormat("voc", CORNERS, _read, _label_path)

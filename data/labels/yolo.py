@@ -135,10 +135,6 @@ def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:
     return abs(twice) / 2
 
 
-def _detect(annotations: Path | None) -> bool:
-    return annotations is None
-
-
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
     _check_no_keypoints(files, root)
     parse = partial(parse_yolo, num_classes=None if names is None else len(names))
@@ -153,4 +149,4 @@ def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: 
     return os.path.splitext(path)[0] + ".txt"
 
 
-YOLO = LabelFormat("yolo", "", CENTERS, _detect, _read, _label_path)
+YOLO = LabelFormat("yolo", CENTERS, _read, _label_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from data.dataset import LoadImagesAndLabels
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import DatasetIndex
+from data.index.load import load_index
 from data.loading.damaged_images import DamagedImages
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.sampler import (
@@ -23,6 +24,7 @@ from data.sampler import (
     repeat_factors,
     validation_requests,
 )
+from data.spec.dataset_spec import DatasetSpec
 from utils.boxes import TILE_OVERLAP
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
@@ -65,6 +67,8 @@ def build_train_loader(
     if spec.tile and config.cache == "device":
         raise UserError(f"--cache device: cannot keep tiles ('tile' in {spec.source}); use --cache ram or none")
     workers = loader_workers(config.workers, ctx, "train")
+    from data.loading.augmented import AugmentedImages  # what validation does without
+
     dataset, damaged = _open_split(
         ctx,
         config,
@@ -74,12 +78,8 @@ def build_train_loader(
         cache="none" if config.cache == "device" else config.cache,
         imgsz=config.imgsz,
         tile=spec.tile,
-        fraction=config.fraction,
         hyp=hyp,
-        augment=True,
-        seed=config.seed,
-        epochs=config.epochs,
-        rect=config.rect,
+        augmented=partial(AugmentedImages, hyp=hyp, seed=config.seed, epochs=config.epochs, rect=config.rect),
     )
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
@@ -314,9 +314,10 @@ def _open_split(
     *,
     workers: int,
     cache: str,
+    imgsz: int | None,
     tile: int = 0,
-    fraction: float = 1.0,
-    **options: Any,
+    hyp: Hyperparameters | None = None,
+    augmented: Callable[..., LoadImagesAndLabels] | None = None,
 ) -> tuple[LoadImagesAndLabels, DamagedImages]:
     """The samples of a split, scanned and cached, and the list of its damaged images.
 
@@ -324,8 +325,9 @@ def _open_split(
         workers: of the loader that will be made.
         cache: "none", "ram" or "disk".
         tile: side of the tiles that the images are cut into; 0: they are not.
-        fraction: of the images, chosen by the option ``seed``.
-        options: of `LoadImagesAndLabels`.
+        imgsz: as of `LoadImagesAndLabels`.
+        hyp: says which labels of tiles are ignored; None: the defaults.
+        augmented: makes the samples of training; None: samples are letterboxed.
     """
     cache = "full" if tile and cache != "ram" else cache  # tiles are read from images that are decoded once
     leaders = _cache_leaders(ctx, cache, bool(config.stage))
@@ -338,9 +340,9 @@ def _open_split(
             max_bad=config.max_bad,
             single_cls=config.single_cls,
             verify=config.verify,
-            fraction=fraction,
-            seed=options.get("seed", 0),
-            repeats=not options.get("augment"),
+            fraction=config.fraction if augmented else 1.0,
+            seed=config.seed if augmented else 0,
+            repeats=augmented is None,
             progress=ctx.is_node_leader,
         )
     if tile not in (0, index.tile):  # of the checkpoint, not of the YAML
@@ -368,11 +370,11 @@ def _open_split(
     if tile:
         from data.index.tiles import TiledIndex
 
-        seed = options.get("seed")  # of training, where tiles move
-        hyp = options.get("hyp") or Hyperparameters()
+        seed = config.seed if augmented else None  # of training, where tiles move
         overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
-        tiles = TiledIndex(index, tile, hyp=hyp, seed=seed, overlap=overlap)
-    dataset = LoadImagesAndLabels(index, image_cache=image_cache, tiles=tiles, on_warning=damaged.add, **options)
+        tiles = TiledIndex(index, tile, hyp=hyp or Hyperparameters(), seed=seed, overlap=overlap)
+    make = augmented or LoadImagesAndLabels
+    dataset = make(index, imgsz=imgsz, image_cache=image_cache, tiles=tiles, on_warning=damaged.add)
     return dataset, damaged
 
 

@@ -27,7 +27,7 @@ from data.sampler import (
 )
 from data.shared_memory import BatchSlots, PageLock, open_slots
 from utils.errors import UserError
-from utils.store.client import MIRRORS
+from utils.store.address import MIRRORS
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from data.cache.device import open_device_cache
-from data.dataset import LoadImagesAndLabels
+from data.loading.augmented import AugmentedImages
 from data.loading.worker import collate_quad
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
 from data.render.table import PackedPixels, PyramidLayout, build_table
@@ -19,7 +19,7 @@ from utils.distributed.context import DistributedContext
 
 
 def render_on_device(
-    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, workers: int
+    ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, workers: int
 ) -> dict[str, Any]:
     """Arguments of `InfiniteDataLoader` for batches that are rendered on the device."""
     layout, pixels = None, None
@@ -40,7 +40,7 @@ def render_on_device(
     }
 
 
-def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
+def plan_batch(dataset: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
     """A training batch for `DeviceRenderer` to render.
 
     Args:

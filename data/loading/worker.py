@@ -23,7 +23,7 @@ from data.sampler import BatchRequest
 from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
 from utils.machine.limits import explanation
-from utils.store.client import MIRRORS
+from utils.store.address import MIRRORS
 from utils.structures import Batch, Sample, Targets
 
 

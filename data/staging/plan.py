@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing, list_split
 from data.labels.findings import relative_name
 from data.labels.label_format import FileStamp
+from data.spec.dataset_spec import DatasetSpec
 from utils.logger import get_logger
 from utils.strings import counted
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
 
-from data.index.dataset_yaml import DatasetSpec, Stores, load_dataset_spec
 from data.index.files import without_empty
 from data.labels.findings import relative_name
+from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
+from data.spec.dataset_yaml import Stores, load_dataset_spec
 from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.file_exchange import Piece, exchange_items
 from data.staging.plan import StagePlan, is_under, plan_stage
@@ -29,31 +30,17 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
-from utils.store.client import is_url
+from utils.store.address import is_url
 from utils.strings import counted
 
 IN_STORE = "--stage: what is read from an object store is kept in --cache-dir; omit --stage"
 
 
-def stage_dataset(
-    source: str,
-    folder: str,
-    splits: Sequence[str],
-    ctx: DistributedContext,
-    *,
-    known_root: str = "",
-    optional: Sequence[str] = (),
-) -> DatasetSpec:
-    """Copies the files of the data set ``source`` that are missing in its copy in ``folder``, and opens the copy.
+def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
+    """Copies the files of a data set that are missing in its copy in ``source.stage``, and opens the copy.
 
-    Every process of the run must call this.
-
-    Args:
-        source: a data set YAML. Only the first process of the run opens it.
-        folder: on this node's disk; may differ between nodes. ``{node_rank}`` in it is replaced by the node's number.
-        splits: the splits to copy.
-        known_root: see `load_dataset_spec`.
-        optional: more splits to copy, if the data set has them.
+    Every process of the run must call this. ``source.stage`` is on this node's disk; it may differ between nodes.
+    ``{node_rank}`` in it is replaced by the node's number. Only the first process of the run opens the original.
 
     Returns:
         the data set with the copy's root and splits. Its ``source`` is the original YAML.
@@ -61,36 +48,36 @@ def stage_dataset(
     Raises:
         UserError: the data set cannot be read, the disk is too small or cannot be written, or two nodes use one folder.
     """
-    if source == "demo":
+    if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
-    if is_url(source):
+    if is_url(source.data):
         raise UserError(IN_STORE)
     leaders = one_per_node_group(ctx)
-    local_folder = Path(os.path.expanduser(folder.replace("{node_rank}", str(ctx.node_rank)))).absolute()
+    local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     with torch_distributed_zero_first(ctx):
         if not ctx.is_node_leader:
             assert ctx.store is not None
-            yaml = ctx.store.get(f"stage/{ctx.node_rank}/{splits}").decode("utf-8", "surrogateescape")
+            yaml = ctx.store.get(f"stage/{ctx.node_rank}/{source.splits}").decode("utf-8", "surrogateescape")
         else:
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
                 sent = [None, None]
                 if leaders.local_group_rank == 0:
-                    sent = [_plan(source, splits, known_root, optional), secrets.token_hex(8)]
+                    sent = [_plan(source), secrets.token_hex(8)]
                 barrier.wait_all()
                 if leaders.group_size > 1:
                     dist.broadcast_object_list(sent, src=leaders.group_rank_base, group=leaders.handle)
                 yaml = str(_complete(*sent, local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
-                ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))
-        return dataclasses.replace(load_dataset_spec(yaml), source=source)
+                ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", yaml.encode("utf-8", "surrogateescape"))
+        return dataclasses.replace(load_dataset_spec(yaml), source=source.data)
 
 
-def _plan(source: str, splits: Sequence[str], known_root: str, optional: Sequence[str]) -> StagePlan:
-    spec = load_dataset_spec(source, known_root, stores=Stores(only="", why=IN_STORE))
-    spec = without_empty(spec, optional)
-    return plan_stage(spec, (*splits, *(split for split in optional if split in spec.splits)))
+def _plan(source: DataSource) -> StagePlan:
+    spec = load_dataset_spec(source.data, source.known_root, Stores(only="", why=IN_STORE))
+    spec = without_empty(spec, source.optional)
+    return plan_stage(spec, (*source.splits, *(split for split in source.optional if split in spec.splits)))
 
 
 def _complete(

@@ -7,8 +7,7 @@ are ignored in the labels; what the old model sees in the same augmented images 
 
 from __future__ import annotations
 
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import class_names
+from data.spec.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.run import Run
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from data.loading.build import build_val_loader
-from data.open_dataset import open_splits
+from data.open import open_data
+from data.spec.dataset_spec import DataSource
 from engine.agreement import MAY_DIFFER
 from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts
@@ -108,7 +109,8 @@ class _Scorer:
         else:
             self._amp_dtype = resolve_amp(config.amp, ctx.device)
         choose_kernels(ctx, config)
-        spec = open_splits(ctx, config, known_root=setup["data_root"], stored_in=setup["stored_in"])
+        where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
+        spec = open_data(DataSource.of_training(config, **where), ctx)
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
         built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
         self._model = built[0]

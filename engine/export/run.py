@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.spec.dataset_spec import DatasetSpec, DataSource
 from engine.export.formats.int8 import activation_ranges, quantize
 from engine.export.formats.onnx_file import build_onnx, write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
@@ -25,7 +26,7 @@ from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.options import ExportOptions, require_packages, resolve_options
 from engine.export.parity import Parity, Reference, calibration_images, check_set, largest_difference, tolerance
-from engine.inference.data_set import open_data
+from engine.inference.data_set import open_for_models
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
@@ -80,9 +81,9 @@ def export(config: ExportConfig) -> list[Path]:
     model = CheckpointModel(fused, info, weights, CPU)
     spec = None
     if config.check or config.int8:
-        where = {"stage": "", "cache_dir": config.cache_dir, "ctx": ctx, "single_cls": is_single_cls(model)}
-        where["instead"] = "" if config.int8 else ", or export without a check with --no-check"
-        spec = open_data([model], config.data, (), **where)
+        instead = "" if config.int8 else ", or export without a check with --no-check"
+        source = DataSource(config.data, cache_dir=config.cache_dir)
+        spec = open_for_models([model], source, ctx, single_cls=is_single_cls(model), instead=instead)
     job = _Job(config, options, detector, model, spec)
     job.read_data()
     done: dict[Path, Parity | None] = {}

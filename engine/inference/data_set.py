@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import class_names
-from data.open_dataset import open_dataset, with_classes
+from data.open import open_data, with_classes
+from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.inference.model import InferenceModel
 from utils.config.settings import typed_classes
 from utils.distributed.context import DistributedContext
@@ -16,44 +16,37 @@ from utils.logger import get_logger
 from utils.strings import class_difference, counted
 
 
-def open_data(
+def open_for_models(
     models: Sequence[InferenceModel],
-    data: str,
-    splits: Sequence[str],
-    *,
-    stage: str,
-    cache_dir: str,
+    source: DataSource,
     ctx: DistributedContext,
+    *,
     single_cls: bool,
-    classes: Sequence[str] = (),
     instead: str = "",
 ) -> DatasetSpec:
-    """Opens ``data``, or the data set of the first model that names one. Every process of the run must call this.
+    """Opens ``source``, or if it names no data set, that of the first model that names one. Every process of the run
+    must call this.
 
     Args:
-        data: see `open_dataset`; empty: as the models say.
-        splits, stage, cache_dir: see `open_dataset`.
+        source: without classes, those with which a model was trained are used.
         single_cls: all classes count as one, so that the names need not be the models'.
-        classes: see `open_dataset`; empty: those with which a model was trained.
         instead: how to do without a data set, for messages.
 
     Raises:
         UserError: no data set is named, it cannot be opened, or a model has other classes.
     """
-    root = stored_in = ""
+    classes = source.classes
     for model in models:
-        if not data:
+        if not source.data:
             data, root = stored_location(model)
-            stored_in = str(model.path)
-    if not data:
+            source = replace(source, data=data, known_root=root, stored_in=str(model.path), is_request=False)
+    if not source.data:
         raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
     held_out = next((names for model in models if (names := held_out_images(model))), [])
     if held_out:  # the data set may have no 'val'
-        splits = dict.fromkeys("train" if split == "val" else split for split in splits)
-    optional = ("val",) if held_out else ()
-    where = {"stage": stage, "cache_dir": cache_dir, "ctx": ctx, "known_root": root, "optional": optional}
-    where |= {"stored_in": stored_in, "is_request": False}
-    spec = open_dataset(data, tuple(splits), classes=classes, **where)
+        splits = dict.fromkeys("train" if split == "val" else split for split in source.splits)
+        source = replace(source, splits=tuple(splits), optional=("val",))
+    spec = open_data(source, ctx)
     if held_out and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(held_out)
         for model in models:

@@ -14,6 +14,7 @@ import torch
 
 from data.dataset import LoadImagesAndLabels
 from data.index.tiles import TiledIndex
+from data.loading.augmented import AugmentedImages
 from engine.optim.schedule import new_layers_lr_mult
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
@@ -39,7 +40,7 @@ LEAST_SHARE = 1 / 3  # of it; longer runs than 60 epochs were not measured
 
 
 def choose_lr_mult(
-    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, model: Detector, total_steps: int
+    ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, total_steps: int
 ) -> float:
     """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; the main one
     measures, on its device.
@@ -87,7 +88,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
 
 
 def _measure(
-    stored: StoredWeights, model: Detector, dataset: LoadImagesAndLabels, device: torch.device, most: int
+    stored: StoredWeights, model: Detector, dataset: AugmentedImages, device: torch.device, most: int
 ) -> tuple[float, str]:
     """`score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too; and on how many
     objects, or why it was not measured (NaN)."""
@@ -105,7 +106,7 @@ def _measure(
 
 
 @torch.no_grad()
-def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int) -> tuple[float, int]:
+def score_on_objects(detector: Detector, dataset: AugmentedImages, most: int) -> tuple[float, int]:
     """The mean, over the objects of at most ``most`` letterboxed images, of the highest score of a predicted box that
     overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box. And
     the number of objects; without any, the mean is NaN.
@@ -132,7 +133,7 @@ def score_on_objects(detector: Detector, dataset: LoadImagesAndLabels, most: int
     return values.mean().item(), len(values)
 
 
-def _without_augmentation(dataset: LoadImagesAndLabels) -> LoadImagesAndLabels:
+def _without_augmentation(dataset: AugmentedImages) -> LoadImagesAndLabels:
     tiles = dataset.tiles and TiledIndex(dataset.tiles.images, dataset.tiles.side, hyp=dataset.hyp)
     return LoadImagesAndLabels(
         dataset.tiles.images if dataset.tiles else dataset.index,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from data.box_sizes import warn_of_small_boxes
-from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex, class_names
+from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
-from data.open_dataset import open_splits
+from data.open import open_data
+from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.agreement import check_same_model, check_same_run
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
@@ -59,7 +59,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     attached = attached_hooks(ctx, run)
     prepare_process(ctx, run)
     old = open_kept_model(ctx, run)
-    spec = open_data(ctx, run, old)
+    spec = open_run_data(ctx, run, old)
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
     model, pretrained, origin = build_model(ctx, run, spec)
     if run.config.batch_size == FIND_BATCH_SIZE:
@@ -190,13 +190,13 @@ def open_kept_model(ctx: DistributedContext, run: Run) -> Detector | None:
     return open_old_model(ctx, run)
 
 
-def open_data(ctx: DistributedContext, run: Run, old: Detector | None = None) -> DatasetSpec:
+def open_run_data(ctx: DistributedContext, run: Run, old: Detector | None = None) -> DatasetSpec:
     """The training and validation splits of the run's data set, staged first with ``--stage``, and with the classes of
     the model ``old`` before its own. With ``--val-fraction`` the main process chooses the validation images of a new
     run; a resumed run has those of its checkpoint."""
     config = run.config
     stored_in = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
-    spec = open_splits(ctx, config, known_root=run.data_root, stored_in=stored_in)
+    spec = open_data(DataSource.of_training(config, known_root=run.data_root, stored_in=stored_in), ctx)
     if old is not None:
         from engine.checkpoint.old_model import with_old_classes
 

@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
+from data.spec.dataset_spec import DatasetSpec, DataSource
 from engine.agreement import check_same_model, check_same_start
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import Evaluator, stitcher_of
-from engine.inference.data_set import class_columns, open_data
+from engine.inference.data_set import class_columns, open_for_models
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
@@ -60,16 +60,9 @@ def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[Infere
     Raises UserError for a file that cannot be opened, and for one whose classes are not those of the data set.
     """
     models = [_open_model(config, weights, ctx) for weights in config.weights]
-    spec = open_data(
-        models,
-        config.data,
-        (config.task,),
-        stage=config.stage,
-        cache_dir=config.cache_dir,
-        ctx=ctx,
-        single_cls=config.single_cls,
-        classes=config.classes,
-    )
+    classes = tuple(config.classes)
+    source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
+    spec = open_for_models(models, source, ctx, single_cls=config.single_cls)
     for model in models:
         check_same_model(ctx, model, model.state_dict().values())
     return models, spec

@@ -15,8 +15,8 @@ from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.image_statistics import describe, rate_of
 from benchmarks.speed.loader import differences
 from benchmarks.speed.report import Comparison
-from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.report import write_predictions
 from tests.helpers.scoring import random_case

@@ -17,6 +17,7 @@ import torch
 from data import dataset
 from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
+from data.loading.augmented import AugmentedImages
 from data.render.user_transforms import UserTransforms
 from tests.helpers.preloaded import python
 from tests.helpers.synthetic_index import OBJECT, write_dataset
@@ -40,8 +41,10 @@ def index(tmp_path_factory):
 
 
 def dataset_of(index, *, augment=True, imgsz=96, hyp=None, **more):
+    if not augment:
+        return LoadImagesAndLabels(index, imgsz=imgsz, **more)
     hyp = hyp or Hyperparameters(degrees=5, mixup=0.3)
-    return LoadImagesAndLabels(index, imgsz=imgsz, hyp=hyp, augment=augment, seed=2, epochs=50, **more)
+    return AugmentedImages(index, imgsz=imgsz, hyp=hyp, seed=2, epochs=50, **more)
 
 
 def keys(count=12, canvas=(96, 96), epoch=0):

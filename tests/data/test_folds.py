@@ -19,8 +19,8 @@ from data.folds import (
     rare_classes,
     validation_images,
 )
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.fitness import Fitness
 from tests.helpers.tiny import write_dataset
 from tools.kfold.cross_validate import make_folds

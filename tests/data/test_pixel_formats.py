@@ -14,9 +14,10 @@ import yaml
 from data.cache.open import open_image_cache
 from data.check.scanned import scan_dataset
 from data.dataset import LoadImagesAndLabels
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.loading.augmented import AugmentedImages
 from data.loading.build import build_train_loader, build_val_loader
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.synthetic_index import GEOMETRIES, write_dataset
 from tools.shard import write_set as write_shards
 from utils.config.pixels import PixelFormat
@@ -52,7 +53,7 @@ def made(rgb, tmp_path_factory):
 
 def rendered(index, keys, **options):
     hyp = options.pop("hyp", None) or Hyperparameters(degrees=5, mixup=0.5, **NO_COLOR)
-    dataset = LoadImagesAndLabels(index, imgsz=96, hyp=hyp, seed=2, epochs=50, augment=True, **options)
+    dataset = AugmentedImages(index, imgsz=96, hyp=hyp, seed=2, epochs=50, **options)
     return dataset.samples(keys)
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 import export
 import train
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
 from data.labels.yolo import YOLO
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.inference.runtimes.open import open_model
 from engine.optim.build import build_optimizer
 from models.detector import build_detector

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from benchmarks import models as model_table
-from data.index.dataset_yaml import load_dataset_spec
+from data.spec.dataset_yaml import load_dataset_spec
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose

@@ -56,7 +56,7 @@ CLASSES = {
     "settings": "*/runs/*/*settings.yaml*",
     "lock": "*/runs/*/.lock",
     "run folder": "*/runs|*/runs/*",
-    "index cache": "*/cache/*.index*|*/cache/*.partial|*/cache/*.txt",
+    "index cache": "*/cache/*.index*|*/cache/*.txt",
     "disk cache": "*/cache/*.lmdb*|*/cache/*.lock",
     "cache folder": "*/cache|*/cache/*",
     "images": "set/images*",

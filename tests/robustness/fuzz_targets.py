@@ -51,12 +51,13 @@ from data.check.labels import box_pairs
 from data.check.scanned import scan_dataset, scan_issues
 from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
-from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.index.files import list_split
-from data.index.index import DatasetIndex, load_index
-from data.index.partial_scan import PartialScan
+from data.index.index import DatasetIndex
+from data.index.load import load_index
 from data.labels.findings import NO_LABEL
 from data.loading.damaged_images import DamagedImages
+from data.spec.dataset_spec import DatasetSpec
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
 from engine.export.formats.onnx_file import write_onnx
@@ -1145,17 +1146,10 @@ class IndexCache(Target):
         self.cache = seeds / f"{self.name}.cache"
         (self.root / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
         self.index = scan(self.root, "yolo", self.cache)
-        remove, PartialScan.remove = PartialScan.remove, PartialScan.save  # as when it is interrupted
-        try:
-            scan(self.root, "yolo", seeds / "interrupted")
-        finally:
-            PartialScan.remove = remove
-        (partial,) = (seeds / "interrupted").glob("*.partial")
-        shutil.move(partial, self.cache / partial.name)
         damaged = DamagedImages(self.index, "train", cache_dir=str(self.cache), max_bad=1.0)
         damaged.add(self.index.path(0), "Corrupt JPEG data: 5 extraneous bytes")
         damaged.add(self.index.path(2), "Premature end of JPEG file")
-        assert {p.suffix for p in self.cache.iterdir()} == {".index", ".txt", ".partial", ".damaged"}
+        assert {p.suffix for p in self.cache.iterdir()} == {".index", ".txt", ".damaged"}
 
     def run(self, case: Case) -> str:
         cache = case.folder / "cache"
@@ -1170,8 +1164,6 @@ class IndexCache(Target):
         else:
             others = [p.read_bytes() for p in cache.iterdir()]
             data, what = fuzz_inputs.change_bytes(data, case.chance, others)
-        if path.suffix == ".partial":
-            next(cache.glob("*.index")).unlink()
         case.said.append(f"{path.suffix}: {what}")
         path.write_bytes(data)
         index = attempt(lambda: scan(self.root, "yolo", cache))
@@ -1458,7 +1450,7 @@ class OddKinds(Target):
             "voc/a.xml": ("voc",), "instances.json": ("coco",), "list.txt": ("list",), "yolo.yaml": ("yolo",),
             "labels/train": ("yolo",), "images/train": ("yolo", "voc"), "voc": ("voc",), "extra": ("yolo",),
         }  # fmt: skip
-        others = ("hyp.yaml", "model.yaml", "last.pt", "x.safetensors", "results.csv", "index", "partial", "damaged",
+        others = ("hyp.yaml", "model.yaml", "last.pt", "x.safetensors", "results.csv", "index", "damaged",
                   "lmdb", "source")  # fmt: skip
         which = chance.choice((*scans, *others))
         case.said.append(f"{which} is {kind}")
@@ -1496,7 +1488,7 @@ class OddKinds(Target):
         runs = self.world / "runs" / "exp"
         path = case.folder / which
         make = fuzz_inputs.make_odd_kind
-        if which in ("index", "partial", "damaged", "lmdb"):
+        if which in ("index", "damaged", "lmdb"):
             cache = case.folder / "cache"
             index = scan(root, "yolo", cache)
             stem = f"train-{index.fingerprint}"
@@ -1511,9 +1503,7 @@ class OddKinds(Target):
 
                 found = attempt(read)
                 return found.names(path) if isinstance(found, Refused) else "made anew"
-            if which == "partial":
-                (cache / f"{stem}.index").unlink()
-            make(cache / (f"{stem}-sample.partial" if which == "partial" else f"{stem}.{which}"), kind)
+            make(cache / f"{stem}.{which}", kind)
             again = attempt(lambda: scan(root, "yolo", cache))
             assert isinstance(again, DatasetIndex), again
             same_index(index, again)

@@ -189,7 +189,7 @@ class PhaseKills:
         plan = {"phases": PHASES, "counts": str(folder / "calls"), "mark": str(folder / "mark")}
         plan |= {"phase": phase, "number": number, "delay_s": delay_s, "kills": who != "rank 1"}
         (folder / "plan.json").write_text(json.dumps(plan))
-        small = "set:data.index.scan:_CHUNK:4;set:data.index.partial_scan:SAVE_EVERY_S:0"
+        small = "set:data.index.scan:_CHUNK:4"
         small += ";set:data.cache.disk:_BATCH_BYTES:30000"
         run = Processes(folder / "log.txt", odd=f"memory:{folder / 'memory'};calls:{folder / 'plan.json'};{small}")
         if (folder / "runs" / "exp" / "last.pt").exists():

@@ -19,8 +19,8 @@ import yaml
 import export
 import train
 import val
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.report import write_predictions
 from engine.evaluation.tide import KINDS
 from models.detector import build_detector

@@ -14,9 +14,12 @@ import yaml
 from data.check.scanned import scan_dataset, scan_issues
 from data.dataset import LoadImagesAndLabels
 from data.image_io.decode import read_bytes
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import DatasetIndex, load_index
-from data.open_dataset import open_dataset
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.loading.augmented import AugmentedImages
+from data.open import open_data
+from data.spec.dataset_spec import DataSource
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.tiny import write_dataset
 from tools.shard import main, write_set
@@ -100,7 +103,7 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
 
     samples = []
     for path in (source, written(source, tmp_path / "out")):
-        dataset = LoadImagesAndLabels(index_of(path), imgsz=64, augment=True, epochs=2)
+        dataset = AugmentedImages(index_of(path), imgsz=64, epochs=2)
         order = EpochOrder(len(dataset), seed=0, batch_size=4, imgsz=64, stride=32, image_hw=None, block=4)
         request = next(KeyedDistributedSampler(order, rank=0, world_size=1).requests(0, 0))
         samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.samples(request.keys)])
@@ -147,7 +150,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     with pytest.raises(UserError, match="--megabytes 0: must be from 1"):
         main([str(source), str(tmp_path / "o"), "--megabytes", "0"])
     with pytest.raises(UserError, match="in shards, which are neither listed nor copied"):
-        open_dataset(str(out), ("train",), stage=str(tmp_path / "s"), cache_dir="", ctx=DistributedContext.single())
+        open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
     (out / "data.yaml").write_text("{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}")
     with pytest.raises(UserError, match="must be the only entry"):
         index_of(out)

@@ -85,7 +85,8 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from data.check.issues import summary_lines
     from data.check.labels import box_pairs, box_sizes, class_use
     from data.check.scanned import scan_dataset, scan_issues
-    from data.open_dataset import open_dataset
+    from data.open import open_data
+    from data.spec.dataset_spec import DataSource
     from tools.check.page import make_out, write_page
     from utils.distributed.context import DistributedContext
     from utils.machine.resources import available_cores
@@ -97,7 +98,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         from tools.check.label_errors import check_classes, label_issues, model_name, open_predictor
 
         predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device, trust=options.trust)
-    spec = open_dataset(options.data, (), stage="", cache_dir="", ctx=DistributedContext.single())
+    spec = open_data(DataSource(options.data), DistributedContext.single())
     if predictor:
         check_classes(predictor, spec.names, options.weights)
         check_channels(predictor.model, spec)

@@ -13,7 +13,7 @@ from data.check.issues import DUPLICATES, EXPLANATIONS, LABEL_ERRORS, REMEDIES, 
 from data.check.labels import SIZE_STEP
 from data.check.photos import Photos
 from data.check.scanned import CheckedSplit
-from data.index.dataset_yaml import DatasetSpec
+from data.spec.dataset_spec import DatasetSpec
 from engine.report.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS
 from tools.check.cards import IssueGalleries
 from utils.drawing import page

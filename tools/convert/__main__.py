@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
-from data.index.dataset_yaml import SPLITS, normal_path
-from data.index.folder import read_folder
 from data.labels.coco import read_coco
+from data.spec.dataset_yaml import SPLITS, normal_path
+from data.spec.folder import read_folder
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size
 from utils.errors import UserError

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
-from data.index.folder import split_of
+from data.spec.folder import split_of
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from data.image_io.verify import check_image
-from data.labels.json_files import load_json
+from data.labels.coco import load_json
 from tools.convert.annotations import Annotations, Box, around, array_of, files_below, number, object_of
 from tools.convert.hugging_face import read_image_folder, read_parquet
 from utils.errors import UserError, one_line

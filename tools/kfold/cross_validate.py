@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
-from data.index.dataset_yaml import DatasetSpec
 from data.index.files import shards_of
-from data.index.index import class_names
-from data.open_dataset import open_dataset
+from data.open import open_data
+from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from tools.child import TrainingFailed, train
@@ -84,8 +83,8 @@ def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str,
     """
     if config.keep_old:
         raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
-    where = {"stage": "", "cache_dir": config.cache_dir, "ctx": DistributedContext.single()}
-    spec = open_dataset(config.data, (), classes=config.classes, **where)
+    source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
+    spec = open_data(source, DistributedContext.single())
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
     check_run_dir(config.project, config.name, exist_ok=True)

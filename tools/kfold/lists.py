@@ -14,9 +14,9 @@ import numpy as np
 import yaml
 
 from data.folds import SPLITS
-from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
+from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
 

@@ -34,8 +34,7 @@ DAY_S = 86400.0
 _PREFIXES = ("lockstep-", "train-", "val-", "test-")
 _INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
 _PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
-# The second alternative matches the progress of an interrupted scan.
-_UNFINISHED = re.compile(r".+\.(index|pixels|tree)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
+_UNFINISHED = re.compile(r".+\.(index|pixels|tree)\.\w+(\.tmp)?")
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 A process of its own talks to the stores (`utils.store.server`). It is started when it is first needed, and forked
 children, such as loader workers, use that of their parent.
 
-An address is one that the user has typed, or that stands in a YAML that the user has named. Which folders mirror one is
-known to this process only (`MIRRORS`): a file that says so might come from anyone.
+`data.spec.dataset_yaml.Stores` says which addresses may be read, and `MIRRORS` which folders mirror one.
 """
 
 from __future__ import annotations
@@ -32,29 +31,18 @@ from utils.files.locks import flock, remove_abandoned
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
 from utils.machine.limits import require_package
+from utils.store.address import MIRRORS, store_of
 
 PATIENCE_S = 600.0  # how long a run waits for a store that does not answer
 _PAUSE_S = 1.0
-_URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss|https?)://[^/]+", re.IGNORECASE)
 _ADVICE = "check the address of what tools.shard has written, and the credentials (environment variables, or ~/.aws)"
 FOLDER = "stores"  # of the cache folder
-MIRRORS: dict[Path, str] = {}  # by folder of the cache: the address of the folder of a store that it mirrors
 MOST_BYTES = {".yaml": 1 << 24, ".yml": 1 << 24, ".shards": 1 << 36}  # of a file that is read whole
 _PREFIX = "lockstep-store-"  # of the folder of a server, in that of temporary files
 _UNFINISHED_S = 60.0  # a file that is being written is locked at this age
 _SILENT_S = 10.0  # after which the user is told that a store has not answered
 _starting = threading.Lock()
 _servers: list[tuple[subprocess.Popen, str]] = []  # the last one is in use, unless it was killed
-
-
-def is_url(text: str) -> bool:
-    """Whether ``text`` is the address of an object or folder in a store."""
-    return _URL.match(text) is not None
-
-
-def store_of(url: str) -> str:
-    """The store of ``url``: its scheme, and its bucket or host."""
-    return _URL.match(url)[0]
 
 
 def mirrored(url: str, cache_dir: str) -> Path:

@@ -26,10 +26,10 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.caches import cache_limit
 from utils.files.checked_open import make_own_folder, open_descriptor
-from utils.store.client import MIRRORS, fetch, forget, refresh
+from utils.store.address import MIRRORS, SHARDS
+from utils.store.client import fetch, forget, refresh
 from utils.strings import FlatStrings
 
-SUFFIX = ".shards"  # of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
 BLOCK = 1 << 23  # bytes of positions that are read at once from a store; SPAN is a multiple
 MOST_BYTES = 1 << 31  # of an image
@@ -200,7 +200,7 @@ def _opened(path: Path, *_: Any) -> Shards:
 def read_member(path: str | os.PathLike) -> bytes:
     """The content of an image in shards. Raises UserError."""
     text = os.fspath(path)
-    ends = [match.end() for match in re.finditer(re.escape(SUFFIX) + "/", text)]
+    ends = [match.end() for match in re.finditer(re.escape(SHARDS) + "/", text)]
     end = next((end for end in ends if os.path.isfile(text[: end - 1])), 0)
     if not end:
         raise UserError(f"{text}: no such image")

@@ -8,8 +8,8 @@ import pytest
 from data import box_sizes
 from data.box_sizes import remedy_for_small_boxes, size_that_shows, warn_of_small_boxes
 from data.check.census import take_census
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 
 

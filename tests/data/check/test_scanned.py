@@ -12,9 +12,9 @@ import yaml
 from data.check.issues import DOUBLED
 from data.check.labels import box_pairs
 from data.check.scanned import scan_dataset, scan_issues
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
 from data.labels.findings import CLIPPED
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.tiny import write_dataset
 from tools.convert.__main__ import convert

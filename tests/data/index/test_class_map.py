@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import yaml
 
-from data.dataset import LoadImagesAndLabels
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.loading.augmented import AugmentedImages
 from data.loading.worker import collate
 from data.shared_memory import new_pixels
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.tiny import write_dataset
 from utils.boxes import xywh_to_xyxy
@@ -99,7 +100,7 @@ def test_regions_move_with_their_image(root):
     region counts, also where too little of an object would be."""
     hyp = Hyperparameters(degrees=10, flipud=0.5, scale=0.6)
     indexes = index_of(root), index_of(root, content=MAP)
-    plain, mapped = (LoadImagesAndLabels(i, imgsz=64, hyp=hyp, augment=True, epochs=9) for i in indexes)
+    plain, mapped = (AugmentedImages(i, imgsz=64, hyp=hyp, epochs=9) for i in indexes)
     keys = [SampleKey(n % 4, 0, n, (64, 64)) for n in range(16)]
     a, b = (collate(samples.samples(keys), new_pixels(16, (64, 64))) for samples in (plain, mapped))
     a, rows, part = a.targets, a.targets.rows.numpy(), b.shard(5, 9).targets

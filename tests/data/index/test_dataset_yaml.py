@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from data.labels.coco import read_coco
-from data.open_dataset import open_dataset
+from data.open import open_data
+from data.spec.dataset_spec import DataSource
+from data.spec.dataset_yaml import load_dataset_spec
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -253,7 +254,7 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def opened(data: str):
-        return open_dataset(data, ("train",), stage="", cache_dir="", ctx=DistributedContext.single())
+        return open_data(DataSource(data, ("train",)), DistributedContext.single())
 
     (tmp_path / "datasets" / "coco128" / "images" / "train2017").mkdir(parents=True)
     for data in ("coco128", "coco128.yaml"):

@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import pytest
 
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.folder import split_of
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
+from data.spec.folder import split_of
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from train import main as train

@@ -10,7 +10,6 @@ import os
 import pickle
 import re
 import shutil
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -19,9 +18,9 @@ import numpy as np
 import pytest
 
 from data.index import scan
-from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.scoring import make_table
@@ -771,7 +770,7 @@ def test_any_change_of_the_files_causes_a_new_scan(root, tmp_path, lines, change
 
 def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
     prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
-    monkeypatch.setattr("data.index.index.PARSER_VERSION", 99)
+    monkeypatch.setattr("data.index.load.PARSER_VERSION", 99)
     prints.add(load(root, tmp_path / "cache").fingerprint)
     write_yaml(root, "annotations: instances.json\n")
     prints.add(load(root, tmp_path / "cache").fingerprint)
@@ -797,14 +796,14 @@ def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeyp
     assert Path(after.path(0)).exists()
 
 
-@pytest.mark.parametrize("kind", ["index", "partial", "txt"])
+@pytest.mark.parametrize("kind", ["index", "txt"])
 @pytest.mark.parametrize("taken", TAKEN)
 def test_what_is_not_our_file_but_has_its_name_is_neither_read_nor_waited_for(root, tmp_path, kind, taken):
     index = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
     whole = path.read_bytes()
     path.unlink()
-    place = path.with_name(f"{path.stem}-sample.partial") if kind == "partial" else path.with_suffix(f".{kind}")
+    place = path.with_suffix(f".{kind}")
     take_name(place, taken, 500)
     if taken == "another user's" and kind == "index":
         place.write_bytes(whole)
@@ -816,17 +815,6 @@ def test_what_is_not_our_file_but_has_its_name_is_neither_read_nor_waited_for(ro
         assert not path.is_symlink()
     if taken == "link":
         assert (place.parent / "target").stat().st_size == 500
-
-
-def test_an_unfinished_scan_of_zeros_is_not_read_to_its_end(root, tmp_path):
-    index = load(root, tmp_path / "cache")
-    (path,) = (tmp_path / "cache").glob("*.index")
-    path.unlink()
-    with open(path.with_name(f"{path.stem}-sample.partial"), "wb") as file:
-        file.truncate(1 << 40)
-    started = time.monotonic()
-    assert_same(index, load(root, tmp_path / "cache"))
-    assert time.monotonic() - started < 5
 
 
 def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):

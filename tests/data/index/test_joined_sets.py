@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from data.dataset import LoadImagesAndLabels
-from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
-from data.index.index import load_index
+from data.index.load import load_index
+from data.loading.augmented import AugmentedImages
 from data.loading.build import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
 from data.sampler import EpochOrder, KeyedDistributedSampler, inverse_frequency_weights
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
@@ -189,7 +189,7 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     counts = index.boxes_of_classes(3)
     assert counts.tolist() == [((index.classes == c) & ~index.crowd).sum() for c in range(3)]
     loader = InfiniteDataLoader(
-        LoadImagesAndLabels(index, imgsz=64, hyp=Hyperparameters(), augment=True),
+        AugmentedImages(index, imgsz=64, hyp=Hyperparameters()),
         KeyedDistributedSampler(
             EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
         ),

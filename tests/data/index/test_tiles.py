@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from data.index.dataset_yaml import load_dataset_spec
 from data.index.tiles import TiledIndex
 from data.loading.build import build_train_loader, build_val_loader
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters, TrainConfig

@@ -12,10 +12,10 @@ import yaml
 
 from data.check.photos import Photos, Source
 from data.check.scanned import scan_dataset, scan_issues
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
 from data.labels.findings import MISREAD
 from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from utils.errors import UserError
 

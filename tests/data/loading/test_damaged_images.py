@@ -21,7 +21,7 @@ import pytest
 import train
 from data.image_io.decode import read_image
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
-from data.index import partial_scan, scan
+from data.index import scan
 from data.loading.damaged_images import DamagedImages
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.hostile_files import TAKEN, take_name
@@ -236,38 +236,6 @@ def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"1 of 5 images can't be used .*extra.jpg: .*an empty folder, not a file"):
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
-
-
-@pytest.mark.parametrize("torn", [0, 7])
-def test_an_interrupted_scan_is_resumed(tmp_path, monkeypatch, torn):
-    root = tmp_path / "set"
-    write_set(root, 24, damaged=1)
-    (root / "labels/train/003.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
-    monkeypatch.setattr(scan, "_CHUNK", 4)
-    monkeypatch.setattr(partial_scan, "SAVE_EVERY_S", 0.0)
-    expected = load(root, tmp_path / "whole", workers=0, max_bad=0.5)
-    read, true_check = [], scan.check_image
-
-    def interrupted(path, **options):
-        if len(read) == 14:
-            raise KeyboardInterrupt
-        read.append(path)
-        return true_check(path, **options)
-
-    monkeypatch.setattr(scan, "check_image", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        load(root, tmp_path / "cache", workers=0, max_bad=0.5)
-    (partial,) = (tmp_path / "cache").glob("*.partial")
-    if torn:
-        partial.write_bytes(partial.read_bytes()[:-torn])
-    read.clear()
-    monkeypatch.setattr(scan, "check_image", lambda path, **options: read.append(path) or true_check(path, **options))
-    index = load(root, tmp_path / "cache", workers=0, max_bad=0.5)
-    assert len(read) == (24 if torn else 12)
-    assert not list((tmp_path / "cache").glob("*.partial"))
-    assert list(index.report.lines) == list(expected.report.lines)
-    for name in ("image_hw", "offsets", "boxes_xywh_px", "classes"):
-        np.testing.assert_array_equal(getattr(index, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "hole"])

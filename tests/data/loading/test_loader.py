@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.dataset import LoadImagesAndLabels
+from data.loading.augmented import AugmentedImages
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.loading.loader import InfiniteDataLoader
 from data.loading.worker import collate, collate_quad
@@ -227,7 +227,7 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
 def test_a_damaged_file_is_one_line(tmp_path, workers):
     index = write_dataset(tmp_path, SIZES)
     Path(index.path(4)).write_bytes(b"\x89PNG")
-    dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
+    dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, workers=workers)
@@ -289,7 +289,7 @@ def test_a_real_data_set_gives_well_formed_batches(tmp_path):
     for i in range(5):
         (tmp_path / "labels" / f"{i:03d}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
     (tmp_path / "data.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a, b]\n")
-    from data.index.dataset_yaml import load_dataset_spec
+    from data.spec.dataset_yaml import load_dataset_spec
 
     spec = load_dataset_spec(tmp_path / "data.yaml")
     options = {"imgsz": 64, "cache_dir": str(tmp_path / "cache"), "workers": 1}
@@ -314,7 +314,7 @@ def test_the_head_decides_about_squares_unless_a_flag_does(open_loader, squares,
 
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])
 def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
-    from data.index.dataset_yaml import load_dataset_spec
+    from data.spec.dataset_yaml import load_dataset_spec
     from tests.helpers import tiny
 
     spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
@@ -331,7 +331,7 @@ from pathlib import Path
 from tests.data.loading.test_loader import *
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
-    dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
+    dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, workers=2)

@@ -20,8 +20,9 @@ import pytest
 import torch.distributed as dist
 import yaml
 
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_spec import DataSource
+from data.spec.dataset_yaml import load_dataset_spec
 from data.staging import copy as stage_copy
 from data.staging import file_exchange
 from data.staging.file_exchange import assign
@@ -37,7 +38,7 @@ BOTH = ("train", "val")
 
 
 def stage(source: Path, folder: Path | str, splits=BOTH):
-    return stage_dataset(str(source), str(folder), splits, DistributedContext.single())
+    return stage_dataset(DataSource(str(source), splits, stage=str(folder)), DistributedContext.single())
 
 
 def contents(root: Path) -> dict[str, tuple[bytes, int]]:
@@ -64,7 +65,7 @@ def _two_nodes(ctx, source, places):
                 path.unlink()
         dist.barrier()
         with OpenCounter(Path(source).parent) as counter:
-            spec = stage_dataset(source, places, BOTH, ctx)
+            spec = stage_dataset(DataSource(source, BOTH, stage=places), ctx)
             dist.barrier()
             opened.append(counter.counts())
     index = load_index(spec, "train", cache_dir=str(place / "cache"))
@@ -102,7 +103,7 @@ def _late(ctx, source, places, how):
 
     stage_copy._read_checked = slow
     try:
-        spec = stage_dataset(source, places, ("val",), ctx)
+        spec = stage_dataset(DataSource(source, ("val",), stage=places), ctx)
     except (UserError, OSError) as error:
         return type(error), str(error), time.monotonic() - begun
     return contents(spec.root), time.monotonic() - begun
@@ -135,7 +136,7 @@ def test_a_node_that_fails_stops_the_others_with_its_reason(tmp_path, how):
 
 def _same_place(ctx, source, place):
     with pytest.raises((UserError, PeerFailure), match="is the same folder on nodes 0 and 1"):
-        stage_dataset(source, place, BOTH, ctx)
+        stage_dataset(DataSource(source, BOTH, stage=place), ctx)
     return True
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.export.formats.torch_files import build_torchscript, write_torchscript
 from engine.export.layouts import make_layout
 from engine.export.parity import (

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from data.dataset import LoadImagesAndLabels
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
 from data.index.tiles import TiledIndex
+from data.loading.augmented import AugmentedImages
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.optim import pretrained_rate
 from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score_on_objects
 from models.detector import Detector, build_detector
@@ -53,13 +53,13 @@ def planned(boxes: int = 40) -> Planned:
     return Planned(torch.cat([corners, corners + sides], 1), torch.rand(boxes, 3, generator=rng))
 
 
-def samples(yaml: Path, cache: Path, **options) -> LoadImagesAndLabels:
+def samples(yaml: Path, cache: Path, **options) -> AugmentedImages:
     index = load_index(load_dataset_spec(yaml), "train", cache_dir=str(cache), progress=False)
-    return LoadImagesAndLabels(index, imgsz=SIDE, augment=True, **options)
+    return AugmentedImages(index, imgsz=SIDE, **options)
 
 
 @pytest.fixture
-def dataset(tmp_path) -> LoadImagesAndLabels:
+def dataset(tmp_path) -> AugmentedImages:
     return samples(write_dataset(tmp_path / "set", train=12), tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
         lines += [" ".join(map(repr, row)) + "\n" for row in labels[labels[:, 0] >= 0].astype(np.float64).tolist()]
     images = [cv2.imread(index.path(i))[..., ::-1] for i in range(len(index))]
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
-    moving = LoadImagesAndLabels(index, imgsz=SIDE, augment=True, seed=3, tiles=tiles, image_cache=images)
+    moving = AugmentedImages(index, imgsz=SIDE, seed=3, tiles=tiles, image_cache=images)
     detector = planned(200)
     score, objects = score_on_objects(detector, moving, 100)
     assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
@@ -171,7 +171,7 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
     assert moves == pytest.approx([moves[0]] * 4)
 
 
-def choose(config: TrainConfig, dataset: LoadImagesAndLabels, model: Detector | None = None, steps: int = 200) -> float:
+def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
     model = model or build_detector(TINY_MODEL, 2)
     return choose_lr_mult(DistributedContext.single(torch.device("cpu")), config, dataset, model, steps)
 

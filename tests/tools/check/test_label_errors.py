@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data.check.scanned import scan_dataset
-from data.index.dataset_yaml import load_dataset_spec
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.inference.predictor import load
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.synthetic_index import index_of

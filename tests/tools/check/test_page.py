@@ -17,9 +17,9 @@ from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED,
 from data.check.labels import box_pairs, box_sizes
 from data.check.photos import Photos, Source
 from data.check.scanned import scan_dataset, scan_issues
-from data.index.dataset_yaml import load_dataset_spec
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_pictures, check_self_contained
 from tests.helpers.synthetic_index import smooth_image

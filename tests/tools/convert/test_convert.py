@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import yaml
 
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.scripts import error_of
 from tools.convert.__main__ import convert, main
 from utils.errors import UserError

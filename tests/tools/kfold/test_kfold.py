@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from data.index.dataset_yaml import load_dataset_spec
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.preloaded import python

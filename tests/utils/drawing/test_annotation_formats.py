@@ -8,8 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import load_index
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from utils.boxes import xywh_to_xyxy
 from utils.config.settings import DetectConfig
 from utils.drawing.annotation_formats import FORMATS, AnnotatedImage

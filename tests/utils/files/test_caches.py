@@ -14,8 +14,9 @@ import pytest
 
 import train
 from data.cache.open import open_image_cache
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools import cache as command
@@ -117,13 +118,13 @@ def test_prune_to_a_size_takes_older_versions_first(caches):
     assert not any("older version" in line for line in left)
 
 
-def test_prune_removes_an_indexs_files_and_day_old_interrupted_scans(caches):
+def test_prune_removes_an_indexs_files_and_day_old_unfinished_ones(caches):
     folder, _ = caches
     for path in list(folder.glob("*.index")):
         path.with_suffix(".damaged").write_text('["000.png", "torn"]\n')
-        path.with_name(f"{path.stem}-sample.partial").write_bytes(bytes(10))
+        path.with_name(f"{path.name}.a1b2.tmp").write_bytes(bytes(10))
     run_main(command.main, ["prune", "--all", "--cache-dir", str(folder)])
-    assert {p.suffix for p in folder.iterdir() if p.suffix != ".lock"} == {".partial"}
+    assert {p.suffix for p in folder.iterdir() if p.suffix != ".lock"} == {".tmp"}
     age(folder, 2)
     run_main(command.main, ["prune", "--all", "--cache-dir", str(folder)])
     assert not [p for p in folder.iterdir() if p.suffix != ".lock"]

@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from data.image_io.decode import read_bytes
-from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import DatasetIndex
+from data.index.load import load_index
 from data.loading.worker import init_worker
-from data.open_dataset import open_dataset
+from data.open import open_data
+from data.spec.dataset_spec import DataSource
+from data.spec.dataset_yaml import Stores, load_dataset_spec
 from tests.helpers.object_server import FAULTS, ObjectServer, object_server, used_store
 from tests.helpers.processes import Processes
 from tests.helpers.tiny import write_dataset, write_model
@@ -29,6 +31,7 @@ from utils.errors import UserError
 from utils.files.caches import LIMIT_VARIABLE
 from utils.files.checkpoint import read_checkpoint
 from utils.store import client, shards
+from utils.store.address import MIRRORS, is_url
 
 COUNT = 24
 SMALL = ["--device", "cpu", "--threads", "1", "--workers", "1", "--amp", "off", "--noplots"]
@@ -50,7 +53,7 @@ def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServ
 
 
 def opened(cache: Path, url: str = "s3://bucket/set", split: str = "train") -> DatasetIndex:
-    return load_index(load_dataset_spec(url, cache_dir=str(cache)), split, cache_dir=str(cache), progress=False)
+    return load_index(load_dataset_spec(url, stores=Stores(str(cache))), split, cache_dir=str(cache), progress=False)
 
 
 def contents(index: DatasetIndex) -> list[bytes]:
@@ -196,7 +199,7 @@ def test_an_outage_is_waited_for_and_a_longer_one_ends_in_one_line(
 
 
 def test_the_scheme_of_an_address_may_be_in_capitals(server: ObjectServer, tmp_path: Path):
-    assert client.is_url("HTTP://host/set")
+    assert is_url("HTTP://host/set")
     paths = [client.mirrored(f"{scheme}://bucket/set/data.yaml", str(tmp_path)) for scheme in ("s3", "S3")]
     assert paths[0] == paths[1]
 
@@ -205,13 +208,13 @@ def test_a_split_of_a_local_yaml_may_be_in_a_store(server: ObjectServer, tmp_pat
     path = tmp_path / "local.yaml"
     path.write_text("{train: 's3://bucket/set', val: 's3://bucket/set/val.shards', names: [light, dark]}")
     context = DistributedContext.single()
-    spec = open_dataset(str(path), ("train",), stage="", cache_dir=str(tmp_path / "c"), ctx=context)
+    spec = open_data(DataSource(str(path), ("train",), cache_dir=str(tmp_path / "c")), context)
     assert contents(load_index(spec, "train", cache_dir=str(tmp_path / "c"))) == expected
 
 
 def test_stages_of_stores_are_refused(server: ObjectServer, tmp_path: Path):
     with pytest.raises(UserError, match="--stage: what is read from an object store is kept in --cache-dir"):
-        open_dataset("s3://bucket/set", ("train",), stage=str(tmp_path), cache_dir="", ctx=DistributedContext.single())
+        open_data(DataSource("s3://bucket/set", ("train",), stage=str(tmp_path)), DistributedContext.single())
 
 
 def test_without_obstore_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -352,8 +355,8 @@ def test_workers_that_are_not_forked_know_the_mirrors(server: ObjectServer, tmp_
     index = opened(tmp_path)
     child = os.fork()
     if child == 0:
-        mirrors = dict(client.MIRRORS)
-        client.MIRRORS.clear()
+        mirrors = dict(MIRRORS)
+        MIRRORS.clear()
         shards._opened.cache_clear()
         init_worker(os.getppid(), mirrors, 0)
         os._exit(0 if contents(index) == expected else 1)
@@ -385,7 +388,7 @@ def test_a_copy_that_another_process_has_replaced_is_read_again(server: ObjectSe
     half = copy.with_name("data.yaml.01234567.tmp")
     half.write_text("of a process that was killed")
     os.utime(half, (1e9, 1e9))
-    assert load_dataset_spec("s3://bucket/set", cache_dir=str(tmp_path)).names == ("light", "dark")
+    assert load_dataset_spec("s3://bucket/set", stores=Stores(str(tmp_path))).names == ("light", "dark")
     assert not half.exists()
 
 

@@ -11,265 +11,75 @@ tiles that large images are cut into.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.index.folder import FolderContent, read_folder
-from data.labels.coco import COCO
-from data.labels.label_format import LabelFormat
-from data.labels.voc import VOC
-from data.labels.yolo import YOLO
-from utils.config.pixels import RGB8, PixelFormat
-from utils.config.settings import MOST_IMGSZ, class_numbers, typed_classes
+from data.labels.formats import format_of
+from data.spec.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
+from utils.config.pixels import PixelFormat
+from utils.config.settings import MOST_IMGSZ
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.store.client import is_url, mirrored, refresh, store_of
-from utils.store.shards import SUFFIX
+from utils.store.address import MIRRORS, SHARDS, is_url, store_of
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
-FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # a split is read by the first that detects its labels
-_USED_KEYS = (
-    "path",
-    *SPLITS,
-    "names",
-    "nc",
-    "classes",
-    "ignore",
-    "annotations",
-    "download",
-    "channels",
-    "bits",
-    "tile",
+_USED_KEYS = frozenset(
+    {*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "download", "channels", "bits", "tile"}
 )
 # Keys of public YAMLs that do not affect training.
-_DESCRIPTIVE_KEYS = (
-    "roboflow",
-    "license",
-    "licence",
-    "author",
-    "url",
-    "description",
-    "version",
-    "date",
-    "validation",
-    "minival",
+_DESCRIPTIVE_KEYS = frozenset(
+    {"roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation", "minival"}
 )
-IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
-IGNORED = -1  # the number of such a class
 LEAST_TILE = 32  # pixels
-WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
-MOST_COMPARED = 1000  # names of files with a missing one
-_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
-@dataclass(frozen=True, slots=True)
-class SplitSource:
-    """Absolute paths of the images and labels of a split. They are checked when the split is listed."""
-
-    images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path | None  # None: YOLO txt beside the images
-    label_format: LabelFormat | None  # None: unknown, or the annotations are missing
-    parts: tuple[DatasetSpec, ...] = ()  # data sets whose splits of this name are joined, instead of the above
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetSpec:
-    """The content of a data set YAML."""
-
-    names: tuple[str, ...]  # of the classes that a model learns
-    root: Path  # absolute
-    splits: dict[str, SplitSource]
-    source: str  # path of the YAML, for messages
-    if_missing: str = "correct its paths"  # what to do if the data is missing
-    held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
-    label_names: tuple[str, ...] = ()  # of the classes in the labels, by number; empty: `names`
-    class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
-    summary: str = ""  # of a folder: what has been found there
-    classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
-    pixels: PixelFormat = RGB8  # of the images
-    tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
-
-    def split(self, name: str) -> SplitSource:
-        """The split ``name``. Raises UserError if the YAML does not have it."""
-        if name not in self.splits:
-            hint = f", or {WITHOUT_VAL}" if name == "val" else ""
-            raise UserError(
-                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'{hint}"
-            )
-        return self.splits[name]
-
-    def check_split(self, name: str) -> None:
-        """Raises UserError unless the YAML has the split ``name``, and its folders, lists and annotations exist."""
-        source = self.split(name)
-        for part in source.parts:
-            part.check_split(name)
-        for path in (*source.images, *([source.annotations] if source.annotations else ())):
-            if not path.exists():
-                raise self.missing_error(path)
-
-    def hold_out(self, names: Iterable[str]) -> DatasetSpec:
-        """The data set with the training images ``names``, relative to its folder, as the split "val"."""
-        return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
-
-    def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
-        """The data set with all images, but the boxes of ``classes`` only, given by number or name; empty: all. Raises
-        UserError for a class that it does not have."""
-        numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
-        return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
-
-    def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
-        """The data set for a model with the classes ``names`` of ``owner`` and, after them, those of the data set that
-        are not among them, ignoring case and outer spaces. A class that it does not label is ignored in its images, as
-        where data sets are joined. Raises UserError if two of its classes have one of the names."""
-        given = {name.strip().lower(): name for name in reversed(names)}
-        renamed = [given.get(name.strip().lower(), name) for name in self.names]
-        used = [renamed[number] for number in self.classes or range(len(renamed))]
-        if twice := next((name for name, count in Counter(used).items() if count > 1), None):
-            raise UserError(f"{self.source}: two of its classes are '{twice}' of {owner}; merge them with 'classes:'")
-        number = tuple(range(len(renamed)))
-        part = replace(
-            self,
-            names=tuple(renamed),
-            label_names=self.label_names or self.names,
-            class_of=self.class_of or number,
-        )
-        splits = {name: SplitSource((), None, None, (part,)) for name in self.splits}
-        whole = {"held_out": frozenset(), "label_names": (), "class_of": (), "classes": ()}
-        return replace(self, names=tuple(dict.fromkeys((*names, *used))), splits=splits, **whole)
-
-    def as_labeled(self) -> DatasetSpec:
-        """The data set with the classes of its labels, none merged or left out."""
-        return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
-
-    def content(self) -> dict[str, Any]:
-        """What a YAML says of the classes, with all of them, of the pixels, and of tiles."""
-        others = self.pixels.content() | ({"tile": self.tile} if self.tile else {})
-        if not self.label_names:
-            return {"names": list(self.names)} | others
-        to = {IGNORED: IGNORE} | dict(enumerate(self.names))
-        classes = {n: to[c] for n, c in zip(self.label_names, self.class_of)}
-        return {"names": list(self.label_names), "classes": classes} | others
-
-    def missing_error(self, path: Path) -> UserError:
-        """The error for a missing part of the data set."""
-        return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
-
-
-def what_exists(path: Path) -> str:
-    """What is there instead of a missing ``path``, for messages: a name like that of the first missing part of the
-    path, or what is in the folder; "" if nothing is worth mentioning."""
-    parent = next(folder for folder in path.parents if folder.is_dir())
-    missing = path.relative_to(parent).parts[0]
-    is_last = parent == path.parent
-    suffix = path.suffix if is_last else ""
-    if "*" in missing:
-        return f"; patterns are not expanded: name the folder, {parent}"
-    try:
-        with os.scandir(parent) as entries:
-            found = [e for e in entries if not e.name.startswith(".")]
-        names = sorted(e.name for e in found if (e.name.endswith(suffix) if suffix else e.is_dir()))
-    except OSError:
-        return ""
-    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
-    close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
-    if close:  # as "validate" is to "val"
-        return f"; '{parent / known[close[0]]}' exists"
-    return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
-
-
-def check_dataset(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
-    """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it, or with
-    ``--classes``. Names that stand in annotations alone are left for later: to read them may take long."""
-    if data == "demo" or is_url(data):  # nor is a store asked
-        return
-    data = known_by_name(data)
-    check_exists(data)
-    values = None if Path(data).is_dir() else load_yaml(data)
-    if isinstance(values, dict) and any("://" in str(values.get(split)) for split in SPLITS):
-        return
-    if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
-        spec = load_dataset_spec(data).use_classes(typed_classes(classes))
-        for split in splits:
-            spec.check_split(split)
-
-
-def known_by_name(data: str) -> str:
-    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
-    is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
-    listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
-    return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
-
-
-def check_exists(data: str) -> None:
-    """Raises UserError with the known names."""
-    path = Path(data)
-    if data and path.exists():
-        if path.suffix.lower() in _ARCHIVES and path.is_file():
-            raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
-        return
-    known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
-    if path.stem in known:
-        hint = f" (did you mean '{path.stem}' of configs/data?)"
-    else:
-        files = _yaml_files_nearby(path)
-        nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
-        close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
-        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else what_exists(path) if data else ""
-    named = data or "''"
-    raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
-
-
-def _yaml_files_nearby(path: Path) -> Iterator[Path]:
-    """YAML files where a data set's may be: in folders of data sets, in the working folder, and beside ``path``."""
-    for folder in ("../datasets", "datasets"):
-        yield from Path(folder).glob("*/*.y*ml")
-    for folder in (Path("."), path.parent):
-        yield from folder.glob("*.y*ml")
-
-
 class Stores(NamedTuple):
-    """How what is in object stores is read."""
+    """The stores that may be read. An address is one that the user has typed, or that stands in a YAML that the user
+    has named."""
 
     cache_dir: str = ""  # folder of copies; empty: ~/.cache/lockstep
     only: str | None = None  # the store of a YAML that is in one, which names no other; "": none; None: any
     why: str = "an address is read only if you name it: with --data, or in a YAML that --data names"
 
-    def mirrored(self, url: str, where: str) -> Path:
-        """`mirrored`. Raises UserError for an address that is not the user's."""
-        if self.only is not None and store_of(url) != self.only:
-            raise UserError(f"{where}: names {url}; {self.why}")
-        return mirrored(url, self.cache_dir)
+    def local(self, given: str | Path, where: str) -> Path:
+        """The local copy of an address, or of a file of a folder that mirrors one; any other file itself. Raises
+        UserError for an address that is not the user's."""
+        is_address = isinstance(given, str)
+        if is_address and self.only is not None and store_of(given) != self.only:
+            raise UserError(f"{where}: names {given}; {self.why}")
+        if not is_address and given.parent not in MIRRORS:
+            return given
+        from utils.store.client import mirrored, refresh
+
+        return mirrored(given, self.cache_dir) if is_address else refresh(given)
 
 
-def load_dataset_spec(
-    path: str | Path, known_root: str = "", cache_dir: str = "", *, stores: Stores | None = None
-) -> DatasetSpec:
+def load_dataset_spec(path: str | Path, known_root: str = "", stores: Stores | None = None) -> DatasetSpec:
     """Reads and checks a data set YAML, or a folder (`read_folder`), also of an object store. Raises UserError with the
     file and the key.
 
     Args:
         known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
-        cache_dir: of `Stores`.
         stores: those that may be read; None: those that the user names.
     """
-    stores = stores or Stores(cache_dir)
+    stores = stores or Stores()
     if is_url(str(path)):
         url = str(path) if str(path).endswith((".yaml", ".yml")) else f"{str(path).rstrip('/')}/data.yaml"
-        copy = stores.mirrored(url, str(path))
+        copy = stores.local(url, str(path))
         return replace(load_dataset_spec(copy, stores=stores._replace(only=store_of(url))), source=str(path))
-    path = Path(path)
-    content = read_folder(normal_path(path)) if path.is_dir() else FolderContent({}, path, "")
-    if content.yaml is not None:
-        path = content.yaml
-    values = load_yaml(path) if content.yaml is not None else content.values | {"path": str(path.absolute())}
+    path = yaml = Path(path)
+    values, summary = {}, ""
+    if path.is_dir():
+        from data.spec.folder import read_folder
+
+        values, yaml, summary = read_folder(normal_path(path))
+    path = yaml or path
+    values = load_yaml(path) if yaml else values | {"path": str(path.absolute())}
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
     _check_keys(values, path)
@@ -293,9 +103,7 @@ def load_dataset_spec(
             raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
     label_names = _read_names(values, splits, path)
     if_missing, tile = _if_missing(values, path), _read_tile(values.get("tile"), splits, path)
-    spec = DatasetSpec(
-        label_names, root, splits, str(path), if_missing, summary=content.summary, pixels=pixels, tile=tile
-    )
+    spec = DatasetSpec(label_names, root, splits, str(path), if_missing, summary=summary, pixels=pixels, tile=tile)
     if not values.get("classes") and not values.get("ignore"):
         return spec
     targets = _read_class_map(values, label_names, path)
@@ -366,16 +174,16 @@ def _read_split(
             raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
     images = tuple(_read_entry(entry, root, split, where, stores) for entry in entries)
-    return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
+    return SplitSource(images, annotations, format_of(annotations))
 
 
 def _read_entry(entry: Any, root: Path, split: str, where: str, stores: Stores) -> Path:
     """The folder, list or index of shards that an entry names; of an object store, the local copy of the index."""
     if isinstance(entry, str) and is_url(entry):
-        url = entry if entry.endswith(SUFFIX) else f"{entry.rstrip('/')}/{split}{SUFFIX}"
-        return stores.mirrored(url, where)
+        url = entry if entry.endswith(SHARDS) else f"{entry.rstrip('/')}/{split}{SHARDS}"
+        return stores.local(url, where)
     path = _resolve(_text_path(entry, where), root)
-    return refresh(path) if path.suffix == SUFFIX else path
+    return stores.local(path, where) if path.suffix == SHARDS else path
 
 
 def _joins(value: Any) -> bool:
@@ -385,7 +193,7 @@ def _joins(value: Any) -> bool:
 
 def _read_part(entry: Any, root: Path, split: str, where: str, stores: Stores) -> DatasetSpec:
     is_remote = isinstance(entry, str) and is_url(entry)
-    path = stores.mirrored(entry, where) if is_remote else _resolve(_text_path(entry, where), root)
+    path = stores.local(entry, where) if is_remote else _resolve(_text_path(entry, where), root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     content = load_yaml(path)

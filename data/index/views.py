@@ -1,0 +1,143 @@
+"""Views of indexes: the part of a split that a run uses, with the classes that it wants, and several splits as one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from data.index.index import ARRAYS, DatasetIndex, digest_of, totals_of
+from data.labels.findings import NO_LABEL, ScanReport, relative_name
+from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.rng import keyed_generator, named_stream
+from utils.strings import FlatStrings, counted
+
+_LEFT_OUT = -2  # the number of a class that is not used
+
+
+def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> DatasetIndex:
+    """The ``indexes`` of the parts of a split as one. A class that a part does not label is ignored in all of its
+    images."""
+    names, parts = spec.as_labeled().names, spec.split(split).parts
+    for part, index in zip(parts, indexes):
+        labeled = set(index.names)
+        if missing := [name for name in names if name not in labeled]:
+            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
+    paths = [index.path(i) for index in indexes for i in range(len(index))]
+    if repeated := len(paths) - len(set(paths)):
+        text = "%s: data sets that %s joins share %s, which count more than once"
+        get_logger().warning(text, split, spec.source, counted(repeated, "image"))
+    totals = sum((Counter(index.report.totals) for index in indexes), Counter())
+    joined = DatasetIndex(
+        names=names,
+        root=spec.root,
+        paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
+        **concatenated([_with_names(index, names) for index in indexes]),
+        report=ScanReport(
+            dict(totals), FlatStrings.of(_from(spec.root, i.root, line) for i in indexes for line in i.report.lines)
+        ),
+        fingerprint=digest_of([index.fingerprint for index in indexes], names),
+        pixels=spec.pixels,
+    )
+    return replace(joined, report=replace(joined.report, totals=joined.report.totals | totals_of(joined)))
+
+
+def _from(root: Path, part: Path, name: str) -> str:
+    """``name``, relative to the folder ``part``, relative to ``root``."""
+    return relative_name(os.path.join(part, name), root)
+
+
+def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
+    """The index with classes numbered as in ``names``, of which those that it does not have are ignored everywhere."""
+    of_name = {name: i for i, name in enumerate(names)}
+    number = np.array([*map(of_name.get, index.names), IGNORED], np.int32)  # the last one is number -1
+    missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number)
+    image = np.repeat(np.arange(len(index)), len(missing))
+    order = np.argsort(np.r_[index.image_of_box, image], kind="stable")
+    sizes_wh = index.image_hw[image, ::-1].astype(np.float64)
+    whole = np.concatenate([np.zeros_like(sizes_wh), sizes_wh], 1)
+    return replace(
+        index,
+        offsets=index.offsets + len(missing) * np.arange(len(index) + 1),
+        boxes_xywh_px=np.concatenate([index.boxes_xywh_px, whole])[order],
+        classes=np.r_[number[index.classes], np.tile(missing, len(index))][order],
+        crowd=np.r_[index.crowd, np.ones(len(image), bool)][order],
+        area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
+        repeated=np.r_[index.repeated, np.zeros(len(image), bool)][order],
+        line=np.r_[index.line, np.full(len(image), -1, np.int32)][order],
+    )
+
+
+def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
+    """The arrays of an index that has the images of several, in this order, by name."""
+    arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
+    counts = np.concatenate([np.diff(index.offsets) for index in indexes])
+    return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
+
+
+def as_used(
+    index: DatasetIndex, spec: DatasetSpec, part: str, *, single_cls: bool, fraction: float, seed: int, repeats: bool
+) -> DatasetIndex:
+    """What a run uses of ``index``, which has all images and the classes of the labels. ``part``: the split that the
+    run asks for, of which the training images may hold some out."""
+    if not repeats:  # before classes are merged
+        index = index.without_repeats()
+    if spec.held_out and part in ("train", "val"):
+        index = _part(index, part, spec)
+    if single_cls or spec.classes or spec.class_of:
+        index = _of_classes(index, spec, single_cls)
+    index = replace(index, tile=spec.tile)
+    return _sampled(index, fraction, seed) if fraction < 1 else index
+
+
+def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
+    """The images of ``index``, all of the training split, that are not held out for validation, or as "val" those that
+    are. What the scan found is in the report of "train"."""
+    is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
+    if not is_held_out.any():
+        raise UserError(
+            f"{spec.source}: 'train' has none of the {len(spec.held_out)} images that were held out for validation "
+            "when the run began; name its data set with --data"
+        )
+    part = index.take(np.flatnonzero(is_held_out == (split == "val")))
+    report = ScanReport(totals_of(part), FlatStrings.of(()))
+    if split == "train":
+        report = replace(index.report, totals=index.report.totals | totals_of(part) | {NO_LABEL: 0})
+    return replace(part, report=report, fingerprint=digest_of(split, index.fingerprint, sorted(spec.held_out)))
+
+
+def _sampled(index: DatasetIndex, fraction: float, seed: int) -> DatasetIndex:
+    order = keyed_generator(seed, named_stream("fraction")).permutation(len(index))
+    part = index.take(np.sort(order[: max(round(fraction * len(index)), 1)]))
+    get_logger().info("--fraction %g: %d of %d training images", fraction, len(part), len(index))
+    report = replace(index.report, totals=index.report.totals | totals_of(part) | {NO_LABEL: 0})
+    return replace(part, report=report, fingerprint=digest_of(index.fingerprint, fraction, seed))
+
+
+def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
+    """The images of ``index``, which has the classes of the labels, with the boxes of ``spec.classes`` only, numbered
+    from 0; with ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
+    chosen = spec.classes or range(len(spec.names))
+    numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)
+    numbers[IGNORED] = IGNORED  # the last one
+    numbers[list(chosen)] = 0 if single_cls else np.arange(len(chosen))
+    of_label = numbers[list(spec.class_of or range(len(spec.names)))]
+    classes = of_label[index.classes]
+    used = classes != _LEFT_OUT
+    ids = index.category_ids or range(len(of_label))
+    category_ids = {number: ids[label] for label, number in reversed(list(enumerate(of_label.tolist())))}
+    result = replace(
+        index,
+        names=class_names(spec, single_cls),
+        classes=classes,
+        crowd=index.crowd | (classes == IGNORED),
+        category_ids=() if single_cls else tuple(category_ids[number] for number in range(len(chosen))),
+    ).with_boxes(used)
+    return replace(result, report=replace(index.report, totals=index.report.totals | totals_of(result)))

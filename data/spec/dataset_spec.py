@@ -1,0 +1,191 @@
+"""A data set: how a command names it, its classes, and where the images and labels of its splits are."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data.labels.label_format import LabelFormat
+from utils.config.pixels import RGB8, PixelFormat
+from utils.config.settings import TrainConfig, class_numbers
+from utils.errors import UserError
+
+IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
+IGNORED = -1  # the number of such a class
+WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
+SINGLE_CLASS_NAME = "object"
+MOST_COMPARED = 1000  # names of files with a missing one
+DEMO = "demo"  # the data set that is rendered into the cache folder
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """A data set as a command names it.
+
+    Attributes:
+        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, an address in an object store,
+            or "demo" for the data set that is rendered into the cache folder.
+        splits: those that will be read; the others are not staged.
+        optional: more splits to stage, if the data set has them; empty folders do not count.
+        classes: the only ones that are used, as ``--classes`` names them; empty: all.
+        stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
+        cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
+        known_root: folder of the data set in an earlier run; used if a relative ``path`` of the YAML is not found.
+        stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
+        is_request: the user asks for what ``stored_in`` names, as ``--resume`` does; else no address is read.
+    """
+
+    data: str
+    splits: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    stage: str = ""
+    cache_dir: str = ""
+    known_root: str = ""
+    stored_in: str = ""
+    is_request: bool = True
+
+    @classmethod
+    def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
+        """The training and validation splits; with ``--val-fraction`` the latter may be missing."""
+        return cls(
+            config.data,
+            ("train",) if config.val_fraction else ("train", "val"),
+            ("val",) if config.val_fraction else (),
+            tuple(config.classes),
+            config.stage,
+            config.cache_dir,
+            known_root,
+            stored_in,
+        )
+
+    @property
+    def may_read_stores(self) -> bool:
+        return self.is_request or not self.stored_in
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSource:
+    """Absolute paths of the images and labels of a split. They are checked when the split is listed."""
+
+    images: tuple[Path, ...]  # folders and .txt lists
+    annotations: Path | None  # None: YOLO txt beside the images
+    label_format: LabelFormat | None  # None: unknown, or the annotations are missing
+    parts: tuple[DatasetSpec, ...] = ()  # data sets whose splits of this name are joined, instead of the above
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """The content of a data set YAML."""
+
+    names: tuple[str, ...]  # of the classes that a model learns
+    root: Path  # absolute
+    splits: dict[str, SplitSource]
+    source: str  # path of the YAML, for messages
+    if_missing: str = "correct its paths"  # what to do if the data is missing
+    held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
+    label_names: tuple[str, ...] = ()  # of the classes in the labels, by number; empty: `names`
+    class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
+    summary: str = ""  # of a folder: what has been found there
+    classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
+    pixels: PixelFormat = RGB8  # of the images
+    tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
+
+    def split(self, name: str) -> SplitSource:
+        """The split ``name``. Raises UserError if the YAML does not have it."""
+        if name not in self.splits:
+            hint = f", or {WITHOUT_VAL}" if name == "val" else ""
+            raise UserError(
+                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'{hint}"
+            )
+        return self.splits[name]
+
+    def check_split(self, name: str) -> None:
+        """Raises UserError unless the YAML has the split ``name``, and its folders, lists and annotations exist."""
+        source = self.split(name)
+        for part in source.parts:
+            part.check_split(name)
+        for path in (*source.images, *([source.annotations] if source.annotations else ())):
+            if not path.exists():
+                raise self.missing_error(path)
+
+    def hold_out(self, names: Iterable[str]) -> DatasetSpec:
+        """The data set with the training images ``names``, relative to its folder, as the split "val"."""
+        return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
+
+    def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
+        """The data set with all images, but the boxes of ``classes`` only, given by number or name; empty: all. Raises
+        UserError for a class that it does not have."""
+        numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
+        return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
+
+    def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
+        """The data set for a model with the classes ``names`` of ``owner`` and, after them, those of the data set that
+        are not among them, ignoring case and outer spaces. A class that it does not label is ignored in its images, as
+        where data sets are joined. Raises UserError if two of its classes have one of the names."""
+        given = {name.strip().lower(): name for name in reversed(names)}
+        renamed = [given.get(name.strip().lower(), name) for name in self.names]
+        used = [renamed[number] for number in self.classes or range(len(renamed))]
+        if twice := next((name for name, count in Counter(used).items() if count > 1), None):
+            raise UserError(f"{self.source}: two of its classes are '{twice}' of {owner}; merge them with 'classes:'")
+        number = tuple(range(len(renamed)))
+        part = replace(
+            self,
+            names=tuple(renamed),
+            label_names=self.label_names or self.names,
+            class_of=self.class_of or number,
+        )
+        splits = {name: SplitSource((), None, None, (part,)) for name in self.splits}
+        whole = {"held_out": frozenset(), "label_names": (), "class_of": (), "classes": ()}
+        return replace(self, names=tuple(dict.fromkeys((*names, *used))), splits=splits, **whole)
+
+    def as_labeled(self) -> DatasetSpec:
+        """The data set with the classes of its labels, none merged or left out."""
+        return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
+
+    def content(self) -> dict[str, Any]:
+        """What a YAML says of the classes, with all of them, of the pixels, and of tiles."""
+        others = self.pixels.content() | ({"tile": self.tile} if self.tile else {})
+        if not self.label_names:
+            return {"names": list(self.names)} | others
+        to = {IGNORED: IGNORE} | dict(enumerate(self.names))
+        classes = {n: to[c] for n, c in zip(self.label_names, self.class_of)}
+        return {"names": list(self.label_names), "classes": classes} | others
+
+    def missing_error(self, path: Path) -> UserError:
+        """The error for a missing part of the data set."""
+        return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
+
+
+def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
+    """Class names of a model trained on this data set. With ``single_cls`` the only class that is used keeps its
+    name."""
+    names = tuple(spec.names[number] for number in spec.classes) or spec.names
+    return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
+
+
+def what_exists(path: Path) -> str:
+    """What is there instead of a missing ``path``, for messages: a name like that of the first missing part of the
+    path, or what is in the folder; "" if nothing is worth mentioning."""
+    parent = next(folder for folder in path.parents if folder.is_dir())
+    missing = path.relative_to(parent).parts[0]
+    is_last = parent == path.parent
+    suffix = path.suffix if is_last else ""
+    if "*" in missing:
+        return f"; patterns are not expanded: name the folder, {parent}"
+    try:
+        with os.scandir(parent) as entries:
+            found = [e for e in entries if not e.name.startswith(".")]
+        names = sorted(e.name for e in found if (e.name.endswith(suffix) if suffix else e.is_dir()))
+    except OSError:
+        return ""
+    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
+    close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
+    if close:  # as "validate" is to "val"
+        return f"; '{parent / known[close[0]]}' exists"
+    return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
