@@ -39,14 +39,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    path: str  # of the class
+    path: str  # of the class, in this package, whatever its name is
     kind: Kind
 
     @property
     def module(self) -> type[nn.Module]:
         """The class. Its file is imported when a graph names it: a head comes with its loss and assigner."""
         file, _, name = self.path.rpartition(".")
-        return getattr(importlib.import_module(file), name)
+        return getattr(importlib.import_module(f"{__package__}.{file}"), name)
 
     @property
     def takes_list(self) -> bool:
@@ -55,32 +55,32 @@ class Entry:
 
 
 REGISTRY: dict[str, Entry] = {
-    "Conv": Entry("models.layers.conv.Conv", Kind.CONVOLUTION),
-    "DWConv": Entry("models.layers.conv.DWConv", Kind.CONVOLUTION),
-    "Bottleneck": Entry("models.layers.csp.Bottleneck", Kind.CONVOLUTION),
-    "SPP": Entry("models.layers.csp.SPP", Kind.CONVOLUTION),
-    "SPPF": Entry("models.layers.csp.SPPF", Kind.CONVOLUTION),
-    "C3": Entry("models.layers.csp.C3", Kind.STACK),
-    "C3k": Entry("models.layers.csp.C3k", Kind.STACK),
-    "C2f": Entry("models.layers.csp.C2f", Kind.STACK),
-    "C3k2": Entry("models.layers.csp.C3k2", Kind.STACK),
-    "C2PSA": Entry("models.layers.csp.C2PSA", Kind.STACK),
-    "RepNCSPELAN4": Entry("models.layers.gelan.RepNCSPELAN4", Kind.CONVOLUTION),
-    "ELAN1": Entry("models.layers.gelan.ELAN1", Kind.CONVOLUTION),
-    "SPPELAN": Entry("models.layers.gelan.SPPELAN", Kind.CONVOLUTION),
-    "AConv": Entry("models.layers.gelan.AConv", Kind.CONVOLUTION),
-    "ADown": Entry("models.layers.gelan.ADown", Kind.CONVOLUTION),
-    "SeparableConv": Entry("models.layers.csp.SeparableConv", Kind.CONVOLUTION),
-    "SeparableC3": Entry("models.layers.csp.SeparableC3", Kind.STACK),
-    "Upsample": Entry("models.layers.conv.Upsample", Kind.CHANNELWISE),
-    "MaxPool2d": Entry("models.layers.conv.MaxPool", Kind.CHANNELWISE),
-    "Identity": Entry("torch.nn.Identity", Kind.CHANNELWISE),
-    "Concat": Entry("models.layers.conv.Concat", Kind.MERGE),
-    "Add": Entry("models.layers.conv.Add", Kind.MERGE),
-    "Detect": Entry("models.heads.anchor_free.AnchorFreeHead", Kind.HEAD),
-    "YOLOXDetect": Entry("models.heads.yolox.YOLOXHead", Kind.HEAD),
+    "Conv": Entry("layers.conv.Conv", Kind.CONVOLUTION),
+    "DWConv": Entry("layers.conv.DWConv", Kind.CONVOLUTION),
+    "Bottleneck": Entry("layers.csp.Bottleneck", Kind.CONVOLUTION),
+    "SPP": Entry("layers.csp.SPP", Kind.CONVOLUTION),
+    "SPPF": Entry("layers.csp.SPPF", Kind.CONVOLUTION),
+    "C3": Entry("layers.csp.C3", Kind.STACK),
+    "C3k": Entry("layers.csp.C3k", Kind.STACK),
+    "C2f": Entry("layers.csp.C2f", Kind.STACK),
+    "C3k2": Entry("layers.csp.C3k2", Kind.STACK),
+    "C2PSA": Entry("layers.csp.C2PSA", Kind.STACK),
+    "RepNCSPELAN4": Entry("layers.gelan.RepNCSPELAN4", Kind.CONVOLUTION),
+    "ELAN1": Entry("layers.gelan.ELAN1", Kind.CONVOLUTION),
+    "SPPELAN": Entry("layers.gelan.SPPELAN", Kind.CONVOLUTION),
+    "AConv": Entry("layers.gelan.AConv", Kind.CONVOLUTION),
+    "ADown": Entry("layers.gelan.ADown", Kind.CONVOLUTION),
+    "SeparableConv": Entry("layers.csp.SeparableConv", Kind.CONVOLUTION),
+    "SeparableC3": Entry("layers.csp.SeparableC3", Kind.STACK),
+    "Upsample": Entry("layers.conv.Upsample", Kind.CHANNELWISE),
+    "MaxPool2d": Entry("layers.conv.MaxPool", Kind.CHANNELWISE),
+    "Identity": Entry("layers.conv.Identity", Kind.CHANNELWISE),
+    "Concat": Entry("layers.conv.Concat", Kind.MERGE),
+    "Add": Entry("layers.conv.Add", Kind.MERGE),
+    "Detect": Entry("heads.anchor_free.AnchorFreeHead", Kind.HEAD),
+    "YOLOXDetect": Entry("heads.yolox.YOLOXHead", Kind.HEAD),
 }
-ANCHOR_HEAD = Entry("models.heads.anchor.AnchorHead", Kind.HEAD)  # of `Detect` with anchors
+ANCHOR_HEAD = Entry("heads.anchor.AnchorHead", Kind.HEAD)  # of `Detect` with anchors
 OLD_NAMES = {"ObjectnessDetect": "YOLOXDetect"}  # which older checkpoints hold
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

@@ -20,7 +20,7 @@ class Command(NamedTuple):
         """What users type before its arguments."""
         if IS_INSTALLED:
             return f"lockstep {self.name}"
-        return f"python -m tools.{self.name}" if "/" in self.path else f"python {self.name}.py"
+        return "python " + (f"-m tools.{self.name}" if "/" in self.path else f"{self.name}.py")
 
 
 _COMMANDS = (

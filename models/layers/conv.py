@@ -16,6 +16,7 @@ from models.layers.ops import double_nearest
 
 BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
+Identity = nn.Identity  # as a model YAML names it
 
 
 class BatchNorm2d(nn.BatchNorm2d):

@@ -70,7 +70,7 @@ def tiny(tmp_path: Path):
 def test_each_name_of_the_registry_is_a_class() -> None:
     entries = [*REGISTRY.values(), ANCHOR_HEAD]
     assert all(issubclass(entry.module, DetectionHead) == (entry.kind is Kind.HEAD) for entry in entries)
-    assert {entry.path.partition(".")[0] for entry in entries} == {"models", "torch"}
+    assert {entry.path.partition(".")[0] for entry in entries} == {"layers", "heads"}
 
 
 @pytest.mark.parametrize("name", COUNTS)
