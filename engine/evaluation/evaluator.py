@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
-from models.losses.base import Criterion
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, Targets, to_float
+
+if TYPE_CHECKING:
+    from models.losses.base import Criterion
 
 T = TypeVar("T")
 Stitch = Callable[[DetectionTable, np.ndarray, torch.device], tuple[DetectionTable, np.ndarray]]

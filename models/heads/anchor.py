@@ -6,15 +6,18 @@ Legend: B images, L levels, C classes, A anchors of a cell, N predictions over a
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from models.box_coding import anchor_to_cxcywh, cell_centers, grid_shapes
 from models.heads.base import REFERENCE_SIZE, DetectionHead
-from models.losses.anchor import AnchorLoss
-from models.losses.base import LossSettings
 from utils.boxes import cxcywh_to_xyxy
+
+if TYPE_CHECKING:
+    from models.losses.anchor import AnchorLoss
+    from models.losses.base import LossSettings
 
 
 class AnchorHead(DetectionHead):
@@ -59,6 +62,8 @@ class AnchorHead(DetectionHead):
             bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
 
     def branch_loss(self, settings: LossSettings) -> AnchorLoss:
+        from models.losses.anchor import AnchorLoss  # inference needs none
+
         return AnchorLoss(settings, self.anchors)
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:

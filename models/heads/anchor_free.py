@@ -6,6 +6,7 @@ Legend: B images, L levels, C classes, R bins of a box side, N predictions over 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,10 @@ from models.box_coding import (
 )
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv, DWConv
-from models.losses.anchor_free import AnchorFreeLoss
-from models.losses.base import LossSettings
+
+if TYPE_CHECKING:
+    from models.losses.anchor_free import AnchorFreeLoss
+    from models.losses.base import LossSettings
 
 
 class DFL(nn.Module):
@@ -95,6 +98,8 @@ class AnchorFreeHead(DetectionHead):
             cls[-1].bias.fill_(math.log(5 / self.num_classes / cells))
 
     def branch_loss(self, settings: LossSettings) -> AnchorFreeLoss:
+        from models.losses.anchor_free import AnchorFreeLoss  # inference needs none
+
         return AnchorFreeLoss(settings, self.reg_max)
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from models.losses.base import Criterion, LossSettings
 from utils.config.settings import Hyperparameters
+
+if TYPE_CHECKING:
+    from models.losses.base import Criterion, LossSettings
 
 ONE_TO_ONE = "one2one_"  # before the names of the second branch's layers, as in public state dicts
 REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
@@ -122,6 +124,8 @@ class DetectionHead(nn.Module):
     def build_loss(self, hyp: Hyperparameters, **settings: Any) -> Criterion:
         """The loss, on the head's device. Anchors are copied: build it when they are final. ``settings``: more of
         `LossSettings`."""
+        from models.losses.base import LossSettings
+
         settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **settings)
         loss = self.branch_loss(settings)
         if not self.is_dual:

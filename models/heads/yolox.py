@@ -6,6 +6,7 @@ Legend: B images, L levels, C classes, N cells over all levels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from models.box_coding import cell_centers, flatten_levels, grid_shapes, offsets
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv
 from models.layers.csp import SeparableConv
-from models.losses.base import LossSettings
-from models.losses.yolox import YOLOXLoss
 from utils.boxes import cxcywh_to_xyxy
+
+if TYPE_CHECKING:
+    from models.losses.base import LossSettings
+    from models.losses.yolox import YOLOXLoss
 
 
 class YOLOXHead(DetectionHead):
@@ -76,6 +79,8 @@ class YOLOXHead(DetectionHead):
             classes.bias.fill_(math.log(0.6 / (self.num_classes - 0.99999)))
 
     def branch_loss(self, settings: LossSettings) -> YOLOXLoss:
+        from models.losses.yolox import YOLOXLoss  # inference needs none
+
         return YOLOXLoss(settings)
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
