@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -117,10 +118,17 @@ def _restored_signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = get_logger()
-    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+def _logger_as_imported() -> Iterator[None]:
+    """Whatever a test, or a fixture of its module before it, has configured."""
+
+    def reset() -> None:
+        logger = get_logger()
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+
+    reset()
     yield
-    for handler in logger.handlers:
-        handler.close()
-    logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+    reset()

@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scoring_files([str(entry.weights) for entry in entries], config.data, (config.task,), config.classes)
     from utils.distributed.context import DistributedContext, report_errors_once
 
-    ctx = DistributedContext.from_environment(config.device, None, None)
+    ctx = DistributedContext.from_environment(config.device)
     with ctx.closing(), report_errors_once(ctx):
         compare(config, entries, ctx)
 

@@ -39,7 +39,7 @@ class ScoredFold:
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
     """Detects in the validation images of the fold ``data`` with ``weights``, and keeps the result in the file
     ``out``."""
-    ctx = DistributedContext.from_environment(config.device.split(",")[0], None, None)
+    ctx = DistributedContext.from_environment(config.device.split(",")[0])
     shared = {name: getattr(config, name) for name in _SHARED} | {"device": config.device.split(",")[0]}
     if config.batch_size == FIND_BATCH_SIZE:
         del shared["batch_size"]

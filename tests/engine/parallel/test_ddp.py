@@ -172,10 +172,12 @@ def test_buckets_contain_a_quarter_of_the_gradients_within_bounds():
 
 
 _ROUNDS_DIFFERENTLY = """
+import gc
 import hashlib
 import os
 
 from engine.optim import muon
+from engine.train.step import TrainStep
 
 if os.environ["RANK"] == "1":
     exact = muon.orthogonalize
@@ -184,7 +186,8 @@ if os.environ["RANK"] == "1":
 
 class Hooks:
     def note(self, run, when):
-        for model in (run._trainer.step._bare, run.model):
+        step = next(each for each in gc.get_objects() if isinstance(each, TrainStep))
+        for model in (step._bare, run.model):
             weights = b"".join(value.contiguous().numpy().tobytes() for value in model.state_dict().values())
             with open(f"weights{run.rank}.txt", "a") as file:
                 file.write(f"{when} {run.step} {hashlib.blake2b(weights, digest_size=8).hexdigest()}\\n")
