@@ -32,10 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _train(argv: list[str], signals: StopSignals) -> Run | None:
     """The run that this process has trained; None on all but the main one."""
     config = parse_config(TrainConfig, argv, "Trains a detector.")
-    from engine.input_files import check_training_files  # it and what follows take longer to import than --help may
+    from engine.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
-    place = config.device, config.local_rank
-    check_processes(config.spawn, *place, threads=config.threads)
+    check_processes(config.spawn, config.device, config.local_rank, threads=config.threads)
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
         from utils.distributed.spawn import spawn
@@ -55,7 +54,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     from utils.distributed.context import DistributedContext, report_errors_once
 
     with Watchdog(signals) as watchdog:
-        ctx = DistributedContext.from_environment(*place, eval_ranks=config.eval_ranks)
+        ctx = DistributedContext.from_environment(config.device, config.local_rank, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
             from engine.agreement import check_same_start
             from engine.checkpoint.run import open_run
@@ -64,8 +63,8 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
-                size = run.config.batch_size, run.config.imgsz
-                advice = partial(memory_advice, *size, least_batch=ctx.world_size, device=ctx.device.type)
+                batch_size, imgsz = run.config.batch_size, run.config.imgsz
+                advice = partial(memory_advice, batch_size, imgsz, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, watchdog) as trainer:
                     trainer.fit()
     return trainer.run if ctx.is_main else None

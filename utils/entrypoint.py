@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, one_line
-from utils.machine.decoder_warnings import pass_on
+from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 
@@ -77,7 +77,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             raise
         _fail(line)
     finally:
-        pass_on()
+        decoder_warnings.pass_on()
 
 
 def _reopen_closed_streams() -> None:
@@ -160,5 +160,5 @@ def _leave(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()
-    pass_on()
+    decoder_warnings.pass_on()
     os._exit(code)

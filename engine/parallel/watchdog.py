@@ -20,7 +20,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.store_barrier import has_died, this_process
 from utils.errors import Stopped
 from utils.files.checked_open import open_direct
-from utils.machine.decoder_warnings import pass_on
+from utils.machine import decoder_warnings
 from utils.machine.stop_signals import StopSignals
 
 log = logging.getLogger("lockstep")
@@ -84,7 +84,7 @@ class Watchdog:
             self._closed.set()
             raise
         except BaseException:
-            self.beat()  # what follows, as removing the folder of a run without a checkpoint, takes time of its own
+            self.beat()  # cleaning up, such as removing the run's folder, may take as long as a step
             raise
         self._closed.set()
 
@@ -131,5 +131,5 @@ class Watchdog:
     def _end(self, reason: str, code: int) -> None:
         if reason:
             print(f"error: {reason}; ended", file=sys.stderr, flush=True)
-        pass_on()
+        decoder_warnings.pass_on()
         os._exit(code)

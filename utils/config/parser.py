@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _name(config: type) -> str:
+def _command_name(config: type) -> str:
     """ "train" for `TrainConfig`."""
     return config.__name__.removesuffix("Config").lower()
 
@@ -49,15 +49,15 @@ _HYPERPARAMETERS = {f.name: f for f in dataclasses.fields(Hyperparameters)}
 _type_hints = functools.cache(typing.get_type_hints)  # takes milliseconds
 
 
-def _others() -> ModuleType:
-    """What is known of YOLOv5 and Ultralytics, for command lines and files that are not ours alone."""
+def _yolo_command() -> ModuleType:
+    """What command lines and files of YOLOv5 and Ultralytics mean. Most runs have none, and do not import it."""
     from utils.config import yolo_command
 
     return yolo_command
 
 
-def _other_flags() -> ModuleType:
-    """Their flags."""
+def _yolo_flags() -> ModuleType:
+    """The flags of YOLOv5 and Ultralytics, imported likewise."""
     from utils.config import yolo_flags
 
     return yolo_flags
@@ -116,7 +116,7 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 def unknown_key(cls: type, key: str) -> str:
     """Says what to do about a key that is not a field of ``cls``."""
     if cls is Hyperparameters:
-        return _others().unknown_hyperparameter(key, program_of("train"))
+        return _yolo_command().unknown_hyperparameter(key, program_of("train"))
     return f"unknown key '{key}'{suggestion(key, [f.name for f in dataclasses.fields(cls)])}"
 
 
@@ -135,7 +135,7 @@ def hyperparameters_from(
     """
     values = load_yaml(path) if path else {}
     if isinstance(values, dict) and not values.keys() <= _HYPERPARAMETERS.keys():
-        values, unused = _others().recipe(values, path, program_of)
+        values, unused = _yolo_command().recipe(values, path, program_of)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
@@ -182,11 +182,11 @@ class _Parser(argparse.ArgumentParser):
         self._given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
         self._is_translated = not self._has_all_flags()
         if self._is_translated:
-            others = _others()
+            others = _yolo_command()
             if self._script in _configs() and others.is_yolo_command(self._given):
                 self.error(others.command_line(self._script, self._given, program_of))
-            translated = _other_flags().translated(self._script, self._given)
-            self._given, self.lines = _other_flags().without_harmless(self._script, translated)
+            translated = _yolo_flags().translated(self._script, self._given)
+            self._given, self.lines = _yolo_flags().without_harmless(self._script, translated)
             if line := self._advice():
                 self.error(line)
         return super().parse_known_args(self._given, namespace)
@@ -199,7 +199,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _advice(self) -> str | None:
         """What to write instead of a flag or value of another program, if there is one."""
-        return _other_flags().advice(self._script, self._given, self._option_string_actions, _HYPERPARAMETERS)
+        return _yolo_flags().advice(self._script, self._given, self._option_string_actions, _HYPERPARAMETERS)
 
     def error(self, message: str) -> typing.NoReturn:
         if not self._is_translated:
@@ -229,8 +229,8 @@ def build_parser(cls: type, description: str) -> _Parser:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     required = [field for field in fields.values() if default_of(field) is MISSING]
     parser = _Parser(
-        script=_name(cls),
-        prog=COMMANDS[_name(cls)].typed,
+        script=_command_name(cls),
+        prog=COMMANDS[_command_name(cls)].typed,
         description=description,
         usage=" ".join(["%(prog)s", *map(_usage, required), "[flags]"]),
         formatter_class=_Help,
@@ -305,7 +305,7 @@ def errors_name_typed_flags(cls: type) -> Callable[[Callable], Callable]:
 def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
     ours = {alias: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(cls) for alias in f.metadata["aliases"]}
     for flag in (_dashed(argument).partition("=")[0] for argument in argv):
-        canonical = ours.get(flag) or " ".join(_other_flags().translated(_name(cls), [flag]))
+        canonical = ours.get(flag) or " ".join(_yolo_flags().translated(_command_name(cls), [flag]))
         if canonical != flag:
             message = re.sub(rf"(?<![\w-]){re.escape(canonical)}(?![\w-])", flag, message)
     return message
@@ -358,7 +358,7 @@ def _configs() -> dict[str, type]:
     from utils.config.search_settings import KfoldConfig, SearchConfig
 
     configs = (TrainConfig, ValConfig, DetectConfig, ExportConfig, KfoldConfig, SearchConfig)
-    return {_name(cls): cls for cls in configs}
+    return {_command_name(cls): cls for cls in configs}
 
 
 @functools.cache
@@ -366,7 +366,7 @@ def program_of(script: str) -> Program:
     """The command line of a script."""
     cls = _configs()[script]
     flags = {name: a for name, a in build_parser(cls, "")._option_string_actions.items() if a.dest != "help"}
-    return _others().Program(flags, _HYPERPARAMETERS, functools.partial(_changes, cls))
+    return _yolo_command().Program(flags, _HYPERPARAMETERS, functools.partial(_changes, cls))
 
 
 def _changes(cls: type, argv: Sequence[str]) -> dict[str, Any]:

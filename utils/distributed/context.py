@@ -40,6 +40,7 @@ class DistributedContext:
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher: str = ""  # identifies the torchrun process that started this one; "" without torchrun
     eval_ranks: int = 0  # processes that are not among these, but validate for them
+    # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
