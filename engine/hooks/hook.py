@@ -51,7 +51,7 @@ class Training(Protocol):
     plan: StepPlan
     schedule: Schedule
     is_refining: bool  # see `models.losses.base.Criterion.set_refining`
-    images: int  # of the newest step over all ranks
+    images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
     data_wait_s: float  # how long the newest step waited for them
 
     def call(self, point: str, *args: Any) -> Action: ...

@@ -50,7 +50,7 @@ class RunControl:
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.is_stopped, self.exit_code = False, 0
         self._ctx, self._watchdog, self._signals = ctx, watchdog, watchdog.signals
-        self._saves = self._stops = False  # requests of this rank
+        self._wants_save = self._wants_stop = False  # requests of this rank
         self._failure = ""
         self._polled_at, self._validation_stopped = 0.0, False
 
@@ -62,17 +62,17 @@ class RunControl:
 
     def request(self, action: Action) -> None:
         """Of this rank: all ranks save once, or stop, after the same step."""
-        self._saves |= action is Action.SAVE
-        self._stops |= action is Action.STOP
+        self._wants_save |= action is Action.SAVE
+        self._wants_stop |= action is Action.STOP
 
     def fail(self, line: str) -> None:
         """Stops the run, which then ends with this error (`finish`)."""
-        self._failure, self._stops = line, True
+        self._failure, self._wants_stop = line, True
 
     def flags(self) -> StepFlags:
         """What this rank requests with the step that begins."""
-        save, self._saves = self._saves, False
-        return StepFlags(save, self._signals.stop or self._stops, self._signals.interrupt)
+        save, self._wants_save = self._wants_save, False
+        return StepFlags(save, self._signals.stop or self._wants_stop, self._signals.interrupt)
 
     def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
         """What to do after a step.
@@ -94,7 +94,7 @@ class RunControl:
 
     def agree(self) -> Action:
         """At the start and after an epoch: `Action.STOP` if any rank has requested it."""
-        return self._stop(0) if max_over_ranks(self._ctx, int(self._stops)) else Action.CONTINUE
+        return self._stop(0) if max_over_ranks(self._ctx, int(self._wants_stop)) else Action.CONTINUE
 
     def stops_validation(self) -> bool:
         """Whether a signal has reached this rank or, as of the last poll, another. Called before each batch of

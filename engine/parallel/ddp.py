@@ -138,12 +138,12 @@ class Strategy:
     def _is_ddp(self) -> bool:
         return isinstance(self.model, nn.parallel.DistributedDataParallel)
 
-    def run(self, batches: Sequence[Batch], images: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+    def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
         """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
 
         Args:
             batches: this process's micro-batches; any may be empty.
-            images: of each micro-batch over all ranks.
+            counts: images of each micro-batch over all ranks.
             accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and their total ().
 
         Returns the sums over all ranks, and the total of this rank.

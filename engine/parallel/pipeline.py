@@ -90,7 +90,7 @@ class Stage(Strategy):
         self._is_own = flatten([torch.full_like(values, id(values) in own) for values in self._statistics]) > 0
         self._begin([])
 
-    def run(self, batches: Sequence[Batch], images: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+    def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
         """The mean over the copies of the model is left in the batch norms' statistics, too. ``batches`` are also those
         of the peer."""
         self._begin([tuple(batch.images.shape) for batch in batches])

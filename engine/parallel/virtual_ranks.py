@@ -41,7 +41,7 @@ class VirtualRanks(Strategy):
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
 
-    def run(self, batches: Sequence[Batch], images: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+    def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
         ctx, parameters, per_process = self._ctx, self._optimizer.parameters, self._count // self._ctx.world_size
         start, counted = flatten(self._statistics), flatten(self._counters)
         tree, totals = SubtreeSum(), []
@@ -49,7 +49,7 @@ class VirtualRanks(Strategy):
             copy_from_flat(start, self._statistics)
             copy_from_flat(counted, self._counters)
             shards = []
-            for batch, count in zip(batches, images):
+            for batch, count in zip(batches, counts):
                 first, last = shard_bounds(count, rank, self._count)
                 offset, _ = shard_bounds(count, ctx.rank, ctx.world_size)
                 shards.append(batch.shard(first - offset, last - offset))

@@ -69,16 +69,16 @@ class TrainStep:
         device = self.ctx.device
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp_dtype is torch.float16)
         self.reader = DelayedReader(device)
-        self._bare = unwrap(self.model)
+        self._unwrapped = unwrap(self.model)
         # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
-        self._image_dtype = self.amp_dtype or next(self._bare.parameters()).dtype
-        self._statistics = float_buffers(self._bare)
-        self._norms = [module for module in self._bare.modules() if isinstance(module, BatchNorm2d)]
+        self._image_dtype = self.amp_dtype or next(self._unwrapped.parameters()).dtype
+        self._statistics = float_buffers(self._unwrapped)
+        self._norms = [module for module in self._unwrapped.modules() if isinstance(module, BatchNorm2d)]
 
     def __call__(
         self,
         batches: Sequence[Batch],
-        images: Sequence[int],
+        counts: Sequence[int],
         updates: int,
         flags: StepFlags = NO_FLAGS,
         samples: int | None = None,
@@ -87,37 +87,40 @@ class TrainStep:
 
         Args:
             batches: this rank's micro-batches; any may be empty.
-            images: of each micro-batch over all ranks.
+            counts: images of each micro-batch over all ranks.
             updates: optimizer steps, including this one.
             flags: of this rank; those of all ranks are returned with the values of the step.
             samples: of the step over all ranks; None: an image is a sample.
         """
-        before = flatten(self._statistics)
-        sums, local_total = self.strategy.run(batches, images, lambda shards: self._accumulate(shards, images, flags))
+        before = flatten(self._statistics)  # restored below if the step is skipped
+        accumulate = partial(self._accumulate, counts=counts, flags=flags)
+        num_images = sum(counts)
+        sums, local_total = self.strategy.run(batches, counts, accumulate)
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         losses = sums[1:] / sums[0].clamp(min=1)
-        norm, bad = self._scale_and_clip(sums[0], sum(images), samples or sum(images))
+        norm, bad = self._scale_and_clip(sums[0], num_images, samples or num_images)
         self.optimizer.skip = bad
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
         if self._statistics:
             copy_from_flat(torch.where(bad > 0, before, flatten(self._statistics)), self._statistics)
-        self.ema.update(self._bare, updates)
+        self.ema.update(self._unwrapped, updates)
+        # The order in which `DelayedReader.pop` takes them apart.
         first = torch.stack([1 - bad, local_total.isfinite().to(norm), norm])
         values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
         self.reader.push(values, tuple(path for batch in batches for path in batch.paths))
 
-    def _accumulate(self, batches: Sequence[Batch], images: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
 
-        Returns sums (1 + P + A,) over the micro-batches: normalizer, then parts, then flags; and their total ().
+        Returns sums (1 + P + F,) over the micro-batches: normalizer, P parts of the loss, F flags; and their total ().
         """
         totals, sums = [], []
-        for number, (batch, count) in enumerate(zip(batches, images)):
+        for number, (batch, count) in enumerate(zip(batches, counts)):
             is_last = number == len(batches) - 1
             with nullcontext() if is_last else self.strategy.without_gradient_sync():
-                total, parts = self._forward_backward(batch, count, sum(images))
+                total, parts = self._forward_backward(batch, count, sum(counts))
             totals.append(total)
             sums.append(parts)
             if number == 0 and not is_last and self.settings.compilation:
@@ -134,12 +137,12 @@ class TrainStep:
         self._count_batch()
         if raw is None:
             nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
-            return self.scaler.scale(nothing[0]), nothing  # the scaler wants to see a loss
+            return self.scaler.scale(nothing[0]), nothing  # `unscale_` needs the scale that this makes
         with settings.autocast(device):
             teacher_maps = self.criterion.teacher_maps(images)
         out = self.criterion(raw, batch.targets, teacher_maps)
-        # Averaged over shards, but the sum is needed. Dividing by the images keeps float16 gradients in range until the
-        # real normalizer is known, after the last shard.
+        # DDP averages gradients over shards, but their sum is needed. Dividing by the images keeps float16 gradients in
+        # range until the real normalizer is known, after the last shard; `_scale_and_clip` multiplies by them again.
         loss = out.total * (self.strategy.averaged_over / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
@@ -149,14 +152,14 @@ class TrainStep:
         if counters:
             torch._foreach_add_(counters, 1)
 
-    def _scale_and_clip(self, normalizer: Tensor, images: int, samples: int) -> tuple[Tensor, Tensor]:
+    def _scale_and_clip(self, normalizer: Tensor, num_images: int, samples: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
         if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        factor = images * samples / normalizer.clamp(min=1)
+        factor = num_images * samples / normalizer.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
         if self.settings.clip_norm > 0:
             factor = factor * (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1)

@@ -44,10 +44,10 @@ class Trainer:
     ) -> None:
         self.run, self.step, self.loader, self.progress, self.ctx = run, step, loader, progress, step.ctx
         self.control, self.checkpointer, self.hooks = control, checkpointer, Hooks(hooks)
-        self.images, self.data_wait_s = 0, 0.0  # of the newest step
+        self.images, self.data_wait_s = 0, 0.0  # of the newest step, see `Training`
         self.is_refining = False  # see `models.losses.base.Criterion.set_refining`
         earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
-        self._started, self._is_over = time.monotonic() - earlier_s, False
+        self._started, self._is_over = time.monotonic() - earlier_s, False  # as if there had been no interruption
         self._plan_steps(run.config.epochs)
 
     def _plan_steps(self, epochs: int) -> None:
@@ -56,7 +56,7 @@ class Trainer:
         self.schedule = build_schedule(self.run.hyp, self.plan, cosine=config.cos_lr)
 
     def fit(self) -> None:
-        """Runs the epochs that remain. Raises as `RunControl.finish`, on all ranks after the same step, all saved."""
+        """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
         with self.control.training(self.run.folder, self.run.config.stall_minutes):
             try:
                 self._train()
@@ -94,9 +94,9 @@ class Trainer:
         with saved_if_unreadable(self):
             micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
         numbers = range(first, first + len(micro_batches))
-        images, samples = map(self.loader.global_images, numbers), sum(map(self.loader.global_samples, numbers))
+        counts, samples = map(self.loader.global_images, numbers), sum(map(self.loader.global_samples, numbers))
         self.step.optimizer.set_rates(self.schedule, progress.updates)
-        self.step(micro_batches, list(images), progress.updates + 1, self.control.flags(), samples)
+        self.step(micro_batches, list(counts), progress.updates + 1, self.control.flags(), samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
         self.images, self.data_wait_s = samples, batches.take_wait()

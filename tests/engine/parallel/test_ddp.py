@@ -187,7 +187,7 @@ if os.environ["RANK"] == "1":
 class Hooks:
     def note(self, run, when):
         step = next(each for each in gc.get_objects() if isinstance(each, TrainStep))
-        for model in (step._bare, run.model):
+        for model in (step._unwrapped, run.model):
             weights = b"".join(value.contiguous().numpy().tobytes() for value in model.state_dict().values())
             with open(f"weights{run.rank}.txt", "a") as file:
                 file.write(f"{when} {run.step} {hashlib.blake2b(weights, digest_size=8).hexdigest()}\\n")

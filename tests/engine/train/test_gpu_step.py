@@ -80,7 +80,7 @@ def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
     step([batch], [images], 1)  # states and scales are made here
     with NoSync():
         step([batch, batch], [images, images], 2)
-    tensors = [*step._bare.state_dict().values(), *step.ema.module.state_dict().values()]
+    tensors = [*step._unwrapped.state_dict().values(), *step.ema.module.state_dict().values()]
     tensors += [
         value for rule in step.optimizer.optimizers for state in rule.state.values() for value in state.values()
     ]
@@ -111,8 +111,8 @@ def test_collectives_stay_on_the_device(batch, changes):
         step = build_step("yolov8", SECOND_OF_FOUR, optimizer="AdamW", **changes)
         take_steps(step, batch, images=16)
         with NoSync():
-            average_buffers(step._bare, SECOND_OF_FOUR)
-            broadcast_parameters(step._bare, SECOND_OF_FOUR)
+            average_buffers(step._unwrapped, SECOND_OF_FOUR)
+            broadcast_parameters(step._unwrapped, SECOND_OF_FOUR)
 
 
 MISTAKES: tuple[Callable[[LossOutput], object], ...] = (
