@@ -56,7 +56,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
-    attached = attached_hooks(ctx, run)
+    attached = attached_hooks(ctx, run)  # first, as they may reject settings
     prepare_process(ctx, run)
     old = open_kept_model(ctx, run)
     spec = open_run_data(ctx, run, old)
@@ -66,21 +66,25 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         from engine.train.batch_size import with_batch_that_fits
 
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model, old), pixels=spec.pixels)
-        check_settings(ctx, run)
+        check_settings(ctx, run)  # again, now that the batch size is known
     config = run.config
     if ctx.is_main:
         for line in unused_settings(ctx, run, model.head, channels=model.channels, tile=spec.tile):
             get_logger().warning("%s", line)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
-    canvases = {"stride": model.stride, "tile": spec.tile, "squares": model.head.squares}
-    val_loader = build_val_loader(ctx, config, spec, **canvases, hyp=run.hyp)
+    val_loader = build_val_loader(
+        ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=run.hyp, squares=model.head.squares
+    )
     fitness.check_objects(val_loader.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
         warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
-    load_or_fit_anchors(run, model, train_loader)
+    if run.checkpoint is not None:
+        run.checkpoint.load_model(model)  # with its anchors, which the loss copies below
+    elif model.head.anchors is not None:
+        _fit_anchors(run, model, train_loader)
     plan = step_plan(config, len(train_loader))
-    run = with_rate_of_weights(ctx, run, train_loader, model, plan)
+    run = _with_lr_mult(ctx, run, train_loader, model, plan)
     if config.export:
         from engine.export.run import try_formats
 
@@ -95,9 +99,9 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         images = train_loader.global_images(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, images=images)
         _log_plan(run, step, plan)
-        # They depend on modification times, which differ if machines have copies of their own: rank 0's are used.
-        used = (train_loader.samples.index, val_loader.samples.index)
-        fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in used))
+        # Fingerprints depend on modification times. Machines with copies of their own have others: rank 0's count.
+        indexes = (train_loader.samples.index, val_loader.samples.index)
+        fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint, old)
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
@@ -217,8 +221,8 @@ def build_model(
     these weights, as checkpoints store it."""
     names, checkpoint, channels = class_names(spec, run.config.single_cls), run.checkpoint, spec.pixels.channels
     if checkpoint is None:
-        model, pretrained, origin = build_starting_model(ctx, run.config, names, channels, resumed=None)
-        stored = origin._asdict()
+        model, pretrained, source = build_starting_model(ctx, run.config, names, channels, resumed=None)
+        origin = source._asdict()
         state = model.state_dict()
         from_files = [state[name] for name in pretrained]
     else:
@@ -227,11 +231,11 @@ def build_model(
         check_classes(checkpoint, names, spec.source)
         with errors_of(checkpoint.path):
             model, _, _ = build_starting_model(ctx, run.config, names, channels, resumed=checkpoint.model_spec)
-        stored = checkpoint.origin
+        origin = checkpoint.origin
         pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
         from_files = list(checkpoint.model.values())
     check_same_model(ctx, model, from_files)
-    return model, pretrained, stored
+    return model, pretrained, origin
 
 
 def build_loss(
@@ -261,24 +265,20 @@ def loss_weights(run: Run, model: Detector, index: DatasetIndex) -> Tensor | Non
     return weights
 
 
-def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
-    """Loads the weights of a resumed run, its anchors among them; in a new run fits the anchors to the training boxes,
-    alike on all processes. The loss copies anchors, so it is built afterwards."""
-    if run.checkpoint is not None:
-        run.checkpoint.load_model(model)
-    elif model.head.anchors is not None:
-        from models.autoanchor import check_anchors
+def _fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
+    """Fits the anchors of a new run to the training boxes, alike on all processes."""
+    from models.autoanchor import check_anchors
 
-        config, sides = run.config, train_loader.index.sides_at(run.config.imgsz)
-        refit = not config.noautoanchor
-        report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
-        get_logger().info("%s", report.line)
+    config, sides = run.config, train_loader.index.sides_at(run.config.imgsz)
+    refit = not config.noautoanchor
+    report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
+    get_logger().info("%s", report.line)
 
 
-def with_rate_of_weights(
+def _with_lr_mult(
     ctx: DistributedContext, run: Run, train_loader: InfiniteDataLoader, model: Detector, plan: StepPlan
 ) -> Run:
-    """``run`` with a value for ``lr_mult: null``, by `choose_lr_mult`."""
+    """``run`` with a number for ``lr_mult: null``, the learning rate factor of loaded parameters."""
     if run.hyp.lr_mult is not None:  # a resumed run has one
         return run
     config, samples = run.config, train_loader.samples
