@@ -85,14 +85,14 @@ class OptimizerSet:
     def step(self) -> None:
         flags = [flag for flag in (self.found_inf, self.skip) if flag is not None]
         found = torch.stack([f.reshape(()).float() for f in flags]).amax() if flags else None
-        before = [of.parameter.detach().clone() for of in self._row_rates]
+        before = [rates.parameter.detach().clone() for rates in self._row_rates]
         for optimizer in self.optimizers:
-            rule = _local(optimizer)
-            rule.found_inf = found
-            rule.grad_scale = None  # gradients are unscaled before
+            local = _local(optimizer)
+            local.found_inf = found
+            local.grad_scale = None  # gradients are unscaled before
             optimizer.step()
-        for of, values in zip(self._row_rates, before):
-            of.parameter.copy_(torch.lerp(values, of.parameter, of.factors))
+        for (parameter, factors), old in zip(self._row_rates, before):
+            parameter.copy_(torch.lerp(old, parameter, factors))
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -137,7 +137,7 @@ class OptimizerSet:
                 group.pop("share", None)  # the name of lr_mult in older checkpoints
             _check_shapes(optimizer)
             _lay_out_as_parameters(optimizer)
-            _begin_momentum(optimizer)
+            _fill_momentum_buffers(optimizer)
 
 
 def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -163,25 +163,24 @@ def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
 @torch.no_grad()
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Gives loaded state the strides of its parameter: fused kernels do not check them."""
-    rule = _local(optimizer)
-    for parameter, values in rule.state.items():
+    for parameter, values in _local(optimizer).state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 @torch.no_grad()
-def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+def _fill_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
     """Gives SGD's parameters without a momentum buffer one of zeros, with which a first step has the same result.
 
     torch makes the buffer in the first step, and leaves it uninitialized if that step is skipped on the device; nor can
     one step update parameters with and without a buffer, of which some may have had no gradient before.
     """
-    rule = _local(optimizer)
-    if isinstance(rule, torch.optim.SGD):
-        for parameter in (p for group in rule.param_groups for p in group["params"]):
-            if rule.state[parameter].get("momentum_buffer") is None:
-                rule.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    local = _local(optimizer)
+    if isinstance(local, torch.optim.SGD):
+        for parameter in (p for group in local.param_groups for p in group["params"]):
+            if local.state[parameter].get("momentum_buffer") is None:
+                local.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def parameter_groups(
@@ -195,10 +194,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters in groups of their own.
     Parameters with new rows are in the group of new ones. Arguments are those of `build_optimizer`."""
-    known = {id(model.get_parameter(name)) for name, new_rows in pretrained.items() if not new_rows}
+    pretrained_ids = {id(model.get_parameter(name)) for name, new_rows in pretrained.items() if not new_rows}
     groups = []
     for kind, parameters in split_parameters(model).items():
-        slow, full = [p for p in parameters if id(p) in known], [p for p in parameters if id(p) not in known]
+        old = [p for p in parameters if id(p) in pretrained_ids]
+        new = [p for p in parameters if id(p) not in pretrained_ids]
         groups += [
             {
                 "params": members,
@@ -210,7 +210,7 @@ def parameter_groups(
                 "lr": lr * lr_mult,
                 "follow_momentum": True,
             }
-            for is_new, lr_mult, members in ((False, pretrained_lr_mult, slow), (True, new_lr_mult, full))
+            for is_new, lr_mult, members in ((False, pretrained_lr_mult, old), (True, new_lr_mult, new))
             if members
         ]
     return groups
@@ -234,7 +234,7 @@ Construct = Callable[..., torch.optim.Optimizer]  # an optimizer class, groups a
 
 def _sgd(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
     sgd = construct(torch.optim.SGD, groups, momentum=momentum, nesterov=momentum > 0, fused=True)
-    _begin_momentum(sgd)
+    _fill_momentum_buffers(sgd)
     return [sgd]
 
 
@@ -300,12 +300,12 @@ def build_optimizer(
         new_lr_mult = 1.0
     lr = (rule.lr if lr is None else lr) * lr_factor
 
-    def construct(kind: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
+    def construct(optimizer_class: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not sharded:
-            return kind(groups, lr=lr, **options)
+            return optimizer_class(groups, lr=lr, **options)
         from torch.distributed.optim import ZeroRedundancyOptimizer  # takes half a second to import
 
-        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=lr, **options)
+        return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
 
     lr_mults = {"pretrained_lr_mult": pretrained_lr_mult, "new_lr_mult": new_lr_mult}
     groups = parameter_groups(model, lr=lr, weight_decay=weight_decay, pretrained=pretrained, **lr_mults)
