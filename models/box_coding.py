@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
-    """Rows and columns of maps (B, channels, h, w), one a level."""
+    """Rows and columns of maps (B, channels, h, w), one per level."""
     return tuple((level.shape[2], level.shape[3]) for level in raw)
 
 

@@ -37,6 +37,7 @@ class Detector(nn.Module):
         self.model = nn.Sequential(*layers)
         self.spec: dict[str, Any] = spec.plain
         self.names = names
+        # A tuple of layer numbers for a layer that takes a list of tensors, a number for one that takes a tensor.
         self._sources = tuple(
             layer.sources if find_entry(layer).takes_list else layer.sources[0] for layer in spec.layers
         )
@@ -58,7 +59,7 @@ class Detector(nn.Module):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Canvas pixels a cell, by level."""
+        """Canvas pixels per cell, by level."""
         return self.head.strides
 
     @property
@@ -72,7 +73,7 @@ class Detector(nn.Module):
         return None if self.head.is_end_to_end else self.head.validation_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float (B, `channels`, H, W) in [0, 1] to the head's raw maps, one (B, channels, H/s, W/s) a level.
+        """Images float (B, `channels`, H, W) in [0, 1] to the head's raw maps, one (B, channels, H/s, W/s) per level.
 
         A head with two branches gives its one-to-many maps, then its one-to-one maps.
         """
@@ -157,7 +158,7 @@ def build_detector(
             raise UserError(f"{spec.label}: {takes}, those of the data set have {channels}; start from another model")
         spec = replace(spec, channels=channels, plain=spec.plain | {"channels": channels})
     detector = build_on_meta(spec, num_classes, names)
-    detector.load_state_dict(_storage(detector), assign=True)
+    detector.load_state_dict(_storage(detector), assign=True)  # to_empty would import 0.4 s of meta kernels
     _initialize(detector, seed)
     return detector
 

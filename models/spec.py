@@ -60,7 +60,7 @@ class ModelSpec:
     width: float
     max_channels: float
     deep: bool  # every C3k2 deep
-    anchors: list[list[float]] | int | None  # rows in pixels, or how many a cell
+    anchors: list[list[float]] | int | None  # rows in pixels, or how many per cell
     activation: str | None
     reg_max: int
     end2end: bool  # whether the head has a one-to-one branch and needs no NMS
@@ -211,7 +211,7 @@ def _multiples(values: dict, scale: str | None, label: str) -> tuple[float, floa
 
 
 def checked_anchors(anchors: Any, where: str) -> list[list[float]] | int:
-    """Rows w, h, w, h, ... in pixels, or the number of anchors a cell. Raises UserError beginning with ``where``."""
+    """Rows w, h, w, h, ... in pixels, or the number of anchors per cell. Raises UserError beginning with ``where``."""
     if isinstance(anchors, int) and not isinstance(anchors, bool) and anchors >= 1:
         return anchors
     if not isinstance(anchors, list) or not anchors or not all(isinstance(row, list) for row in anchors):

@@ -1,7 +1,7 @@
 """What assigners share (candidate cells, conflicts), and the matching of anchors. Fixed shapes, no host sync, no
 gradient.
 
-Legend: B images, K target slots, N cells over all levels, T candidates a target, M targets, A anchors of a cell, P
+Legend: B images, K target slots, N cells over all levels, T candidates per target, M targets, A anchors of a cell, P
 pairs of a target and an anchor in a cell, S any shape.
 Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a level's stride).
 """
@@ -52,7 +52,7 @@ def resolve_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells:
         overlap: (B, K, T), at least 0: the IoU, or another priority.
 
     Returns:
-        bool (B, K, T): which selections remain, at most one a cell.
+        bool (B, K, T): which selections remain, at most one per cell.
     """
     batch, slots, _ = cells.shape
     flat = cells.flatten(1)
@@ -66,7 +66,7 @@ def resolve_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells:
 
 
 def match_one_to_one(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
-    """One cell a target, each its best by ``metric`` among those that no other target has.
+    """One cell per target, each its best by ``metric`` among those that no other target has.
 
     In each of `_ROUNDS` rounds the targets without a cell select their best free one, and conflicts are resolved. A
     target that loses its first choice gets its next one, while a top-1 match would leave it without a cell.

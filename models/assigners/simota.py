@@ -2,7 +2,7 @@
 
 Fixed shapes, no host sync, no gradient.
 
-Legend: B images, K target slots, N cells over all levels, C classes, T candidates a target.
+Legend: B images, K target slots, N cells over all levels, C classes, T candidates per target.
 Frames: boxes are xyxy canvas pixels.
 """
 

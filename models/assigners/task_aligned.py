@@ -3,8 +3,8 @@
 Only cells inside a target can be assigned to it, and these are few: they are listed as pairs, target by target, and
 nothing of shape (B, K, N) is made. The host knows the number of pairs from the batch's labels.
 
-Legend: B images, K target slots, N cells over all levels, L levels, C classes, T candidates a target, S = B * K slots,
-P pairs of a target and a candidate cell.
+Legend: B images, K target slots, N cells over all levels, L levels, C classes, T candidates per target,
+S = B * K slots, P pairs of a target and a candidate cell.
 Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a level's stride).
 """
 
@@ -209,9 +209,9 @@ class TaskAlignedAssigner:
         if len(boxes) == 0:
             none = predicted.new_zeros((*mask.shape, 1 if self.one_to_one else min(self.topk, predicted.shape[1])))
             return Assignment(none.long(), none)
-        images = (class_logits, predicted, labels, boxes, mask)
+        tensors = (class_logits, predicted, labels, boxes, mask)
         parts = [
-            self._top_candidates([t[start:end] for t in images], shapes, strides, capacity)
+            self._top_candidates([t[start:end] for t in tensors], shapes, strides, capacity)
             for start, end, capacity in groups
         ]
         cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
@@ -223,11 +223,11 @@ class TaskAlignedAssigner:
         return Assignment(cells, normalized_scores(metric, overlap, kept))
 
     def _top_candidates(
-        self, images: Sequence[Tensor], shapes: Shapes, strides: tuple[int, ...], capacity: int
+        self, tensors: Sequence[Tensor], shapes: Shapes, strides: tuple[int, ...], capacity: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each. ``images`` are the
-        group's rows of the first five arguments of `__call__`."""
-        class_logits, predicted, labels, boxes, mask = images
+        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each. ``tensors`` are the first
+        five arguments of `__call__` for the images of the group."""
+        class_logits, predicted, labels, boxes, mask = tensors
         (batch, slots), num_cells = labels.shape, predicted.shape[1]
         boxes = boxes.flatten(0, 1)
         pairs = list_pairs(boxes, mask.flatten(), shapes, strides, capacity)
@@ -235,8 +235,8 @@ class TaskAlignedAssigner:
         label = labels.flatten().index_select(0, pairs.slot)
         logits = class_logits.flatten().index_select(0, row * class_logits.shape[-1] + label)
         # Coordinates are contiguous, since each is read many times.
-        ours, theirs = predicted.flatten(0, 1).T.contiguous(), boxes.T.contiguous()
-        overlap = iou(ours.index_select(1, row).T, theirs.index_select(1, pairs.slot).T, kind="ciou")
+        cell_xyxy, target_xyxy = predicted.flatten(0, 1).T.contiguous(), boxes.T.contiguous()
+        overlap = iou(cell_xyxy.index_select(1, row).T, target_xyxy.index_select(1, pairs.slot).T, kind="ciou")
         overlap = overlap.clamp_(min=LEAST_OVERLAP)
         metric = alignment(logits, overlap, self.alpha, self.beta)
         top, exists = best_pairs(pairs, metric, min(self.topk, num_cells))

@@ -1,7 +1,7 @@
 """What all heads share: a branch of prediction layers and, on request, a second branch that is trained one-to-one.
 
 A head with both branches needs no non-maximum suppression (consistent dual assignments, YOLOv10, Wang et al. 2024). The
-one-to-many branch learns with many cells a target, which teaches the backbone well; the one-to-one branch learns with
+one-to-many branch learns with many cells per target, which teaches the backbone well; the one-to-one branch learns with
 one, so that it finds each object once. The second sees features without gradient: backbone and neck learn from the
 first alone, and the detections come from the second. YOLO26 does the same.
 
@@ -48,7 +48,7 @@ class DetectionHead(nn.Module):
         self.register_buffer("anchors", None)
 
     def forward_branch(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
-        """Features, one a level, through a branch's children in the order of ``branch``: raw maps, one a level."""
+        """Features, one per level, through a branch's children in the order of ``branch``: raw maps, one per level."""
         raise NotImplementedError
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class DetectionHead(nn.Module):
         return [getattr(self, prefix + name) for name in self.branch]
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Features, one a level, to raw maps, one a level; of two branches the one-to-many maps come first."""
+        """Features, one per level, to raw maps, one per level; of two branches the one-to-many maps come first."""
         raw = []
         for prefix in self.prefixes:
             inputs = [x.detach() for x in features] if prefix == ONE_TO_ONE else features
@@ -121,12 +121,12 @@ class DetectionHead(nn.Module):
             for first, second in zip(self._layers(""), self._layers(ONE_TO_ONE)):
                 second.load_state_dict(first.state_dict())
 
-    def build_loss(self, hyp: Hyperparameters, **settings: Any) -> Criterion:
-        """The loss, on the head's device. Anchors are copied: build it when they are final. ``settings``: more of
-        `LossSettings`."""
+    def build_loss(self, hyp: Hyperparameters, **options: Any) -> Criterion:
+        """The loss, on the head's device. Anchors are copied: build it when they are final. ``options``: other fields
+        of `LossSettings`."""
         from models.losses.base import LossSettings
 
-        settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **settings)
+        settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **options)
         loss = self.branch_loss(settings)
         if not self.is_dual:
             return loss

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class YOLOXHead(DetectionHead):
-    """One box a cell, with objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes.
+    """One box per cell, with objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes.
 
     Attribute names are those of the public state-dict convention.
     """

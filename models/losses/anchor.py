@@ -100,7 +100,7 @@ class AnchorLoss(Criterion):
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: raw maps (B, A * (5 + C), h, w) a level."""
+        """Args: raw maps (B, A * (5 + C), h, w), one per level."""
         ignored: Sequence[Tensor | None] = [None] * len(raw)
         if (cells := ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
             ignored = cells.split([level.shape[2] * level.shape[3] for level in raw], 1)

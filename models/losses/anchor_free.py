@@ -1,6 +1,6 @@
 """The loss of anchor-free heads, as sums over a shard of the batch and one normalizer (`LossOutput`).
 
-Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target,
+Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates per target,
 P picked cells.
 """
 
@@ -68,7 +68,7 @@ class AnchorFreeLoss(Criterion):
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: raw maps (B, 4R + C, h, w) a level."""
+        """Args: raw maps (B, 4R + C, h, w), one per level."""
         shapes = grid_shapes(raw)
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
         groups = group_pairs(targets.on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
@@ -86,7 +86,8 @@ class AnchorFreeLoss(Criterion):
         ignored: Tensor | None,
         teacher_maps: Sequence[Tensor] | None,
     ) -> LossOutput:
-        """The part of `forward` that runs on the device. ``targets``: (M, 6), the rows."""
+        """The part of `forward` that runs on the device: assigns the targets and computes the loss. ``targets``: the
+        rows, (M, 6)."""
         shapes = grid_shapes(raw)
         centers, strides = cell_centers(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
@@ -101,21 +102,22 @@ class AnchorFreeLoss(Criterion):
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
-        box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centers[cells], strides[cells], weight)
+        picked = gather_cells(box_logits, cells)
+        box, distance = self._box_terms(picked, boxes, centers[cells], strides[cells], weight)
         labeled = class_logits
         if ignored is not None:
             assigned = torch.zeros_like(class_logits[..., 0]).scatter_reduce_(1, cells, weight, "amax")
             labeled = without_loss(class_logits, ignored, (assigned > 0)[..., None])
         cls, normalizer = sparse_cross_entropy(labeled, cells, class_targets, self.class_weights), scores.sum()
         if not self.settings.distills:
-            return self.weighted((box, cls, sides), normalizer)
-        kept = torch.zeros_like(box)
+            return self.weighted((box, cls, distance), normalizer)
+        distill = torch.zeros_like(box)
         if ignored is not None:
             outputs, teacher = (box_logits, class_logits), split_rows(teacher_maps, 4 * self.reg_max)
             found = self._distill(outputs, teacher, ignored & (assigned == 0)[..., None], centers, strides)
-            kept = sum(gain * term for gain, term in zip(self.gains, found[:3]))
+            distill = sum(gain * term for gain, term in zip(self.gains, found[:3]))
             normalizer = normalizer + found.weight
-        return self.weighted((box, cls, sides, kept), normalizer)
+        return self.weighted((box, cls, distance, distill), normalizer)
 
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centers: Tensor, strides: Tensor, weight: Tensor

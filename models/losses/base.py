@@ -57,7 +57,7 @@ class Criterion(nn.Module):
         """The loss of a shard of the batch.
 
         Args:
-            raw: maps of the head, one a level, on the device of the targets' rows.
+            raw: maps of the head, one per level, on the device of the targets' rows.
             teacher_maps: `teacher_maps` of the same images; only a loss that distills reads them.
         """
         raise NotImplementedError
@@ -101,7 +101,7 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
     for padding.
 
     Args:
-        level: raw map (B, D, h, w) of one level, ``stride`` pixels a cell.
+        level: raw map (B, D, h, w) of one level, ``stride`` pixels per cell.
         targets: (M, 6), the rows of `Targets`; ``max_targets`` is theirs.
     """
     padded, mask = pad_targets(targets, level.shape[0], max_targets)

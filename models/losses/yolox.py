@@ -49,7 +49,7 @@ class YOLOXLoss(Criterion):
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: raw maps (B, 5 + C, h, w) a level."""
+        """Args: raw maps (B, 5 + C, h, w), one per level."""
         centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)
         with torch.no_grad():

@@ -36,7 +36,7 @@ class StoredWeights:
     content: dict[str, Any]  # our checkpoint; for a foreign one, only what val.py and detect.py need
     graph: dict[str, Any] | None = None  # model YAML in a foreign module
     activation: str | None = None  # of a foreign module, as in a model YAML; None if unknown
-    strides: tuple[int, ...] | None = None  # pixels a cell; None if unknown
+    strides: tuple[int, ...] | None = None  # pixels per cell; None if unknown
 
     def __post_init__(self) -> None:
         """Raises UserError if the weights are not finite: the model would find nothing."""
