@@ -316,6 +316,7 @@ def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="torch 2.10 imports it in any case")
 def test_building_imports_no_compiler() -> None:
     """Python kernels of the meta device would import it, which takes more than a second."""
     code = """
