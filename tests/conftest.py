@@ -19,7 +19,7 @@ from time import monotonic
 import pytest
 import torch
 
-from utils.logger import get_logger
+from utils.logger import _early, get_logger
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
@@ -128,6 +128,7 @@ def _logger_as_imported() -> Iterator[None]:
         logger.handlers.clear()
         logger.setLevel(logging.NOTSET)
         logger.propagate = True
+        _early.clear()
 
     reset()
     yield
