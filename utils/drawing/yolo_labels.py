@@ -14,7 +14,7 @@ FRACTION_DIGITS = 9  # of the image's size: a hundred-thousandth of a pixel in a
 
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
-    """A line a detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+    """A line per detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
     path.parent.mkdir(parents=True, exist_ok=True)
     boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
     columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
