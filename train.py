@@ -44,10 +44,10 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     if evaluates(config.eval_ranks, config.local_rank):
         from utils.distributed.spawn import work_in_child
 
-        if (pulse := work_in_child()) is not None:
+        if (heartbeat := work_in_child()) is not None:
             from engine.evaluators.evaluating_process import evaluate_for_others
 
-            evaluate_for_others(config, given_flags(TrainConfig, argv), pulse)
+            evaluate_for_others(config, given_flags(TrainConfig, argv), heartbeat)
         return None
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog

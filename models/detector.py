@@ -193,7 +193,7 @@ def _check_head_position(spec: ModelSpec) -> None:
     if not heads:
         raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
     if heads[0] is not spec.layers[-1]:
-        raise heads[0].mistake("module", f"{heads[0].module} must be the last layer, and the only head")
+        raise heads[0].error("module", f"{heads[0].module} must be the last layer, and the only head")
 
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:
@@ -217,18 +217,18 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
         sizes = [f"{x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size" for x in inputs]
         shapes = ", ".join(f"layer {source}: {size}" for source, size in zip(layer.sources, sizes))
         wanted = "shape" if whole else "size"
-        raise layer.mistake("from", f"{layer.module} needs inputs of equal {wanted}, got {shapes}")
+        raise layer.error("from", f"{layer.module} needs inputs of equal {wanted}, got {shapes}")
     try:
         return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
     except (RuntimeError, ValueError) as error:
-        raise layer.mistake("args", f"{layer.module} does not fit its input: {first_line(error)}") from None
+        raise layer.error("args", f"{layer.module} does not fit its input: {first_line(error)}") from None
 
 
 def _stride(layer: LayerSpec, level: Tensor) -> int:
     stride = PROBE_SIZE // max(level.shape[2], 1)
     if level.shape[2] * stride != PROBE_SIZE or level.shape[2] != level.shape[3]:
         size = f"{level.shape[2]}x{level.shape[3]}"
-        raise layer.mistake("from", f"a level of {size} cells for {PROBE_SIZE} pixels has no integer stride")
+        raise layer.error("from", f"a level of {size} cells for {PROBE_SIZE} pixels has no integer stride")
     return stride
 
 

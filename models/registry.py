@@ -81,7 +81,6 @@ REGISTRY: dict[str, Entry] = {
     "YOLOXDetect": Entry("heads.yolox.YOLOXHead", Kind.HEAD),
 }
 ANCHOR_HEAD = Entry("heads.anchor.AnchorHead", Kind.HEAD)  # of `Detect` with anchors
-OLD_NAMES = {"ObjectnessDetect": "YOLOXDetect"}  # which older checkpoints hold
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name)
@@ -92,13 +91,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def find_entry(layer: LayerSpec) -> Entry:
     """The registered module of a row; its name may begin with ``nn.`` or ``torch.nn.``."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
-    name = OLD_NAMES.get(name, name)
     if name not in REGISTRY:
         known = ", ".join(REGISTRY)
-        raise layer.mistake("module", f"unknown module '{layer.module}'{suggestion(name, REGISTRY)}; known: {known}")
+        raise layer.error("module", f"unknown module '{layer.module}'{suggestion(name, REGISTRY)}; known: {known}")
     entry = REGISTRY[name]
     if entry.takes_list and layer.repeats != 1:
-        raise layer.mistake("repeats", f"{layer.module} cannot be repeated, got {layer.repeats}")
+        raise layer.error("repeats", f"{layer.module} cannot be repeated, got {layer.repeats}")
     return entry
 
 
@@ -126,12 +124,12 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
     if entry.kind is Kind.MERGE:
         return _construct(entry.module, (), layer.args, layer)
     if len(channels) != 1:
-        raise layer.mistake("from", f"{layer.module} takes one layer, got {len(channels)}")
+        raise layer.error("from", f"{layer.module} takes one layer, got {len(channels)}")
     repeats = layer.repeats
     if repeats > 1:
         repeats = max(round(min(repeats, MAX_REPEATS + 1) * spec.depth), 1)
         if repeats > MAX_REPEATS:
-            raise layer.mistake(
+            raise layer.error(
                 "repeats", f"{str(layer.repeats)[:20]} times depth {spec.depth:g} is more than {MAX_REPEATS}"
             )
     if entry.kind is Kind.CHANNELWISE:
@@ -153,7 +151,7 @@ def build_head(
     ``Detect`` is one of two heads: anchor-free for ``[nc]``, with anchors for ``[nc, anchors]``.
     """
     if not layer.args or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
-        raise layer.mistake("args", f"{layer.module} needs nc first, got {list(layer.args)}")
+        raise layer.error("args", f"{layer.module} needs nc first, got {list(layer.args)}")
     entry, supplied = find_entry(layer), (channels, strides, num_classes)
     if entry is REGISTRY["Detect"]:
         head = _detect(layer, spec, *supplied)
@@ -172,7 +170,7 @@ def _detect(
 ) -> DetectionHead:
     """In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it."""
     if len(layer.args) > 2:
-        raise layer.mistake("args", f"Detect takes [nc] or [nc, anchors], got {list(layer.args)}")
+        raise layer.error("args", f"Detect takes [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
         depthwise = any(find_entry(other) is REGISTRY["C3k2"] for other in spec.layers)
         return REGISTRY["Detect"].module(channels, strides, num_classes, spec.reg_max, depthwise)
@@ -180,9 +178,9 @@ def _detect(
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
     if anchors is None:
-        raise layer.mistake("args", "Detect needs anchors, but there is no top-level 'anchors'")
+        raise layer.error("args", "Detect needs anchors, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):
-        raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
+        raise layer.error("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
     return ANCHOR_HEAD.module(channels, strides, num_classes, anchors)
 
 
@@ -193,13 +191,13 @@ def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:
 def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
     """The row's output channels: capped, scaled by the width multiple, rounded up to a multiple of 8."""
     if not layer.args:
-        raise layer.mistake("args", f"{layer.module} needs its output channels first, got nothing")
+        raise layer.error("args", f"{layer.module} needs its output channels first, got nothing")
     channels = layer.args[0]
     if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
-        raise layer.mistake("args", f"{layer.module} needs its output channels first, got {channels!r}")
+        raise layer.error("args", f"{layer.module} needs its output channels first, got {channels!r}")
     scaled = _scaled(min(channels, MAX_CHANNELS + 1), spec)
     if scaled > MAX_CHANNELS:
-        raise layer.mistake("args", f"{layer.module} would have more than {MAX_CHANNELS} output channels")
+        raise layer.error("args", f"{layer.module} would have more than {MAX_CHANNELS} output channels")
     return scaled
 
 
@@ -218,18 +216,18 @@ def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, 
     least = sum(p.default is p.empty for p in parameters)
     if not least <= len(args) <= len(parameters):
         limit = f"at least {least}" if len(args) < least else f"at most {len(parameters)}"
-        raise layer.mistake("args", f"{layer.module} takes {limit} here ({wanted}), got {len(args)}")
+        raise layer.error("args", f"{layer.module} takes {limit} here ({wanted}), got {len(args)}")
     hints = typing.get_type_hints(module.__init__)
     for parameter, arg in zip(parameters, args):
         if not _fits(arg, hints[parameter.name]):
             wanted = getattr(hints[parameter.name], "__name__", str(hints[parameter.name]))
-            raise layer.mistake("args", f"{layer.module}: {parameter.name} must be {wanted}, got {arg!r}")
+            raise layer.error("args", f"{layer.module}: {parameter.name} must be {wanted}, got {arg!r}")
         if parameter.name != "padding" and _is_number(arg) and arg <= 0:
-            raise layer.mistake("args", f"{layer.module}: {parameter.name} must be positive, got {arg!r}")
+            raise layer.error("args", f"{layer.module}: {parameter.name} must be positive, got {arg!r}")
     try:
         return module(*supplied, *args)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise layer.mistake("args", f"{layer.module} {first_line(error)}") from None
+        raise layer.error("args", f"{layer.module} {first_line(error)}") from None
 
 
 def _is_number(value: object) -> bool:

@@ -47,7 +47,7 @@ class LayerSpec:
     def where(self, field: str) -> str:
         return f"{self.label}: {self.section} layer {self.index} ({field})"
 
-    def mistake(self, field: str, message: str) -> UserError:
+    def error(self, field: str, message: str) -> UserError:
         return UserError(f"{self.where(field)}: {message}")
 
 

@@ -29,7 +29,7 @@ from utils.config.parser import from_mapping
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.collectives import post_message, read_message
 from utils.distributed.context import DistributedContext
-from utils.distributed.spawn import BEAT_S, Pulse
+from utils.distributed.spawn import BEAT_S, Heartbeat
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
@@ -37,7 +37,7 @@ from utils.machine.devices import resolve_amp
 _PICTURED = 8  # images of the preview
 
 
-def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Pulse) -> NoReturn:
+def evaluate_for_others(config: TrainConfig, given: Collection[str], heartbeat: Heartbeat) -> NoReturn:
     """The work of an evaluating process, until the run ends. It reports errors to rank 0 and succeeds in any case.
 
     Args:
@@ -47,8 +47,8 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Puls
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     ctx = DistributedContext.from_environment(config.device, config.local_rank, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
-    pulse.beat()
-    threading.Thread(target=_end_with_run, args=(ctx.store, pulse), name="pulse", daemon=True).start()
+    heartbeat.beat()
+    threading.Thread(target=_end_with_run, args=(ctx.store, heartbeat), name="heartbeat", daemon=True).start()
     try:
         score = _Scorer(ctx, config, given, _wait_for(ctx.store, "setup"))
         ctx.store.set(f"ready/{ctx.rank}", "")
@@ -67,10 +67,10 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], pulse: Puls
         _leave(ctx.store)
 
 
-def _end_with_run(store: dist.Store, pulse: Pulse) -> None:
+def _end_with_run(store: dist.Store, heartbeat: Heartbeat) -> None:
     with suppress(dist.DistError, OSError):
         while not store.check(["ended"]):
-            pulse.beat()
+            heartbeat.beat()
             time.sleep(BEAT_S)
     _leave(store)
 

@@ -134,7 +134,6 @@ class OptimizerSet:
             optimizer.load_state_dict(content)
             for group, options in zip(optimizer.param_groups, built):
                 group.update(options)
-                group.pop("share", None)  # the name of lr_mult in older checkpoints
             _check_shapes(optimizer)
             _lay_out_as_parameters(optimizer)
             _fill_momentum_buffers(optimizer)

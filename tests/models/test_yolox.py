@@ -111,14 +111,6 @@ def test_mistakes_in_the_row_of_the_head_are_one_line(tmp_path: Path, row: str, 
         build_detector(path, 2)
 
 
-def test_the_heads_name_in_older_checkpoints_is_read() -> None:
-    plain = build_detector("yoloxnano", 2).spec
-    *rows, (source, repeats, module, args) = plain["head"]
-    assert module == "YOLOXDetect"
-    old = build_detector(plain | {"head": [*rows, [source, repeats, "ObjectnessDetect", args]]}, 2)
-    assert isinstance(old.head, YOLOXHead)
-
-
 def test_two_branches_need_no_nms(tmp_path: Path) -> None:
     path = tmp_path / "pair.yaml"
     path.write_text(

@@ -137,7 +137,7 @@ def _report(
     raise PeerFailure(f"{name} failed")
 
 
-class Pulse:
+class Heartbeat:
     """The child's end: after the first `beat`, its failure is not that of the launched process any more, and it is
     killed when it has not called `beat` for `HANGS_AFTER_S`."""
 
@@ -148,8 +148,8 @@ class Pulse:
         os.write(self._pipe, b".")
 
 
-def work_in_child() -> Pulse | None:
-    """Forks. Returns twice: a `Pulse` in the child, and None in this process when the child has ended.
+def work_in_child() -> Heartbeat | None:
+    """Forks. Returns twice: a `Heartbeat` in the child, and None in this process when the child has ended.
 
     torchrun, mpirun and `spawn` end all processes when one that they have started fails. This one only waits, which
     takes little memory, and succeeds whatever happens to its child. A stop signal, or the end of the launcher, ends the
@@ -171,7 +171,7 @@ def work_in_child() -> Pulse | None:
         os.environ.setdefault(
             "TORCH_CPP_LOG_LEVEL", "ERROR"
         )  # that the run's store has ended is not worth a page of warnings
-        return Pulse(writing)
+        return Heartbeat(writing)
     os.close(writing)
     os.set_blocking(reading, False)
     status, has_beaten, is_stopped = _wait_for_child(child, reading, parent)

@@ -35,7 +35,6 @@ _KINDS = {  # of a checkpoint's entries
     **dict.fromkeys(("config", "hyp", "data", "metrics", "origin"), dict),
     **{"names": list, "program": str},
 }
-_OLDER_HYP = {"close_scale": 0}  # hyper-parameters that older files lack, as their runs had them
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
@@ -85,8 +84,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
                 raise UserError(f"{path}: damaged checkpoint ('{key}' holds '{str(name)[:100]}', not a dense tensor)")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
-    if "hyp" in content:
-        content["hyp"] = _OLDER_HYP | content["hyp"]
     return content
 
 

@@ -149,9 +149,7 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
     """Returns the data set's YAML and the folder that its entries are relative to; "" if they are not stored.
 
-    A path is looked up as it was stored, then relative to the checkpoint's folder. Older checkpoints store the YAML as
-    given on the command line; a relative path is looked up in the current folder, then in the folders above the
-    checkpoint.
+    A path is looked up as it was stored, then relative to the checkpoint's folder.
 
     Args:
         stored: the checkpoint's ``data``.
@@ -163,12 +161,9 @@ def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[st
 
 def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
     path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-    if not path or Path(path).exists():
-        return path
-    candidates = [folder / from_run] if from_run else []
-    if not Path(path).is_absolute():
-        candidates += [above / path for above in folder.parents]
-    return next((os.path.normpath(candidate) for candidate in candidates if candidate.exists()), path)
+    if path and from_run and not Path(path).exists() and (folder / from_run).exists():
+        return os.path.normpath(folder / from_run)
+    return path
 
 
 def cache_folder(cache_dir: str = "") -> Path:

@@ -354,18 +354,6 @@ def test_rates_of_new_layers_are_logged_separately():
     )
 
 
-def test_state_with_the_old_name_of_lr_mult_is_read():
-    def build():
-        return build_optimizer(network(), "SGD", lr=0.1, momentum=0.9, weight_decay=0, pretrained_lr_mult=0.5)
-
-    saved = build().state_dict()
-    for group in saved["optimizers"][0]["param_groups"]:
-        group["share"] = group.pop("lr_mult")
-    optimizer = build()
-    optimizer.load_state_dict(saved)
-    assert [set(group) for group in optimizer.param_groups] == [set(group) for group in build().param_groups]
-
-
 def test_auto_depends_on_the_length_of_the_run():
     assert choose_optimizer("auto", 100) == "Muon"
     assert choose_optimizer("auto", 10**6) == "SGD"

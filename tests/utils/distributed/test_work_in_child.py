@@ -18,8 +18,8 @@ from utils.distributed import spawn
 from utils.entrypoint import run_main
 def main(argv):
     spawn.HANGS_AFTER_S = 1.0
-    pulse = spawn.work_in_child()
-    if pulse is None:
+    heartbeat = spawn.work_in_child()
+    if heartbeat is None:
         return
     print(os.getpid(), flush=True)
     WORK
@@ -38,10 +38,10 @@ def start(work: str) -> tuple[subprocess.Popen, int]:
 @pytest.mark.parametrize(
     ("work", "code", "line"),
     [
-        ("pulse.beat(); sys.exit(3)", 0, ""),
-        ("pulse.beat(); os.kill(os.getpid(), signal.SIGKILL)", 0, ""),
-        ("pulse.beat(); os.kill(os.getpid(), signal.SIGSTOP)", 0, ""),
-        ("pulse.beat(); time.sleep(60)", 0, ""),
+        ("heartbeat.beat(); sys.exit(3)", 0, ""),
+        ("heartbeat.beat(); os.kill(os.getpid(), signal.SIGKILL)", 0, ""),
+        ("heartbeat.beat(); os.kill(os.getpid(), signal.SIGSTOP)", 0, ""),
+        ("heartbeat.beat(); time.sleep(60)", 0, ""),
         ("pass", 0, ""),
         ("sys.exit(2)", 2, ""),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "killed by SIGKILL"),
@@ -56,7 +56,7 @@ def test_a_child_fails_for_its_launcher_only_before_its_first_beat(work, code, l
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_child_ends_with_its_parent(number):
-    process, child = start("pulse.beat(); spawn.time.sleep(60)")
+    process, child = start("heartbeat.beat(); spawn.time.sleep(60)")
     process.send_signal(number)
     process.communicate(timeout=60)
     deadline = time.monotonic() + 10

@@ -1,4 +1,4 @@
-"""The data set of a checkpoint is found from any working folder, after a move, and for older checkpoints."""
+"""The data set of a checkpoint is found from any working folder, and after a move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 import train
@@ -68,21 +67,6 @@ def test_a_run_and_its_data_can_be_moved_together(trained, tmp_path, monkeypatch
     shutil.rmtree(tmp_path / "second" / "work" / "yamls")
     line = error_of(capsys, train.main, "--resume", moved, "--epochs", "4")
     assert f"{tmp_path / 'second' / 'work' / 'yamls' / 'tiny.yaml'}: no such file" in line
-
-
-def test_older_checkpoints_find_their_data(trained, tmp_path, monkeypatch):
-    """They contain the YAML as given on the command line; the working folder is usually above the run."""
-    shutil.copytree(trained, tmp_path / "home")
-    last = tmp_path / "home" / "work" / "runs" / "train" / "exp" / "last.pt"
-    data = tmp_path / "home" / "work" / "yamls" / "tiny.yaml"
-    data.write_text(data.read_text().replace("sets/tiny", "../sets/tiny"))
-    content = read_checkpoint(last)
-    content["data"] = {"source": "yamls/tiny.yaml", "fingerprint": content["data"]["fingerprint"]}
-    content["config"]["data"] = "yamls/tiny.yaml"
-    torch.save(content, last)
-    monkeypatch.chdir(tmp_path)
-    run_main(val.main, ["--weights", str(last), "--device", "cpu", "--workers", "0"])
-    go_on(last, 2)
 
 
 def test_a_repeated_flag_is_not_a_change(trained, tmp_path, monkeypatch, capsys):
