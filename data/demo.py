@@ -41,7 +41,7 @@ MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
     """Renders the demo set into ``root`` unless a complete set with these arguments is there already.
 
-    It is written beside ``root`` and renamed, so ``root`` never holds an incomplete set. Images have ``size`` x
+    It is written next to ``root`` and renamed, so ``root`` never holds an incomplete set. Images have ``size`` x
     ``size`` pixels.
 
     Returns:

@@ -135,7 +135,7 @@ def find_data(data: str) -> str:
 
 
 def _yaml_files_nearby(path: Path) -> Iterator[Path]:
-    """YAML files where a data set's may be: in folders of data sets, in the working folder, and beside ``path``."""
+    """YAML files where a data set's may be: in folders of data sets, in the working folder, and next to ``path``."""
     for folder in ("../datasets", "datasets"):
         yield from Path(folder).glob("*/*.y*ml")
     for folder in (Path("."), path.parent):

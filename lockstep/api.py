@@ -115,7 +115,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
 @_with_settings(ExportSettings, ExportConfig)
 def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:
-    """Exports a checkpoint in each ``format``, and compares the files with it. Returns the files, beside the weights.
+    """Exports a checkpoint in each ``format``, and compares the files with it. Returns the files, next to the weights.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """

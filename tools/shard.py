@@ -155,7 +155,7 @@ def _inner_paths(index: DatasetIndex) -> list[str]:
 
 
 def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
-    """What stands beside an image in a tar file, for other programs; this one reads the index."""
+    """What stands next to an image in a tar file, for other programs; this one reads the index."""
     rows = slice(index.offsets[i], index.offsets[i + 1])
     return {
         "path": path,

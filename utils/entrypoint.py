@@ -137,7 +137,7 @@ def _ignore_repeated_interrupts() -> None:
 def _limit_openmp_spinning() -> None:
     """Bounds how long an OpenMP thread spins while it waits, unless the user has set it. Runs before torch is loaded.
 
-    By default threads spin for milliseconds, so a single busy process beside a CPU training (a loader worker, say)
+    By default threads spin for milliseconds, so a single busy process during training on the CPU (a loader worker, say)
     makes steps ten times slower. The bound costs nothing on an idle machine (benchmarks/LOG.md).
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):

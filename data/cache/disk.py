@@ -204,7 +204,7 @@ class _Writer:
             _commit(environment, batch)
 
     def _mark_complete(self) -> None:
-        """Writes the checksum of the file's tree beside it. The file must hold all images."""
+        """Writes the checksum of the file's tree next to it. The file must hold all images."""
         tree = self.path.with_suffix(_TREE_SUFFIX)
         if not tree.exists():
             with self._explained():

@@ -192,7 +192,7 @@ def _fill(
     on_warning: OnWarning | None,
     flag: str,
 ) -> None:
-    """Decodes all images into a temporary file beside ``path``, then renames it."""
+    """Decodes all images into a temporary file next to ``path``, then renames it."""
     offsets = _offsets(source_hw, index.pixels)
     size, on_disk = int(offsets[-1]) + len(index) * _CRC.itemsize, flag == "tile"
     if on_disk:
@@ -236,7 +236,7 @@ def _fill(
 
 
 def _locked_temporary(path: Path) -> tuple[int, str]:
-    """Creates a file beside ``path`` and locks it. Tries again if another run removes it before it is locked."""
+    """Creates a file next to ``path`` and locks it. Tries again if another run removes it before it is locked."""
     while True:
         handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
         flock(handle, shared=True, patience_s=math.inf)

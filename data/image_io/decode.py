@@ -47,7 +47,7 @@ ARRAY_SUFFIX = ".npy"  # of images only where a data set or a model has a format
 # Image formats that are not supported.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
-# Files that lie beside images. They are not opened.
+# Files that lie next to images. They are not opened.
 _OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
 _OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
 # The first bytes of image files.

@@ -160,7 +160,7 @@ def _in_folder(
         base, key_base = relative_name(current, root), relative_name(current, folder)
         if not entries and _is_image(current, suffixes):
             findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
-        stems = set()  # of images beside which arrays are copies, which other programs cache
+        stems = set()  # of images next to which arrays are copies, which other programs cache
         if ARRAY_SUFFIX in suffixes:
             stems = {os.path.splitext(e.name)[0] for e in entries if _is_image(e.name, IMAGE_SUFFIXES)}
         for entry in entries:
@@ -228,7 +228,7 @@ def _read_elsewhere(
     fit.
     """
     names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
-    of_voc = file.parent.parent.parent / "JPEGImages"  # beside ImageSets/Main; masks elsewhere have the same names
+    of_voc = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
     base = of_voc if of_voc.is_dir() else root
     images = [
         os.path.join(folder, entry.name)

@@ -142,7 +142,7 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: Callable[[str], bool]) -> str:
-    """Replaces the last folder ``images`` by ``labels``. Without such a folder, the label file is beside the image."""
+    """Replaces the last folder ``images`` by ``labels``. Without such a folder, the label file is next to the image."""
     path = os.path.join(root, image.name)
     folders, separator, rest = path.rpartition(f"{os.sep}images{os.sep}")
     path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else path

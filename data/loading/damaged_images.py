@@ -1,6 +1,6 @@
 """Damaged images that the scan did not find, but whose decoder warns when they are used. They count for ``--max-bad``.
 
-Their names are in a file beside the index cache, to which all ranks and workers of a machine append. Each of them
+Their names are in a file next to the index cache, to which all ranks and workers of a machine append. Each of them
 counts all damaged images, and a later run on the same files starts with the known ones. Machines with separate cache
 folders count separately.
 """

@@ -74,7 +74,7 @@ class SplitSource:
     """Absolute paths of the images and labels of a split. They are checked when the split is listed."""
 
     images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path | None  # None: YOLO txt beside the images
+    annotations: Path | None  # None: YOLO txt next to the images
     label_format: LabelFormat | None  # None: unknown, or the annotations are missing
     parts: tuple[DatasetSpec, ...] = ()  # data sets whose splits of this name are joined, instead of the above
 

@@ -170,7 +170,7 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _label_files(images: Path) -> bool:
-    """Whether there are YOLO txt files beside the images, or in the folder ``labels`` that mirrors theirs; those of a
+    """Whether there are YOLO txt files next to the images, or in the folder ``labels`` that mirrors theirs; those of a
     list the scan looks for."""
     if images.is_file():
         return True

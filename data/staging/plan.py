@@ -60,7 +60,7 @@ class StagePlan:
         return f"{'-'.join(self.splits)}.yaml"
 
     def yaml_text(self, tree: str) -> str:
-        """The YAML of the copy, which is beside the folder ``tree``."""
+        """The YAML of the copy, which is next to the folder ``tree``."""
         chosen = {split: self.spec.splits[split] for split in self.splits}
         root = self.spec.root
         content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}

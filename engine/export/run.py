@@ -52,7 +52,7 @@ Writer = Callable[[Path, ExportMetadata], None]
 
 
 def export(config: ExportConfig) -> list[Path]:
-    """Exports ``config.weights`` in each format; returns the files. They lie beside the weights.
+    """Exports ``config.weights`` in each format; returns the files. They lie next to the weights.
 
     A format that fails does not keep others from being written; a UserError at the end names it. A file that differs
     too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
@@ -71,7 +71,7 @@ def export(config: ExportConfig) -> list[Path]:
             pass
     except OSError as error:
         raise UserError(
-            f"{weights.parent}: exported files are written beside the weights, but this folder cannot be written to "
+            f"{weights.parent}: exported files are written next to the weights, but this folder cannot be written to "
             f"({(error.strerror or str(error)).lower()}); copy the weights to another"
         ) from None
     if config.nms and not detector.head.is_dual:
@@ -108,7 +108,7 @@ def export(config: ExportConfig) -> list[Path]:
 
 
 def export_best(best: Path, config: TrainConfig) -> None:
-    """The exports that ``--export`` asks for after the last epoch, beside ``best``, the best checkpoint of the run."""
+    """The exports that ``--export`` asks for after the last epoch, next to ``best``, the best checkpoint of the run."""
     if best.is_file():
         export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
     else:

@@ -42,7 +42,7 @@ from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 CONFIDENCE = 0.25  # threshold for a model that does not store one
-THREADS = 4  # for reading, and as many for drawing, beside a GPU
+THREADS = 4  # with a GPU: for reading, and as many for drawing
 
 
 _METHODS = {  # what to use for a keyword of Ultralytics' models
@@ -204,7 +204,7 @@ class Predictor:
 
     @property
     def threads(self) -> int:
-        """For work beside the model's: one on a CPU, whose cores the model uses."""
+        """Threads for reading and drawing: one on a CPU, whose cores the model uses."""
         return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
 
     def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:

@@ -276,7 +276,7 @@ def show_images(images: Iterable[np.ndarray]) -> None:
 def label_texts(
     names: Mapping[int, str] | Sequence[str], classes: Iterable[int], scores: Iterable[float] | None
 ) -> list[str]:
-    """The texts beside boxes; ``scores`` None: without confidences."""
+    """The texts next to boxes; ``scores`` None: without confidences."""
     if scores is None:
         return [names[c] for c in classes]
     return [f"{names[c]} {score:.2f}" for c, score in zip(classes, scores)]

@@ -1,7 +1,7 @@
 """``--pipeline 2``: two processes share the layers of a model, for images whose activations one device cannot hold.
 
 Processes 2i and 2i + 1 train on the same images. The first one computes the first layers, the second one the others and
-the loss. Both have all weights, the state of the optimizer and the averaged weights, which are small beside the
+the loss. Both have all weights, the state of the optimizer and the averaged weights, which are small compared with the
 activations of large images, so everything outside of the step is as in other runs. One sum over all processes gives
 each of them all gradients; a process adds zeros for layers that it does not compute. Each micro-batch
 (``--accumulate``) passes forward (F) and backward (B) through both:

@@ -32,7 +32,7 @@ MOST_IMAGES, MOST_BACKGROUNDS, MOST_LABEL_ERRORS = 40, 12, 60
 MOST_BYTES = {"worst": 1_500_000, "labels": 600_000, "backgrounds": 400_000}  # of JPEG files, by gallery
 SMALL_CARD_PX = 230  # least width
 MOST_BOXES = 60  # errors of an image that are drawn one by one
-DRAWN_SCORE = 0.25  # of detections beside label errors
+DRAWN_SCORE = 0.25  # of detections next to label errors
 MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
@@ -172,7 +172,7 @@ class ErrorGalleries(Galleries):
         photos.begin_page()
 
     def worst(self) -> Gallery | None:
-        """The images with the most errors, labels beside detections; None if there is no error."""
+        """The images with the most errors, labels next to detections; None if there is no error."""
         album = self._album(MOST_BYTES["worst"])
         cards = [self._worst(image, album) for image in worst_images(self._errors, MOST_IMAGES)]
         return self._gallery(cards, ("Class", "Kind of error"), "Worst images")

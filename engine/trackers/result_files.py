@@ -127,8 +127,8 @@ class CsvTracker(Tracker):
 class TensorBoardTracker(Tracker):
     """TensorBoard event files in the run's folder.
 
-    A resumed run writes new event files beside the earlier ones. Repeated steps have the same results, so nothing needs
-    to be purged. If TensorBoard is not installed, or the events cannot be written (a full disk), a warning says so, and
+    A resumed run writes new event files next to the earlier ones. Repeated steps have the same results, so nothing is
+    purged. If TensorBoard is not installed, or the events cannot be written (a full disk), a warning says so, and
     the run goes on without them.
     """
 

@@ -120,7 +120,7 @@ class MlflowService(Service):
         stored = [run.info.artifact_uri for run in found[:1]] + ([experiment.artifact_location] if experiment else [])
         if strange := [uri for uri in stored if place and not _is_below(uri, place)]:
             raise UserError(
-                f"{project / STORE} would send files to {strange[0]}, not to {ARTIFACTS} beside it; if the folder of "
+                f"{project / STORE} would send files to {strange[0]}, not to {ARTIFACTS} next to it; if the folder of "
                 "runs was moved, or you have not made this file, rename it"
             )
         if found:

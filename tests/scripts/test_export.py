@@ -394,7 +394,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path:
     weights = write_weights(tmp_path / "a.pt", lively(TINY_MODEL, NAMES))
     with open(weights, "rb") as file:  # nobody, not even root, can create a file beside this name
         message = error_of(capsys, export.main, "--weights", f"/proc/self/fd/{file.fileno()}", "--no-check")
-    assert "exported files are written beside the weights, but this folder cannot be written to (" in message
+    assert "exported files are written next to the weights, but this folder cannot be written to (" in message
 
 
 def training(data: Path, tmp_path: Path, *more: str) -> list[str]:

@@ -48,7 +48,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "and Pascal VOC train as they are.",
     )
     parser.add_argument("source", metavar="EXPORT", type=Path, help="folder of the export, or its annotation file")
-    parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears beside it")
+    parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears next to it")
     parser.add_argument(
         "--from",
         dest="format",
@@ -78,7 +78,7 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         into = Annotations(source, extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():  # one beside them that does not fit is damaged, or empty
+        if FORMATS[name].is_per_image and source.is_dir():  # one next to them that does not fit is damaged, or empty
             fitting, folders = set(files), {file.parent for file in files}
             every = files_below(source, {FORMATS[name].suffix})
             files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
@@ -172,7 +172,7 @@ def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
     if not any(other.is_relative_to(base) for other in others):
         return base
     if twice := [name for name, count in Counter(image.name for image in images).items() if count > 1]:
-        text = "several images have this name, and images of other splits are beside them; give each split its folder"
+        text = "several images have this name, and images of other splits are next to them; give each split its folder"
         raise UserError(f"{base / twice[0]}: {text}")
     return None
 

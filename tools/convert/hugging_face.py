@@ -18,7 +18,7 @@ _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "clas
 
 def read_parquet(file: Path, into: Annotations) -> None:
     """A parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
-    ``category``. The images are written beside the output."""
+    ``category``. The images are written next to the output."""
     require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
     import pyarrow
     from pyarrow import parquet

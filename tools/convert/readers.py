@@ -165,8 +165,8 @@ _COLUMNS = {
 
 def read_csv(file: Path, into: Annotations) -> None:
     """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
-    corners as fractions; ``LabelName``, for which a ``class-descriptions`` file beside it has the text; ``IsGroupOf`` 1
-    makes a region to ignore)."""
+    corners as fractions; ``LabelName``, for which a ``class-descriptions`` file next to it has the text; ``IsGroupOf``
+    1 makes a region to ignore)."""
     text = read_text(file, most=1 << 32)
     rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
     try:

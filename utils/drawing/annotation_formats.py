@@ -1,6 +1,6 @@
 """Detections as annotation files that labeling tools import, one class a format (`FORMATS`).
 
-All files describe the images in the folder ``images`` beside them, so that the folder is a data set that can be moved,
+All files describe the images in the folder ``images`` next to them, so that the folder is a data set that can be moved,
 zipped and trained on. Boxes are in pixels of the upright image, from its top left corner, unless the format asks for
 something else; none of the formats but COCO and Label Studio has scores.
 """

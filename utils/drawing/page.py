@@ -1,4 +1,4 @@
-"""Writes a self-contained HTML page from a Jinja2 template, which lies beside the module that fills it in.
+"""Writes a self-contained HTML page from a Jinja2 template, which lies next to the module that fills it in.
 
 The page loads nothing: styles, the script and pictures are in the file, and its content security policy forbids
 requests. Templates escape all text, as class names and paths may contain anything; only `Markup` is taken as it is.

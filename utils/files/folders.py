@@ -75,7 +75,7 @@ def _refusal(base: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def temporary_folder(path: str | Path) -> Iterator[Path]:
-    """A new folder beside ``path``, for the block, in which what gets this name is made: see `replace_path`.
+    """A new folder next to ``path``, for the block, in which what gets this name is made: see `replace_path`.
 
     It is locked; those that killed processes left behind are removed first. Raises OSError if it cannot be created.
     """

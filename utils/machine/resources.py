@@ -121,8 +121,8 @@ def process_age_s() -> float | None:
 def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
 
-    Not timed at start-up: beside a busy process timing went either way (0.5 to 2.0 times float32 in five tries), and
-    the same command must give the same run.
+    Not timed at start-up: with another busy process, timings went either way (0.5 to 2.0 times float32 in five tries),
+    and the same command must give the same run.
     """
     import torch
 

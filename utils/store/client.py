@@ -46,8 +46,8 @@ _servers: list[tuple[subprocess.Popen, str]] = []  # the last one is in use, unl
 
 
 def mirrored(url: str, cache_dir: str) -> Path:
-    """A local copy of the small file ``url``, read anew when it has changed. Files beside it in the store are copied to
-    its folder by `refresh`. Raises UserError."""
+    """A local copy of the small file ``url``, read anew when it has changed. Files next to it in the store are copied
+    to its folder by `refresh`. Raises UserError."""
     require_package("obstore", url, "copy the data set to a local disk")
     scheme, separator, rest = url.partition("://")
     url = scheme.lower() + separator + rest
@@ -122,7 +122,7 @@ def fetch(
     """An open file with bytes ``start`` to ``stop`` of ``url``.
 
     Args:
-        path: the file, in a `mirrored` folder or beside one. It may be removed when this function returns.
+        path: the file, in a `mirrored` folder or next to one. It may be removed when this function returns.
         tag: of the object, which must not have changed; "": any.
         again: read the object, even if the file exists.
         limit: bytes that the files of the folder above may take, of which the least recently used are removed; 0: any.

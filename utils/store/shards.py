@@ -1,7 +1,7 @@
 """Images in shards: tar files, and one index that says where in them each image is.
 
 The index, ``train.shards``, is a file of `utils.files.array_file`. An image is addressed as if the index were a folder:
-``SET/train.shards/images/a.jpg``. The tar files are beside the index, or in the store that its folder mirrors
+``SET/train.shards/images/a.jpg``. The tar files are next to the index, or in the store that its folder mirrors
 (`utils.store.client`). From a store, blocks of several images are read into the local cache, if all shards fit into it,
 or else single images. The checksum of an image is verified whenever it is read.
 """

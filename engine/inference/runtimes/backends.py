@@ -158,7 +158,7 @@ def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
 
 
 def _model_info(model: Any) -> dict[str, Any]:
-    """Metadata from an OpenVINO model that has no metadata.yaml beside it, by Intel's own tools: labels."""
+    """Metadata from an OpenVINO model that has no metadata.yaml next to it, by Intel's own tools: labels."""
     try:
         labels = model.get_rt_info(["model_info", "labels"]).astype(str)
     except (RuntimeError, KeyError):

@@ -1,6 +1,6 @@
 """The exported files that this user has made, which are opened without ``trust``.
 
-The SHA-256 of each is in the user's own cache folder. A checksum beside the file would prove nothing: whoever supplies
+The SHA-256 of each is in the user's own cache folder. A checksum next to the file would prove nothing: whoever supplies
 the file supplies the checksum.
 """
 

@@ -76,7 +76,7 @@ def test_a_store_that_sends_files_elsewhere_is_not_used(tmp_path, planted):
     folder.mkdir(parents=True)
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs/mlflow.db'}")
     client.create_experiment("lockstep", artifact_location=f"file://{tmp_path}/{planted}")
-    with pytest.raises(UserError, match=r"mlflow\.db would send files to .*, not to mlartifacts beside it"):
+    with pytest.raises(UserError, match=r"mlflow\.db would send files to .*, not to mlartifacts next to it"):
         MlflowService(folder, RunNote(folder / "note.json", is_new=True)).open({})
 
 
