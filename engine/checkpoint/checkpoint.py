@@ -222,7 +222,7 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 _STATE = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
 _OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "old_model")
-# Values of these parts that are read by name.
+# Values of these parts that are read by name; those of ``run`` may be missing.
 _TYPED = (
     ("config", ("epochs", "batch_size"), int),
     ("data", ("fingerprint",), str),

@@ -39,8 +39,9 @@ class ScoredFold:
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
     """Detects in the validation images of the fold ``data`` with ``weights``, and keeps the result in the file
     ``out``."""
-    ctx = DistributedContext.from_environment(config.device.split(",")[0])
-    shared = {name: getattr(config, name) for name in _SHARED} | {"device": config.device.split(",")[0]}
+    device = config.device.split(",")[0]
+    ctx = DistributedContext.from_environment(device)
+    shared = {name: getattr(config, name) for name in _SHARED} | {"device": device}
     if config.batch_size == FIND_BATCH_SIZE:
         del shared["batch_size"]
     validation = ValConfig(weights=[str(weights)], data=str(data), **shared)

@@ -40,7 +40,7 @@ _NO_SUCH_FORMAT = "belongs to a format that is not supported; --format takes onn
 _NOT_COMPILED = "only train.py compiles; export.py writes faster files"
 _OWN_BATCHES = "a GPU takes up to 16 images at once, a CPU one"
 _PLOTS = "plots are drawn unless --noplots is given"
-_FILES_BESIDE_WEIGHTS = "exported files lie next to the weights. Leave it out"
+_FILES_NEXT_TO_WEIGHTS = "exported files lie next to the weights. Leave it out"
 _EVERYWHERE = {"--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out"}
 _ONE_LOG = dict.fromkeys(("--verbose", "--quiet"), "there is one level of detail")
 _NO_TRACKING = {"--tracker": "object tracking is not supported. Leave it out"}
@@ -120,7 +120,7 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--end2end": "use --layout end2end",
         "--agnostic-nms": "NMS in the graph is by class. Leave it out",
         **dict.fromkeys(("--train", "--optimize"), "models are exported for inference. Leave it out"),
-        **dict.fromkeys(("--project", "--name"), _FILES_BESIDE_WEIGHTS),
+        **dict.fromkeys(("--project", "--name"), _FILES_NEXT_TO_WEIGHTS),
         **dict.fromkeys(("--conf-thres", "--conf"), "NMS in the graph keeps scores above 0.001. Leave it out"),
         "--max-det": "NMS in the graph keeps up to 300 detections. Leave it out",
         **dict.fromkeys(("--keras", "--workspace", "--topk-per-class", "--topk-all"), _NO_SUCH_FORMAT),
