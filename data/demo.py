@@ -23,7 +23,7 @@ from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 4  # increase it when the images change; then older copies are rendered again
+VERSION = 5  # increase it when the images change; then older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
@@ -33,8 +33,8 @@ HOLES = {"ring": 0.55, "triangle": 0.43}  # as fractions of the shape
 STRIPES = np.arange(5, dtype=np.uint8)[:, None] % 2
 PATTERNS = {"ball": STRIPES, "checker": STRIPES ^ STRIPES.T}  # where the second color is
 SUPERSAMPLE = 2
-SMALLEST, TYPICAL, LARGEST = 40 / 320, 72 / 320, 200 / 320  # extent of an object as a fraction of the image
-MIN_VISIBLE = 0.6  # visible fraction of an object; below this it is left out, or gets no label
+SMALLEST, TYPICAL, LARGEST = 56 / 320, 96 / 320, 200 / 320
+MIN_VISIBLE = 0.75  # visible fraction of an object; below this it is left out, or gets no label
 MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 
 
