@@ -62,13 +62,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "python launch/ray_train.py", description=__doc__.split("\n")[0], usage="%(prog)s [flags] -- FLAGS_OF_TRAIN"
     )
-    parser.add_argument("--workers", default="1", help="a number, or from:to, of which Ray starts as many as it can")
-    parser.add_argument("--storage", required=True, help="for runs: a folder that all nodes see, or the URI of a store")
-    parser.add_argument("--name", default="exp", help="of the run, below --storage")
-    parser.add_argument("--cpus", type=int, default=1, help="per worker")
-    parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="per worker")
-    parser.add_argument("--failures", type=int, default=3, help="lost or failed workers after which the job ends")
-    parser.add_argument("--address", default=None, help="of the cluster; default: RAY_ADDRESS, or one on this machine")
+    parser.add_argument(
+        "--workers", default="1", help="number of workers, or from:to, within which Ray starts as many as it can"
+    )
+    parser.add_argument(
+        "--storage", required=True, help="folder for runs that all nodes see, or the URI of an object store"
+    )
+    parser.add_argument("--name", default="exp", help="name of the run, below --storage")
+    parser.add_argument("--cpus", type=int, default=1, help="CPUs per worker")
+    parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="GPUs per worker")
+    parser.add_argument("--failures", type=int, default=3, help="end the job after this many lost or failed workers")
+    parser.add_argument(
+        "--address", default=None, help="address of the cluster; default: RAY_ADDRESS, or a cluster on this machine"
+    )
     parser.add_argument("--search", action="store_true", help="the flags are those of tools.search")
     options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     job, options.workers = read_job(options, flags), read_workers(options.workers)

@@ -12,9 +12,9 @@ class Hyperparameters(TypedDict, total=False):
     lr0: float | None
     """initial learning rate; null: the default of the optimizer"""
     lr_factor: float
-    """multiplies the learning rate, whatever chooses it"""
+    """factor on the learning rate, however it was chosen"""
     lr_mult: float | None
-    """learning rate factor of loaded parameters; null: by --epochs and how well --weights detect the objects"""
+    """learning rate factor of loaded parameters; null: from --epochs and how well --weights detect objects"""
     lrf: float
     """final learning rate as a fraction of lr0"""
     momentum: float
@@ -42,9 +42,9 @@ class Hyperparameters(TypedDict, total=False):
     obj: float
     """objectness loss gain (anchor heads, YOLOX)"""
     distill: float
-    """gain of the loss that keeps old classes (--keep-old)"""
+    """gain of the loss that preserves old classes (--keep-old)"""
     one2one: float
-    """gain of the whole one-to-one loss (models with end2end)"""
+    """gain of the one-to-one loss (models with end2end)"""
     anchor_t: float
     """maximum width or height ratio between an anchor and its target"""
     tal_topk: int
@@ -76,17 +76,17 @@ class Hyperparameters(TypedDict, total=False):
     mosaic: float
     """probability of a four-image mosaic"""
     mosaic_block: int
-    """draw mosaic and mixup partners from blocks of n samples, decoded once; 0: from all images"""
+    """draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images"""
     mixup: float
-    """probability of mixing a sample with a second one"""
+    """probability of blending two samples"""
     close_mosaic: int | None
     """disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"""
     close_scale: int | None
     """shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"""
     tile_visibility: float
-    """with tile in the data set's YAML: ignore objects of which a tile shows less than this"""
+    """with tile in the data set's YAML: ignore objects if a tile shows less than this part"""
     tile_backgrounds: float
-    """tiles without objects in an epoch, at most, as a multiple of the tiles with objects"""
+    """maximum number of tiles without objects per epoch, as a multiple of those with objects"""
     albumentations: list[dict]
     """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
 
@@ -102,21 +102,21 @@ class RunSettings(TypedDict, total=False):
 
 class DataSettings(RunSettings, total=False):
     classes: list[str] | str
-    """use only these classes of the data set, given by number or name; default: all, or the checkpoint's"""
+    """use only these classes of the data set, by number or name; default: all, or the checkpoint's"""
     single_cls: bool
     """treat all classes as one"""
     max_bad: float
-    """stop if more than this fraction of the images is bad"""
+    """stop if more than this fraction of the images are bad"""
     verify: Literal["sample", "full"]
-    """images decoded by the scan: suspicious ones and a sample, or all"""
+    """images that the scan decodes: suspicious ones and a sample, or all"""
     cache_dir: str
     """folder of index and disk caches; empty: ~/.cache/lockstep"""
     stage: str
-    """copy the data to this folder of each node's local disk first; may hold {node_rank}"""
+    """copy the data to this folder on each node's local disk first; may contain {node_rank}"""
     device: str
     """cpu, mps, 0 or 0,1; empty: the best available device"""
     workers: int
-    """loader workers per rank; -1: an equal part of the cores, at most 8; on GPUs, of all cores but two, at most 16"""
+    """loader workers per rank; -1: its share of the cores, at most 8; with GPUs, of all but two cores, at most 16"""
     noplots: bool
     """do not write plots"""
     spawn: int
@@ -125,16 +125,16 @@ class DataSettings(RunSettings, total=False):
 
 class TileSettings(RunSettings, total=False):
     tile: int | None
-    """cut images into overlapping tiles of n x n pixels at full resolution; 0: none; default: as in training"""
+    """cut images into overlapping tiles of n x n pixels at full resolution; 0: off; default: as in training"""
     overlap: float | None
-    """overlap of neighboring tiles, fraction of a tile; default: 0.2"""
+    """overlap of neighboring tiles as a fraction of their size; default: 0.2"""
     tile_full_image: bool
-    """in addition to the tiles, use the whole image scaled to --imgsz"""
+    """also use the whole image, scaled to --imgsz"""
 
 
 class ValSettings(TileSettings, DataSettings, total=False):
     trust: bool
-    """open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"""
+    """open TorchScript, pt2 and OpenVINO files that you did not export yourself; they can run code"""
     task: Literal["train", "val", "test"]
     """split to evaluate"""
     batch_size: int
@@ -142,17 +142,17 @@ class ValSettings(TileSettings, DataSettings, total=False):
     imgsz: int
     """longer image side, pixels; 0: the checkpoint's"""
     rect: bool | None
-    """rectangular batches with minimum padding, if the file takes them; default: by head (YOLOX: squares)"""
+    """rectangular batches with minimum padding, if the model accepts them; default: by head (YOLOX: square)"""
     conf_thres: float
     """confidence threshold"""
     iou_thres: float | None
     """IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)"""
     box_voting: bool
-    """let boxes that NMS suppresses move the kept one and raise its score"""
+    """let boxes suppressed by NMS refine the kept box and raise its score"""
     nms: bool
     """evaluate the one-to-many head of NMS-free models, with NMS"""
     tta: bool
-    """test-time augmentation: also use a flipped and a flipped, enlarged view"""
+    """test-time augmentation: add a flipped view and a flipped, enlarged one"""
     max_det: int
     """maximum number of detections per image"""
     amp: Literal["auto", "off", "bf16", "fp16"]
@@ -169,11 +169,11 @@ class ValSettings(TileSettings, DataSettings, total=False):
 
 class ExportSettings(TypedDict, total=False):
     format: list[Literal["onnx", "openvino", "torchscript", "pt2"]] | Literal["onnx", "openvino", "torchscript", "pt2"]
-    """one or several file formats"""
+    """one or more file formats"""
     imgsz: list[int] | int
-    """size of the images, or height and width, pixels; default: the checkpoint's"""
+    """image size, or height and width, pixels; default: the checkpoint's"""
     batch: int
-    """images that the model takes at once"""
+    """batch size of the exported model"""
     dynamic: bool
     """any batch, height and width instead of fixed ones"""
     half: bool
@@ -181,9 +181,9 @@ class ExportSettings(TypedDict, total=False):
     int8: bool
     """8-bit convolutions, calibrated on training images (onnx, openvino)"""
     layout: Literal["raw", "end2end", "deepstream"]
-    """output: all boxes and scores; at most 300 detections after NMS; or boxes with their best class"""
+    """output: all boxes and scores; at most 300 detections after NMS; or each box with its best class"""
     nms: bool
-    """export the one-to-many branch of NMS-free models, which needs NMS"""
+    """export the one-to-many head of NMS-free models, which needs NMS"""
     iou_thres: float | None
     """IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"""
     box_voting: bool
@@ -206,27 +206,27 @@ class ExportSettings(TypedDict, total=False):
 
 class TrainSettings(DataSettings, Hyperparameters, total=False):
     fraction: float
-    """train on this part of the training images, chosen at random by --seed"""
+    """train on a random fraction of the training images, drawn with --seed"""
     val_fraction: float
-    """hold out this part of the training images if there is no 'val'; 0: none"""
+    """hold out this fraction of the training images if there is no 'val'; 0: none"""
     model: str
     """model name or YAML; empty: the model of --weights, or yolov8n"""
     weights: str
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
     keep_old: bool
-    """learn new classes and keep those of --weights, which the data set does not label"""
+    """learn new classes without losing those of --weights, which the data set does not label"""
     hyp: str
     """scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"""
     epochs: int
     """number of epochs"""
     time: float
-    """train for this many hours: the number of epochs follows from how long they take; 0: --epochs"""
+    """train for this many hours, for as many epochs as fit; 0: for --epochs"""
     batch_size: int
-    """images per global batch; -1: what fits on the GPUs"""
+    """images per global batch; -1: as many as fit on the GPUs"""
     imgsz: int
     """size of square training images, pixels"""
     rect: bool
-    """shuffled rectangular batches of similar aspect ratio"""
+    """shuffled rectangular batches of images with similar aspect ratios"""
     cache: Literal["none", "ram", "disk", "device"]
     """keep decoded images, one copy per node; device: in GPU memory"""
     render_on: Literal["host", "device"]
@@ -234,11 +234,11 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     image_weights: bool
     """sample images of classes with low AP more often"""
     repeat_factor: float
-    """repeat images of classes that less than this fraction of the images has; 0: none"""
+    """repeat images of classes that occur in less than this fraction of the images; 0: off"""
     cls_pw: float
-    """weight classes in the loss by 1 / frequency to this power; 1: in full, 0: all alike"""
+    """weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"""
     multi_scale: float
-    """vary the image size from step to step, by +- this fraction of --imgsz"""
+    """vary the image size between steps by +- this fraction of --imgsz"""
     quad: bool
     """collate some groups of four images into one of twice the size"""
     optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
@@ -256,7 +256,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     compile: bool
     """torch.compile the model, with CUDA graphs on a GPU if sizes are fixed"""
     sync_bn: int
-    """synchronize batch norm statistics over all processes, or with a value n over groups of n; 0: off"""
+    """synchronize batch norm statistics over all processes, or over groups of n; 0: off"""
     compress_grads: bool
     """exchange gradients as bfloat16, which halves the traffic (plain DDP)"""
     zero: bool
@@ -264,7 +264,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     virtual_ranks: int
     """cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"""
     pipeline: int
-    """2: two processes share the layers of a model, for images too large for one device"""
+    """2: split the model's layers between two processes, for images too large for one device"""
     threads: int
     """CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"""
     skip_zero_grads: bool
@@ -274,7 +274,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     label_smoothing: float
     """label smoothing of the classes"""
     fitness: str
-    """selects best.pt, for --patience too: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"""
+    """metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"""
     patience: int
     """stop after this many epochs without a better --fitness; 0: never"""
     save_period: int
@@ -284,7 +284,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     save_steps: int
     """also save within an epoch every n steps; 0: never"""
     eval_ranks: int
-    """the last n processes do not train, but validate while the others do; 0: all processes do both"""
+    """the last n processes only validate, while the others train; 0: all processes do both"""
     stall_minutes: float
     """write stack traces after n minutes without a step; 0: never"""
     val_every: int
@@ -292,7 +292,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     noautoanchor: bool
     """never refit anchors"""
     export: list[Literal["onnx", "openvino", "torchscript", "pt2"]] | Literal["onnx", "openvino", "torchscript", "pt2"]
-    """export best.pt after the last epoch; tried before the first one"""
+    """formats to export best.pt to after the last epoch; tested before the first one"""
     seed: int
     """seed of all random numbers"""
     deterministic: bool

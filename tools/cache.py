@@ -50,7 +50,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     prune = commands.add_parser("prune", help="remove caches that no process uses")
     which = prune.add_mutually_exclusive_group(required=True)
     which.add_argument("--older-than", metavar="DAYS", help="caches not used for this many days")
-    which.add_argument("--to", metavar="GB", help="caches in excess of this size, old versions of data sets first")
+    which.add_argument("--to", metavar="GB", help="caches beyond this total size, old versions of data sets first")
     which.add_argument("--all", action="store_true", help="all caches; runs create them again")
     for command in commands.choices.values():
         command.add_argument("--cache-dir", default="", help="the --cache-dir of the runs; empty: ~/.cache/lockstep")

@@ -66,7 +66,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
-    parser.add_argument("--megabytes", type=int, default=256, help="size of a tar file, about; default: 256")
+    parser.add_argument("--megabytes", type=int, default=256, help="approximate size of a tar file; default: 256")
     parser.add_argument("--workers", type=int, default=8, help="threads that read images; default: 8")
     parser.add_argument("--cache-dir", default="", help="folder of index caches; empty: ~/.cache/lockstep")
     return parser.parse_args(argv)

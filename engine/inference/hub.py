@@ -47,7 +47,7 @@ class HubModel:
     - classes: keep only these, given by number or name; None: all.
     - max_det: at most so many detections an image; 1000 at first.
     - agnostic: whether boxes of different classes suppress each other too.
-    - box_voting: whether boxes that NMS suppresses move the kept one and raise its score; True at first.
+    - box_voting: whether boxes suppressed by NMS refine the kept box and raise its score; True at first.
     """
 
     # Others cannot be set.

@@ -319,7 +319,7 @@ def load(
         max_det: at most so many detections an image, the best ones.
         classes: keep only these, given by number or name; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
-        box_voting: let boxes that NMS suppresses move the kept one and raise its score.
+        box_voting: let boxes suppressed by NMS refine the kept box and raise its score.
 
     Raises:
         UserError: no such file or name, a damaged, unknown or untrusted file, a device that does not exist, or

@@ -56,10 +56,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--imgsz", "--img", "--img-size", type=int, default=0,
         help=f"longer image side in training, pixels; default: the checkpoint's, or {DEFAULT_IMGSZ}",
     )  # fmt: skip
-    parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds label errors that it sees")
+    parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds the label errors it finds")
     parser.add_argument("--trust", action="store_true", help="as in val.py")
     parser.add_argument(
-        "--min-score", type=float, default=LEAST_SCORE, help="report label errors from this probability on, 0 to 1"
+        "--min-score", type=float, default=LEAST_SCORE, help="report label errors of at least this probability, 0 to 1"
     )
     parser.add_argument("--device", default="", help="cpu, mps or 0, for --weights; default: the best available device")
     parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")

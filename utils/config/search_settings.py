@@ -31,10 +31,11 @@ class KfoldConfig(TrainConfig):
 
     folds: int = setting(5, low=2, aliases=("--kfold",), help="number of folds")
     groups: str = setting(
-        "", help="images of a group stay together: CSV with columns image and group, or regex that finds it in the path"
+        "",
+        help="keep images of a group together: CSV with columns image and group, or a regex that finds it in the path",
     )
-    near_duplicates: bool = setting(True, help="near-duplicate images stay together, as tools.check finds them")
-    noplots: bool = setting(True, help="do not write plots of each training")
+    near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
+    noplots: bool = setting(True, help="do not write plots for each training")
     project: str = setting("runs/kfold", help="folder of runs")
 
 
@@ -46,10 +47,10 @@ class SearchConfig(KfoldConfig):
     trials: int = setting(50, low=1, help="number of trials, over all processes and restarts")
     pruner: str = setting("median", choices=("median", "halving", "none"), help="what ends unpromising trials early")
     prune_after: int = setting(
-        0, low=0, help="epochs (with --folds: folds) before a trial may end early; 0: a fifth of the epochs, or 1 fold"
+        0, low=0, help="epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold"
     )
     folds: int = setting(
-        0, low=2, also=0, aliases=("--kfold",), help="score trials by cross-validation with n folds; 0: on 'val'"
+        0, low=2, also=0, aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
     )
     project: str = setting("runs/search", help="folder of searches")
 

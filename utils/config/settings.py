@@ -28,10 +28,10 @@ _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
-_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"
-_CLASSES_HELP = "use only these classes of the data set, given by number or name; default: all, or the checkpoint's"
+_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you did not export yourself; they can run code"
+_CLASSES_HELP = "use only these classes of the data set, by number or name; default: all, or the checkpoint's"
 _WORKERS_HELP = (
-    "loader workers per rank; -1: an equal part of the cores, at most 8; on GPUs, of all cores but two, at most 16"
+    "loader workers per rank; -1: its share of the cores, at most 8; with GPUs, of all but two cores, at most 16"
 )
 
 
@@ -103,11 +103,11 @@ class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
     lr0: float | None = setting(None, low=0, help="initial learning rate; null: the default of the optimizer")
-    lr_factor: float = setting(1.0, low=0, help="multiplies the learning rate, whatever chooses it")
+    lr_factor: float = setting(1.0, low=0, help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
         1.0,
         low=0,
-        help="learning rate factor of loaded parameters; null: by --epochs and how well --weights detect the objects",
+        help="learning rate factor of loaded parameters; null: from --epochs and how well --weights detect objects",
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
@@ -124,8 +124,8 @@ class Hyperparameters:
     cls: float = setting(0.5, low=0, help="class loss gain")
     dfl: float = setting(1.5, low=0, help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
     obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads, YOLOX)")
-    distill: float = setting(1.0, low=0, help="gain of the loss that keeps old classes (--keep-old)")
-    one2one: float = setting(4.0, low=0, help="gain of the whole one-to-one loss (models with end2end)")
+    distill: float = setting(1.0, low=0, help="gain of the loss that preserves old classes (--keep-old)")
+    one2one: float = setting(4.0, low=0, help="gain of the one-to-one loss (models with end2end)")
     anchor_t: float = setting(4.0, low=1, help="maximum width or height ratio between an anchor and its target")
     tal_topk: int = setting(10, low=1, help="candidates per target in task-aligned assignment")
     tal_alpha: float = setting(0.5, low=0, help="exponent of the class score in task-aligned assignment")
@@ -142,9 +142,9 @@ class Hyperparameters:
     fliplr: float = setting(0.5, low=0, high=1, help="probability of a horizontal flip")
     mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
     mosaic_block: int = setting(
-        16, low=0, help="draw mosaic and mixup partners from blocks of n samples, decoded once; 0: from all images"
+        16, low=0, help="draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images"
     )
-    mixup: float = setting(0.0, low=0, high=1, help="probability of mixing a sample with a second one")
+    mixup: float = setting(0.0, low=0, high=1, help="probability of blending two samples")
     close_mosaic: int | None = setting(
         None, low=0, help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"
     )
@@ -152,10 +152,10 @@ class Hyperparameters:
         None, low=0, help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"
     )
     tile_visibility: float = setting(
-        0.3, low=0, high=1, help="with tile in the data set's YAML: ignore objects of which a tile shows less than this"
+        0.3, low=0, high=1, help="with tile in the data set's YAML: ignore objects if a tile shows less than this part"
     )
     tile_backgrounds: float = setting(
-        0.5, low=0, help="tiles without objects in an epoch, at most, as a multiple of the tiles with objects"
+        0.5, low=0, help="maximum number of tiles without objects per epoch, as a multiple of those with objects"
     )
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
@@ -178,12 +178,12 @@ class _TileConfig(_RunConfig):
     tile: int | None = setting(
         None,
         low=0,
-        help="cut images into overlapping tiles of n x n pixels at full resolution; 0: none; default: as in training",
+        help="cut images into overlapping tiles of n x n pixels at full resolution; 0: off; default: as in training",
     )
     overlap: float | None = setting(
-        None, low=0.05, high=0.9, help="overlap of neighboring tiles, fraction of a tile; default: 0.2"
+        None, low=0.05, high=0.9, help="overlap of neighboring tiles as a fraction of their size; default: 0.2"
     )
-    tile_full_image: bool = setting(True, help="in addition to the tiles, use the whole image scaled to --imgsz")
+    tile_full_image: bool = setting(True, help="also use the whole image, scaled to --imgsz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +192,14 @@ class _DataConfig(_RunConfig):
 
     classes: list[str] = setting(factory=list, help=_CLASSES_HELP)
     single_cls: bool = setting(False, help="treat all classes as one")
-    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
+    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images are bad")
     verify: str = setting(
-        "sample", choices=("sample", "full"), help="images decoded by the scan: suspicious ones and a sample, or all"
+        "sample", choices=("sample", "full"), help="images that the scan decodes: suspicious ones and a sample, or all"
     )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
-    stage: str = setting("", help="copy the data to this folder of each node's local disk first; may hold {node_rank}")
+    stage: str = setting(
+        "", help="copy the data to this folder on each node's local disk first; may contain {node_rank}"
+    )
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
     workers: int = setting(-1, low=-1, high=1024, help=_WORKERS_HELP)
     noplots: bool = setting(False, help="do not write plots")
@@ -211,37 +213,35 @@ class TrainConfig(_DataConfig):
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
     fraction: float = setting(
-        1.0, low=1e-6, high=1, help="train on this part of the training images, chosen at random by --seed"
+        1.0, low=1e-6, high=1, help="train on a random fraction of the training images, drawn with --seed"
     )
     val_fraction: float = setting(
         0.0,
         low=0.05,
         high=0.5,
         also=0.0,
-        help="hold out this part of the training images if there is no 'val'; 0: none",
+        help="hold out this fraction of the training images if there is no 'val'; 0: none",
     )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
     keep_old: bool = setting(
-        False, help="learn new classes and keep those of --weights, which the data set does not label"
+        False, help="learn new classes without losing those of --weights, which the data set does not label"
     )
     hyp: str = setting(
         "auto", help="scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"
     )
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
     epochs: int = setting(100, low=1, help="number of epochs")
-    time: float = setting(
-        0.0, low=0, help="train for this many hours: the number of epochs follows from how long they take; 0: --epochs"
-    )
+    time: float = setting(0.0, low=0, help="train for this many hours, for as many epochs as fit; 0: for --epochs")
     batch_size: int = setting(
         16,
         low=1,
         also=FIND_BATCH_SIZE,
         aliases=("--batch",),
-        help="images per global batch; -1: what fits on the GPUs",
+        help="images per global batch; -1: as many as fit on the GPUs",
     )
     imgsz: int = setting(640, low=64, aliases=_IMGSZ, help="size of square training images, pixels")
-    rect: bool = setting(False, help="shuffled rectangular batches of similar aspect ratio")
+    rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(None, bare="", help="resume a checkpoint; without a value: the newest run")
     cache: str = setting(
         "none", choices=_CACHES, bare="ram", help="keep decoded images, one copy per node; device: in GPU memory"
@@ -249,13 +249,13 @@ class TrainConfig(_DataConfig):
     render_on: str = setting("host", choices=("host", "device"), help="where training images are augmented")
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     repeat_factor: float = setting(
-        0.0, low=0, high=1, help="repeat images of classes that less than this fraction of the images has; 0: none"
+        0.0, low=0, high=1, help="repeat images of classes that occur in less than this fraction of the images; 0: off"
     )
     cls_pw: float = setting(
-        0.0, low=0, high=4, help="weight classes in the loss by 1 / frequency to this power; 1: in full, 0: all alike"
+        0.0, low=0, high=4, help="weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"
     )
     multi_scale: float = setting(
-        0.0, low=0, high=0.9, bare=0.5, help="vary the image size from step to step, by +- this fraction of --imgsz"
+        0.0, low=0, high=0.9, bare=0.5, help="vary the image size between steps by +- this fraction of --imgsz"
     )
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
@@ -270,7 +270,7 @@ class TrainConfig(_DataConfig):
         low=0,
         also=ALL_RANKS,
         bare=ALL_RANKS,
-        help="synchronize batch norm statistics over all processes, or with a value n over groups of n; 0: off",
+        help="synchronize batch norm statistics over all processes, or over groups of n; 0: off",
     )
     compress_grads: bool = setting(False, help="exchange gradients as bfloat16, which halves the traffic (plain DDP)")
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
@@ -278,7 +278,7 @@ class TrainConfig(_DataConfig):
         0, low=0, help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
     pipeline: int = setting(
-        1, low=1, high=2, help="2: two processes share the layers of a model, for images too large for one device"
+        1, low=1, high=2, help="2: split the model's layers between two processes, for images too large for one device"
     )
     threads: int = setting(
         0, low=0, high=_MOST_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
@@ -288,25 +288,27 @@ class TrainConfig(_DataConfig):
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     fitness: str = setting(
         "AP",
-        help="selects best.pt, for --patience too: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME",
+        help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME",
     )
     patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
     save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
     save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
     save_steps: int = setting(0, low=0, help="also save within an epoch every n steps; 0: never")
     eval_ranks: int = setting(
-        0, low=0, help="the last n processes do not train, but validate while the others do; 0: all processes do both"
+        0, low=0, help="the last n processes only validate, while the others train; 0: all processes do both"
     )
     stall_minutes: float = setting(10.0, low=0, help="write stack traces after n minutes without a step; 0: never")
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
     export: list[str] = setting(
-        factory=list, choices=EXPORT_FORMATS, help="export best.pt after the last epoch; tried before the first one"
+        factory=list,
+        choices=EXPORT_FORMATS,
+        help="formats to export best.pt to after the last epoch; tested before the first one",
     )
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
-    callbacks: str = setting("", help="MODULE:OBJECT with hooks of your own: on_start, on_step, on_epoch, on_end")
+    callbacks: str = setting("", help="MODULE:OBJECT with your own hooks: on_start, on_step, on_epoch, on_end")
     tracker: list[str] = setting(
         factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"
     )
@@ -319,7 +321,7 @@ class ValConfig(_TileConfig, _DataConfig):
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
     watch: str = setting(
-        "", help="instead of --weights: evaluate each checkpoint that appears in this run's folder, into its watch.csv"
+        "", help="instead of --weights: evaluate each new checkpoint in this run's folder and write its watch.csv"
     )
     trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
@@ -328,7 +330,7 @@ class ValConfig(_TileConfig, _DataConfig):
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
         None,
-        help="rectangular batches with minimum padding, if the file takes them; default: by head (YOLOX: squares)",
+        help="rectangular batches with minimum padding, if the model accepts them; default: by head (YOLOX: square)",
     )
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
@@ -338,10 +340,10 @@ class ValConfig(_TileConfig, _DataConfig):
         aliases=("--iou",),
         help="IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)",
     )
-    box_voting: bool = setting(True, help="let boxes that NMS suppresses move the kept one and raise its score")
+    box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="evaluate the one-to-many head of NMS-free models, with NMS")
     tta: bool = setting(
-        False, aliases=("--augment",), help="test-time augmentation: also use a flipped and a flipped, enlarged view"
+        False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
     )
     max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
@@ -364,15 +366,19 @@ class DetectConfig(_TileConfig):
         low=0,
         high=1,
         aliases=("--conf",),
-        help="confidence threshold; default: that of the best F1, or 0.25",
+        help="confidence threshold; default: the one with the best F1, or 0.25",
     )
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: 0.45, no NMS for NMS-free models"
+        None,
+        low=0,
+        high=1,
+        aliases=("--iou",),
+        help="IoU threshold of NMS; default: 0.45, or no NMS for NMS-free models",
     )
-    box_voting: bool = setting(True, help="let boxes that NMS suppresses move the kept one and raise its score")
+    box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
     max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
-    classes: list[str] = setting(factory=list, help="keep only these classes, given by number or name")
+    classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
@@ -382,12 +388,12 @@ class DetectConfig(_TileConfig):
     save_format: list[str] = setting(
         factory=list,
         choices=("yolo", "coco", "voc", "labelstudio", "cvat"),
-        help="write the images with annotation files for labeling tools, in one or several formats",
+        help="write the images with annotation files for labeling tools, in one or more formats",
     )
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     view_img: bool = setting(False, help="show results in a window")
-    line_thickness: int = setting(0, low=0, help="line width of boxes, pixels; 0: by image size")
+    line_thickness: int = setting(0, low=0, help="line width of boxes, pixels; 0: from the image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, low=1, help="process every n-th frame of a video")
@@ -404,21 +410,21 @@ class ExportConfig:
         factory=lambda: ["onnx"],
         choices=EXPORT_FORMATS,
         aliases=("--include",),
-        help="one or several file formats",
+        help="one or more file formats",
     )
     imgsz: list[int] = setting(
-        factory=list, aliases=_IMGSZ, help="size of the images, or height and width, pixels; default: the checkpoint's"
+        factory=list, aliases=_IMGSZ, help="image size, or height and width, pixels; default: the checkpoint's"
     )
-    batch: int = setting(1, low=1, aliases=("--batch-size",), help="images that the model takes at once")
+    batch: int = setting(1, low=1, aliases=("--batch-size",), help="batch size of the exported model")
     dynamic: bool = setting(False, help="any batch, height and width instead of fixed ones")
     half: bool = setting(False, help="float16 weights and convolutions")
     int8: bool = setting(False, help="8-bit convolutions, calibrated on training images (onnx, openvino)")
     layout: str = setting(
         "raw",
         choices=("raw", "end2end", "deepstream"),
-        help="output: all boxes and scores; at most 300 detections after NMS; or boxes with their best class",
+        help="output: all boxes and scores; at most 300 detections after NMS; or each box with its best class",
     )
-    nms: bool = setting(False, help="export the one-to-many branch of NMS-free models, which needs NMS")
+    nms: bool = setting(False, help="export the one-to-many head of NMS-free models, which needs NMS")
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
     )
@@ -436,9 +442,9 @@ class ExportConfig:
 class CompareConfig(_RunConfig):
     """The flags of ``python -m tools.compare``."""
 
-    runs: list[str] = setting(positional=True, help="folders of runs, or models' files; the first is the baseline")
+    runs: list[str] = setting(positional=True, help="run folders or model files; the first is the baseline")
     trust: bool = setting(False, help=_TRUST_HELP)
-    data: str = setting("", help="data set YAML; empty: that of the first run")
+    data: str = setting("", help="data set YAML; empty: the first run's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
@@ -446,10 +452,10 @@ class CompareConfig(_RunConfig):
     workers: int = setting(-1, low=-1, high=1024, help=_WORKERS_HELP)
     classes: list[str] = setting(factory=list, help=_CLASSES_HELP)
     single_cls: bool = setting(False, help="treat all classes as one")
-    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
+    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images are bad")
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
-    draws: int = setting(1000, low=100, help="draws of the images for the intervals")
-    seed: int = setting(0, low=0, help="seed of the draws")
+    draws: int = setting(1000, low=100, help="bootstrap samples for the confidence intervals")
+    seed: int = setting(0, low=0, help="seed of the bootstrap")
     noplots: bool = setting(False, help="do not write curves.png")
     project: str = setting("runs/compare", help="folder of runs")
 
