@@ -9,10 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from utils.config.other_programs import foreign_flags, reason, translated
 from utils.config.parser import flag_of, program_of
 from utils.config.yaml_files import suggestion
-from utils.config.yolo_command import foreign_flags
-from utils.config.yolo_flags import reason, translated
 from utils.errors import UserError, has_control_characters, one_line
 
 # What a keyword of Ultralytics' train() asks for that is no setting here.
@@ -29,7 +28,7 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     program, flags = program_of(command), []
     for name, value in keywords.items():
         flag = "--" + name.replace("_", "-")
-        action = program.flags.get(translated(command, [flag])[0])
+        action = program.flags.get(flag) or program.flags.get(translated(command, flag)[0])
         is_switch = isinstance(action, argparse.BooleanOptionalAction)
         if value is None:
             continue

@@ -104,8 +104,8 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
             if is_yaml and path.parent != Path("."):
                 log_when_configured(f"{model}: no such file; the built-in model {known} is used")
             return parse_spec(copy.deepcopy(_built_in()[known]) | {"name": known}, known)
+    from utils.config.other_programs import other_task  # what other programs would take here
     from utils.config.settings import WEIGHTS_SUFFIXES
-    from utils.config.yolo_command import other_task  # what other programs would take here
 
     if text := other_task(str(model)):
         raise UserError(text)

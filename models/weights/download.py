@@ -70,7 +70,7 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
             raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
         if Path(name_or_path).name != name_or_path:
             raise UserError(f"{name_or_path}: no such file")
-        from utils.config.yolo_command import other_task  # what other programs would take here
+        from utils.config.other_programs import other_task  # what other programs would take here
 
         if text := other_task(name_or_path):
             raise UserError(text)

@@ -35,7 +35,7 @@ from utils.files.folders import CONFIGS
 from utils.program import COMMANDS
 
 if TYPE_CHECKING:
-    from utils.config.yolo_command import Program
+    from utils.config.other_programs import Program
 
 T = TypeVar("T")
 
@@ -49,18 +49,11 @@ _HYPERPARAMETERS = {f.name: f for f in dataclasses.fields(Hyperparameters)}
 _type_hints = functools.cache(typing.get_type_hints)  # takes milliseconds
 
 
-def _yolo_command() -> ModuleType:
+def _others() -> ModuleType:
     """What command lines and files of YOLOv5 and Ultralytics mean. Most runs have none, and do not import it."""
-    from utils.config import yolo_command
+    from utils.config import other_programs
 
-    return yolo_command
-
-
-def _yolo_flags() -> ModuleType:
-    """The flags of YOLOv5 and Ultralytics, imported likewise."""
-    from utils.config import yolo_flags
-
-    return yolo_flags
+    return other_programs
 
 
 def type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
@@ -116,7 +109,7 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 def unknown_key(cls: type, key: str) -> str:
     """Says what to do about a key that is not a field of ``cls``."""
     if cls is Hyperparameters:
-        return _yolo_command().unknown_hyperparameter(key, program_of("train"))
+        return _others().unknown_hyperparameter(key, program_of("train"))
     return f"unknown key '{key}'{suggestion(key, [f.name for f in dataclasses.fields(cls)])}"
 
 
@@ -135,7 +128,7 @@ def hyperparameters_from(
     """
     values = load_yaml(path) if path else {}
     if isinstance(values, dict) and not values.keys() <= _HYPERPARAMETERS.keys():
-        values, unused = _yolo_command().recipe(values, path, program_of)
+        values, unused = _others().recipe(values, path, program_of)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
@@ -167,28 +160,28 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser with one-line errors and suggestions for misspelled flags, which accepts ``_`` for ``-``.
 
     Args:
-        script: the settings' name, such as "train", for `utils.config.yolo_flags`.
+        script: the settings' name, such as "train", for `utils.config.other_programs`.
     """
 
     def __init__(self, *, script: str, **options: Any) -> None:
         super().__init__(**options)
         self._script = script
-        self._given, self._is_translated = list[str](), False
+        self._given, self._is_rewritten = list[str](), False
         self.lines: list[str] = []  # for the log
 
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         self._given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
-        self._is_translated = not self._has_all_flags()
-        if self._is_translated:
-            others = _yolo_command()
-            if self._script in _configs() and others.is_yolo_command(self._given):
-                self.error(others.command_line(self._script, self._given, program_of))
-            translated = _yolo_flags().translated(self._script, self._given)
-            self._given, self.lines = _yolo_flags().without_harmless(self._script, translated)
-            if line := self._advice():
-                self.error(line)
+        self._is_rewritten = not self._has_all_flags() and self._script in _configs()
+        if self._is_rewritten:
+            values, rest = _others().yolo_arguments(self._given)
+            if values:
+                self.error(_others().command_line(self._script, values, rest, program_of))
+            try:
+                self._given, self.lines = self._rewritten()
+            except UserError as error:
+                self.error(str(error))
         return super().parse_known_args(self._given, namespace)
 
     def _has_all_flags(self) -> bool:
@@ -197,13 +190,15 @@ class _Parser(argparse.ArgumentParser):
         starts = not self._given[:1] or self._given[0].startswith("-")
         return starts and all(flag in self._option_string_actions for flag in flags)
 
-    def _advice(self) -> str | None:
-        """What to write instead of a flag or value of another program, if there is one."""
-        return _yolo_flags().advice(self._script, self._given, self._option_string_actions, _HYPERPARAMETERS)
+    def _rewritten(self) -> tuple[list[str], list[str]]:
+        return _others().rewritten(self._script, self._given, self._option_string_actions, _HYPERPARAMETERS)
 
     def error(self, message: str) -> typing.NoReturn:
-        if not self._is_translated:
-            message = self._advice() or message
+        if not self._is_rewritten and self._script in _configs():
+            try:
+                self._rewritten()  # a value of a flag of ours may be one of another program
+            except UserError as error:
+                message = str(error)
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
@@ -303,9 +298,12 @@ def errors_name_typed_flags(cls: type) -> Callable[[Callable], Callable]:
 
 
 def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
-    ours = {alias: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(cls) for alias in f.metadata["aliases"]}
+    fields = {f"--{f.name.replace('_', '-')}": f for f in dataclasses.fields(cls)}
+    ours = {alias: flag for flag, field in fields.items() for alias in field.metadata["aliases"]}
     for flag in (_dashed(argument).partition("=")[0] for argument in argv):
-        canonical = ours.get(flag) or " ".join(_yolo_flags().translated(_command_name(cls), [flag]))
+        canonical = ours.get(flag, flag)
+        if canonical == flag and flag not in fields and _command_name(cls) in _configs():
+            canonical = " ".join(_others().translated(_command_name(cls), flag))
         if canonical != flag:
             message = re.sub(rf"(?<![\w-]){re.escape(canonical)}(?![\w-])", flag, message)
     return message
@@ -366,7 +364,7 @@ def program_of(script: str) -> Program:
     """The command line of a script."""
     cls = _configs()[script]
     flags = {name: a for name, a in build_parser(cls, "")._option_string_actions.items() if a.dest != "help"}
-    return _yolo_command().Program(flags, _HYPERPARAMETERS, functools.partial(_changes, cls))
+    return _others().Program(flags, _HYPERPARAMETERS, functools.partial(_changes, cls))
 
 
 def _changes(cls: type, argv: Sequence[str]) -> dict[str, Any]:

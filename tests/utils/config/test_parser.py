@@ -12,7 +12,7 @@ import yaml
 import detect
 import train
 from tools import compare
-from utils.config import yolo_flags
+from utils.config.other_programs import tables
 from utils.config.parser import (
     build_parser,
     errors_name_typed_flags,
@@ -213,9 +213,10 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     scripts = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}
     for script, cls in (scripts | {"kfold": KfoldConfig, "search": SearchConfig}).items():
         flags = build_parser(cls, "")._option_string_actions
-        assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
-        assert not set(yolo_flags._HARMLESS[script]) & {*flags, *yolo_flags._ADVICE[script]}
-        assert {ours[0] for ours in yolo_flags._MEANINGS[script].values()} <= set(flags)
+        table = tables(script)
+        assert not set(flags) & {*table["refused"], *table["flags"]}
+        assert not set(table["without_effect"]) & {*flags, *table["refused"]}
+        assert {ours.split()[0] for ours in table["flags"].values()} <= set(flags)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, check_line, draw_arguments, said
-from utils.config import yolo_flags
+from utils.config.other_programs import reason as reason_of
 from utils.config.parser import parse_config, read_recipe, with_overrides
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
@@ -207,7 +207,7 @@ def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, her
     is_flag = typed.startswith("--")
     text = said(cls, [*required, *typed.split()] if is_flag else [*typed.split(), *required])
     if is_flag and not text and here.startswith("nothing: "):
-        why = yolo_flags.reason(script.removesuffix(".py"), typed.split()[0])
+        why = reason_of(script.removesuffix(".py"), typed.split()[0])
         assert why.startswith(here.removeprefix("nothing: "))
         return
     if not here.startswith("`"):

@@ -1,0 +1,273 @@
+"""What command lines and hyper-parameter files of YOLOv5 and Ultralytics mean here, by configs/other_programs.yaml.
+
+Commands are named as their settings are: "train" for `settings.TrainConfig`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from utils.config.settings import WEIGHTS_SUFFIXES
+from utils.config.yaml_files import load_yaml, suggestion
+from utils.errors import UserError
+from utils.files.folders import CONFIGS
+from utils.program import COMMANDS
+
+_MOST_NAMED = 12
+_IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
+_table = functools.cache(lambda: load_yaml(CONFIGS / "other_programs.yaml"))
+
+
+class Program(NamedTuple):
+    """The command line of a command of ours."""
+
+    flags: Mapping[str, argparse.Action]  # by name, such as --epochs
+    hyperparameters: Collection[str]  # that --set accepts
+    # The settings that flags change from their defaults; raises UserError for mistakes.
+    changes: Callable[[Sequence[str]], Mapping[str, Any]]
+
+
+Programs = Callable[[str], Program]  # by the name of the command
+
+
+def tables(command: str) -> dict[str, dict]:
+    """What is known of a command: flags, values, without_effect, refused and refused_values."""
+    return _table()["commands"][command]
+
+
+def translated(command: str, flag: str) -> list[str]:
+    """The words that mean a flag of another program, ``flag`` itself if it is not known."""
+    ours = tables(command)["flags"].get(flag)
+    return ours.split() if ours else [flag]
+
+
+def rewritten(
+    command: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """The command line in ``flags`` of ours, and a line for the log about each flag left out since it changes nothing.
+
+    Raises UserError with what to write instead of a flag or value that the command does not have.
+    """
+    table, lines, kept = tables(command), list[str](), list[str]()
+    groups = [[""]]  # each a flag and what follows it
+    for argument in arguments:
+        flag, separator, value = argument.partition("=")
+        *others, last = translated(command, flag)
+        groups += [[]] if _IS_FLAG(argument) else []
+        groups[-1] += [*others, last + separator + value]
+    for word, *following in groups:
+        flag, separator, value = word.partition("=")
+        values = [value] * bool(separator) + following
+        key = _synonym(flag.removeprefix("--").replace("-", "_"))
+        reasons = table["refused_values"].get(flag, {})
+        if why := table["without_effect"].get(flag):
+            lines.append(f"{flag}: {why}")
+            kept += values[bool(separator) or flag in _table()["with_value"] :]
+            continue
+        if flag not in flags and flag in table["refused"]:
+            raise UserError(f"{flag}: {table['refused'][flag]}")
+        if flag not in flags and flag.startswith("--") and "--set" in flags and key in hyperparameters:
+            shown = shlex.quote(f"{key}={values[0] if values else 'VALUE'}")
+            raise UserError(f"{flag}: is a hyper-parameter; write --set {shown}")
+        if found := [f"{value}: {reasons[value]}" for value in values if value in reasons]:
+            raise UserError(f"{flag} {'; '.join(found)}")
+        if flag in _table()["one_size"] and command != "export" and len(values) == 2 and "".join(values).isdigit():
+            instead = f"takes one number, the longer side in pixels; write {flag} {max(values, key=int)}"
+            raise UserError(f"{flag} {' '.join(values)}: {instead}")
+        kept += [word, *following]
+    return kept[1:], lines
+
+
+def _synonym(key: str) -> str:
+    return _table()["synonyms"].get(key, key)
+
+
+def reason(command: str, flag: str) -> str:
+    """Why ``command`` has no ``flag``; "" if that is not known."""
+    known = tables(command)["refused"] | tables(command)["without_effect"]
+    return known.get(flag, "").removesuffix(". Leave it out")
+
+
+def other_task(weights: str) -> str:
+    """Says that weights such as ``yolov8n-seg.pt`` are not of a detector; "" for other names."""
+    match = re.fullmatch(r"(yolo\w+)-(seg|pose|obb|cls)(\.pt|\.ya?ml)?", weights)
+    why = _table()["other_tasks"][_table()["endings"][match[2]]] if match else ""
+    return f"{weights}: {why}; use {match[1]}{match[3] or ''}" if match else ""
+
+
+def unknown_hyperparameter(key: str, train: Program) -> str:
+    """Says what ``key`` is instead of a hyper-parameter. ``train`` is train.py."""
+    flag = "--" + key.replace("_", "-")
+    ours = translated("train", flag)[0]
+    if _synonym(key) != key:
+        return f"unknown key '{key}' (did you mean '{_synonym(key)}'?)"
+    if ours in train.flags:
+        return f"'{key}': is a flag, not a hyper-parameter; give it as {ours}"
+    _, why = _table()["of_yolov5"].get(key, ("", reason("train", flag)))
+    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, train.hyperparameters)}"
+
+
+def recipe(values: dict[Any, Any], where: str, programs: Programs) -> tuple[dict[Any, Any], list[str]]:
+    """The hyper-parameters among ``values`` of a YAML file, and the other lines, which have no effect here.
+
+    Raises UserError beginning with ``where`` that names all lines that would have an effect, with the reason; or, for
+    the args.yaml of a run of Ultralytics, the command line that has the same effect.
+    """
+    table, texts = _table(), {key: str(value) for key, value in values.items()}
+    if {"mode", "model"} <= values.keys():
+        left_out = table["not_of_the_run"] + (table["chosen_by_auto"] if texts.get("optimizer") == "auto" else [])
+        given = {str(key): text for key, text in texts.items() if key not in left_out}
+        line = command_line("train", given, (), programs, defaults=False)
+        raise UserError(f"{where}: contains all arguments of a run of Ultralytics; {line}")
+    train, of_yolov5 = programs("train"), table["of_yolov5"] if values.keys() & table["signs_of_yolov5"] else {}
+    kept: dict[Any, Any] = {}
+    unused: dict[str, list[str]] = {}  # by reason
+    mistakes: list[str] = []
+    for key, text in texts.items():
+        off, why = of_yolov5.get(key, ("", ""))
+        if key in train.hyperparameters and not off:
+            kept[key] = values[key]
+        elif re.fullmatch(off, _plain(text)) if off else not _has_effect(str(key), text, train):
+            unused.setdefault(why, []).append(f"{key} {text[:40]}")
+        else:
+            mistakes.append(f"'{key}': {why}; remove it" if off else unknown_hyperparameter(str(key), train))
+    if mistakes:
+        more = [f"and {len(mistakes) - _MOST_NAMED} more"] if len(mistakes) > _MOST_NAMED else []
+        raise UserError(f"{where}: {'; '.join([*mistakes[:_MOST_NAMED], *more])}")
+    return kept, [", ".join(items) + f" ({why})" * bool(why) for why, items in unused.items()]
+
+
+def _has_effect(key: str, text: str, train: Program) -> bool:
+    try:
+        return bool(train.changes(foreign_flags("train", key, text, train)))
+    except UserError:
+        return True
+
+
+def yolo_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    """Values by key of the ``yolo`` command's arguments, such as ``train epochs=3``, and the flags after them.
+
+    There may be blanks around ``=`` and in lists. A word without a value is true. If there are no such arguments, there
+    are no values."""
+    modes, tasks = {**_table()["modes"], **_table()["other_modes"]}, ["detect", *_table()["other_tasks"]]
+    words = list(itertools.takewhile(lambda argument: not _IS_FLAG(argument), arguments))
+    if not any("=" in word or word in ("yolo", *modes, *tasks) for word in words):
+        return {}, arguments
+    text = re.sub(r"\0?=(\0(?=[^\0=]+(\0|$)))?", "=", "\0".join(words))
+    text = re.sub(r"=[\[(][^\])]*", lambda match: match[0].replace("\0", " "), text)
+    given = {"yolo": "true"}
+    for word in text.split("\0"):
+        key, separator, value = word.partition("=")
+        if separator:
+            given[key.strip()] = value.strip()
+        else:
+            given |= {"task": word} if word in tasks else {"mode": word} if word in modes else {word: "true"}
+    return given, arguments[len(words) :]
+
+
+def command_line(
+    command: str, given: Mapping[str, str], rest: Sequence[str], programs: Programs, *, defaults: bool = True
+) -> str:
+    """What to write instead of ``command`` with arguments of the ``yolo`` command, whose mode may name another command.
+
+    Args:
+        given, rest: as of `yolo_arguments`.
+        defaults: also write flags that set the default.
+    """
+    mode, modes = given.get("mode", ""), _table()["modes"]
+    for name, why in (_table()["other_tasks"] | _table()["other_modes"]).items():
+        if name in (mode, given.get("task")):
+            return f"{name}: {why}"
+    if text := other_task(given.get("model", "")):
+        return text
+    if mode in modes and not (mode == "train" and command in ("kfold", "search")):
+        command = modes[mode]
+    program = programs(command)
+    line, without = [], []
+    for key, value in [*_with_our_keys(given, program).items(), (None, "")]:
+        try:
+            flags = list(rest) if key is None else foreign_flags(command, key, value, program)
+            if program.changes(flags) or defaults:
+                line += flags
+        except UserError as error:
+            name = shlex.join(rest) if key is None else key or f"={value}"
+            without.append(f"{name} ({error})".removesuffix(" ()"))
+    for name, action in program.flags.items():
+        if action.required and not any(word.partition("=")[0] == name for word in line):
+            line += [name, action.dest.upper()]
+    ending = f". Without an equivalent: {', '.join(without)}" if without else ""
+    return f"settings are flags here; write {COMMANDS[command].typed} {shlex.join(line)}".rstrip() + ending
+
+
+def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]:
+    """``given`` with the model to start from, or the checkpoint to resume, under the name of our flag."""
+    model, resume, pretrained = (given.get(key, "") for key in ("model", "resume", "pretrained"))
+    has_weights = model.endswith(WEIGHTS_SUFFIXES) or "--model" not in program.flags
+    no = ("", "false", "none")
+    names, more = {}, {}  # None: left out
+    if "--resume" in program.flags and resume.lower() not in no:  # with True, model= names the checkpoint
+        names = {"model": None}
+        more = {"resume": model} if resume.lower() == "true" and has_weights and model else {}
+    elif has_weights:
+        names = {"model": "weights"}
+    elif pretrained.lower() != "true":
+        names = {"pretrained": None if pretrained.lower() in no else "weights"}
+    return {name: value for key, value in {**given, **more}.items() if (name := names.get(key, key))}
+
+
+def foreign_flags(command: str, key: str, value: str, program: Program) -> list[str]:
+    """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError with the reason if there are
+    none."""
+    table, plain, flag, hyperparameter = _table(), _plain(value), "--" + key.replace("_", "-"), _synonym(key)
+    for pattern, flags in (tables(command)["values"].get(key) or table["values"].get(key, {})).items():
+        if re.fullmatch(pattern, plain):
+            return flags.replace("{}", value).split()
+    name, *fixed = translated(command, flag)
+    action = None if key in table["other_meaning"] else program.flags.get(name)
+    is_set = "--set" in program.flags and hyperparameter in program.hyperparameters
+    if (plain == "none" and (is_set or action)) or (plain == "true" and key in table["when_true"]):
+        return []
+    if len(value.splitlines()) != 1:
+        raise UserError("its value is empty or has several lines")
+    if is_set:
+        return ["--set", f"{hyperparameter}={value}"]
+    if action is None:
+        is_off = plain in ("false", "none") and key in table["when_false"]
+        if is_off or (plain == "true" and flag in tables(command)["without_effect"]):
+            return []
+        raise UserError(table["other_meaning"].get(key) or reason(command, flag))
+    is_switch = isinstance(action, argparse.BooleanOptionalAction)
+    if (fixed or action.nargs == "?" or is_switch) and plain in ("true", "false"):
+        off = [f"--no-{name[2:]}"] if is_switch and action.default is not False else []
+        return [name, *fixed] if plain == "true" else off
+    if why := tables(command)["refused_values"].get(name, {}).get(plain):
+        raise UserError(why.removesuffix(". Leave it out"))
+    first, *more = _words(value, action)
+    return [f"{name}={first}", *more] if first.startswith("-") else [name, first, *more]
+
+
+def _words(value: str, action: argparse.Action) -> list[str]:
+    """A value, or those of a list such as ``[0, 1]``, as words after a flag: one word unless the flag takes several."""
+    is_several = action.nargs == "+" and (action.type is int or (action.dest == "classes" and "," in value))
+    if value[:1] not in ("[", "(") and not is_several:
+        return [next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)]
+    words = [word.strip("'\"") for word in re.split(r"[,\s]+", value.strip("[]() "))]
+    if action.dest == "freeze" and len(words) == 1 and words[0] != value:
+        return words * 2  # [3] is one layer, but a number alone means all layers before it
+    if action.nargs == "+":
+        return words
+    return [max(words, key=lambda word: (len(word), word))] if action.dest == "imgsz" else [",".join(words)]
+
+
+def _plain(value: str) -> str:
+    """In lower case, numbers in one way of writing, empty lists as none."""
+    try:
+        return str(float(value)).removesuffix(".0")
+    except ValueError:
+        return "none" if value in ("[]", "()") else value.lower()
