@@ -1,6 +1,6 @@
 """Downloads public weights listed in configs/weights.yaml, if the user names them and they are not on the disk.
 
-An interrupted or stalled transfer is resumed. A file whose checksum differs from the listed one is never used.
+A file appears under its name once it is complete and its checksum is the listed one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from models.weights.origin import RANDOM, UNKNOWN, Origin
+from models.weights.origin import UNKNOWN, Origin
 from utils.config.parser import from_mapping
 from utils.config.settings import WEIGHTS_SUFFIXES, setting
 from utils.config.yaml_files import load_yaml, suggestion
@@ -94,19 +94,11 @@ def catalog_name(text: str) -> str:
 
 
 def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
-    """The origin of a checkpoint.
-
-    Args:
-        info: its content. Runs of older versions store the name of their starting weights only.
-        path: its file.
-    """
+    """The origin of a checkpoint with the content ``info``."""
     stored = info.get("origin")
     if stored and isinstance(stored, dict):
         return Origin(*(str(stored.get(name, UNKNOWN)) for name in Origin._fields))
-    config = info.get("config")
-    if config and not config.get("weights"):
-        return RANDOM
-    return _public_origin(Path(os.path.expanduser(str(config["weights"]))) if config else path)
+    return _public_origin(path)
 
 
 def origin_of_run(start: StoredWeights) -> Origin:
@@ -141,99 +133,38 @@ def _warn_of_other_file(path: Path) -> None:
 
 
 STALL_S = 30.0  # seconds without a byte
-TRIES, WAIT_S = 4, 1.0  # seconds before the second try; doubled for each further one
 CHUNK_BYTES = 1 << 18
 LINE_EVERY_S = 10.0
 MAX_BYTES = 16 * 2**30  # limit for a file of unknown size
 
 
-class Interrupted(Exception):
-    """The transfer has stopped early. Another try may resume it."""
-
-
-class Refused(Exception):
-    """The server, or the file that it sent, is wrong. Another try would not help."""
-
-
-def transfer(entry: WeightsEntry, file: IO[bytes]) -> None:
-    """Downloads into ``file`` and checks it. The partial content that an earlier run left in it is used only if there
-    is a checksum.
-
-    Raises Interrupted, with the received part left in ``file``, or Refused.
-    """
-    if not entry.sha256:
-        _empty(file)
-    inherited = file.seek(0, 2) > 0
-    for number in range(TRIES):
-        try:
-            _receive(entry, file)
-            _check(entry, file)
-            return
-        except Interrupted as error:
-            if number + 1 == TRIES:
-                raise
-            get_logger().info("%s; trying again", error)
-            time.sleep(WAIT_S * 2**number)
-        except Refused:
-            if not inherited:
-                raise
-            inherited = False
-            _empty(file)  # the partial file was of another version
-    raise Interrupted("the partial file of an earlier transfer did not match")
-
-
-def _empty(file: IO[bytes]) -> None:
-    file.truncate(0)
-    file.seek(0)
-
-
-def _receive(entry: WeightsEntry, file: IO[bytes]) -> None:
-    """Makes one request and appends what ``file`` lacks."""
-    have = file.seek(0, 2)
-    headers = {"User-Agent": "lockstep", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    try:
-        with urllib.request.urlopen(urllib.request.Request(entry.url, headers=headers), timeout=STALL_S) as response:
-            if response.status != 206:  # all of it
-                _empty(file)
-            total = entry.size or (response.length and file.tell() + response.length)
-            logged_at, limit = time.monotonic(), total or MAX_BYTES
-            while chunk := response.read1(CHUNK_BYTES):  # what has arrived, so a call waits for one stall at most
-                file.write(chunk)
-                if file.tell() > limit:
-                    raise Refused(f"sent more than the {limit} bytes that are expected; nothing was kept")
-                if time.monotonic() - logged_at > LINE_EVERY_S:
-                    logged_at = time.monotonic()
-                    get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
-            if response.length:  # that has not come
-                raise Interrupted(f"cut off at {file.tell()} of {total} bytes")
-    except urllib.error.HTTPError as error:
-        if error.code != 416:  # nothing is left to send: the file is complete, or not the expected one
-            kind = Interrupted if error.code in (408, 429) or error.code >= 500 else Refused
-            raise kind(f"the server answers {error.code} {error.reason}") from None
-    except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
-        reason = getattr(error, "reason", error)
-        text = f"no byte for {STALL_S:g} s" if isinstance(reason, TimeoutError) else str(reason)
-        raise Interrupted(f"connection lost: {text or type(error).__name__}") from None
-
-
-def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
-    file.flush()
-    size = file.tell()
-    if entry.size and size != entry.size:
-        raise Refused(f"sent {size} bytes, {entry.size} are expected; nothing was kept")
-    if not size:
-        raise Refused("sent an empty file")
-    with open(file.name, "rb") as content:
-        if entry.sha256:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
-            if found != entry.sha256.lower():
-                raise Refused(f"sha256 is {found}, {entry.sha256} is expected; nothing was kept")
-            return
-        start = content.read(64).lstrip()
+def _download(entry: WeightsEntry, path: Path) -> None:
+    """Downloads into ``path`` and checks the content. Raises UserError for a wrong one."""
+    headers = {"User-Agent": "lockstep", "Accept-Encoding": "identity"}
+    request, digest = urllib.request.Request(entry.url, headers=headers), hashlib.sha256()
+    with urllib.request.urlopen(request, timeout=STALL_S) as response, open(path, "wb", opener=open_own) as file:
+        total, logged_at = entry.size or response.length or 0, time.monotonic()
+        while chunk := response.read1(CHUNK_BYTES):  # what has arrived, so that a call waits for one stall at most
+            file.write(chunk)
+            digest.update(chunk)
+            if file.tell() > (total or MAX_BYTES):
+                raise UserError(f"{entry.url}: sent more than the expected {total or MAX_BYTES} bytes")
+            if time.monotonic() - logged_at > LINE_EVERY_S:
+                logged_at = time.monotonic()
+                get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
+        size = file.tell()
+        if response.length:  # bytes that have not come
+            raise ConnectionError(f"cut off at {size} of {size + response.length} bytes")
+    if size != (entry.size or size) or not size:
+        raise UserError(f"{entry.url}: sent {size} bytes instead of {entry.size or 'weights'}")
+    if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
+        raise UserError(f"{entry.url}: its sha256 is {digest.hexdigest()}, not {entry.sha256} as expected")
+    with open(path, "rb") as file:
+        start = file.read(64).lstrip()
     if start[:1] == b"<":
-        raise Refused("sent a web page, not weights; nothing was kept")
-    if start[:2] == b"PK" and not zipfile.is_zipfile(file.name):
-        raise Refused("sent an incomplete checkpoint; nothing was kept")
+        raise UserError(f"{entry.url}: sent a web page, not weights")
+    if start[:2] == b"PK" and not zipfile.is_zipfile(path):
+        raise UserError(f"{entry.url}: sent an incomplete checkpoint")
 
 
 def fetch_weights(
@@ -292,21 +223,26 @@ def _fetch(entry: WeightsEntry, target: Path) -> None:
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
     logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
-    started = time.monotonic()
+    started, part = time.monotonic(), target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
         lock = FileLock(target.with_name(target.name + ".lock"), own=True)
         with lock.wait(f"another run that downloads {target}"):
-            if not target.is_file():  # another run on this machine may have downloaded it meanwhile
-                with open(part, "ab", opener=open_own) as file:
-                    transfer(entry, file)
-                part.replace(target)
-    except Refused as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"{entry.url}: {error}") from None
-    except Interrupted as error:
-        raise UserError(f"{entry.url}: cannot be downloaded ({error}); put the file at {target}") from None
+            try:
+                if not target.is_file():  # another run on this machine may have downloaded it meanwhile
+                    _download(entry, part)
+                    part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+    except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
+        raise UserError(f"{entry.url}: cannot be downloaded ({_why(error)}); put the file at {target}") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
     logger.info("%s: %.1f MB in %.1f s", target, target.stat().st_size / 1e6, time.monotonic() - started)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}"
+    reason = getattr(error, "reason", error)
+    return f"no byte for {STALL_S:g} s" if isinstance(reason, TimeoutError) else str(reason) or type(reason).__name__
