@@ -38,6 +38,6 @@ def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None
     median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
     if remedy := remedy_for_small_boxes(median, imgsz, stride):
         get_logger().warning(
-            "half of the training boxes have sides below %.3g px at --imgsz %d, too few for most models: %s",
+            "half of the training boxes have sides below %.3g px at --imgsz %d, too small for most models: %s",
             median, imgsz, remedy,
         )  # fmt: skip

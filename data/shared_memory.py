@@ -51,7 +51,9 @@ class PageLock:
         if reason is None:
             return True
         self._has_been_refused = True
-        get_logger().info("batches are copied once more before the GPU: their memory cannot be locked (%s)", reason)
+        get_logger().info(
+            "batches are copied once more on the way to the GPU: their memory cannot be page-locked (%s)", reason
+        )
         return False
 
     def unlock(self, address: int) -> None:

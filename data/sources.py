@@ -301,7 +301,7 @@ def _open_stream(source: str) -> cv2.VideoCapture:
     capture = _open_capture(int(source) if _is_webcam(source) else source)
     if not capture.isOpened():
         if _is_webcam(source):
-            raise UserError(f"webcam {source}: is not there, or is in use")
+            raise UserError(f"webcam {source}: not found, or in use")
         raise UserError(f"{_shown(source)}: cannot be opened")
     return capture
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from utils.errors import one_line
+from utils.strings import counted
 
 T = TypeVar("T")
 
@@ -158,11 +159,14 @@ def _file_handler(file: Path, opener: Callable[[str, int], int] | None = None) -
     return _LogFile(file, opener)
 
 
-def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:
+def progress(
+    iterable: Iterable[T], *, desc: str, total: int | None = None, unit: str = "image", enabled: bool = True
+) -> Iterator[T]:
     """Yields from ``iterable`` and shows progress: a tqdm bar on a terminal, else a line every 10 % or 15 s.
 
     Args:
         total: number of items; default: ``len(iterable)`` if it has one; without it lines are logged by time alone.
+        unit: what an item is, singular.
         enabled: False shows nothing.
     """
     if not enabled:
@@ -173,10 +177,10 @@ def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enab
     if (tqdm := terminal_bars(sys.stderr)) is not None:
         yield from tqdm(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
-    yield from _progress_lines(iterable, desc, total)
+    yield from _progress_lines(iterable, desc, total, unit)
 
 
-def _progress_lines(iterable: Iterable[T], desc: str, total: int | None) -> Iterator[T]:
+def _progress_lines(iterable: Iterable[T], desc: str, total: int | None, unit: str) -> Iterator[T]:
     logger = get_logger()
     started = last_time = time.monotonic()
     last_count = done = 0
@@ -189,4 +193,4 @@ def _progress_lines(iterable: Iterable[T], desc: str, total: int | None) -> Iter
             count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
             last_time, last_count = now, done
-    logger.info("%s: %d in %.1f s", desc, done, time.monotonic() - started)
+    logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)

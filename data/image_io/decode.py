@@ -127,7 +127,7 @@ def unread_image(path: str | os.PathLike) -> str:
     if not kind:
         return ""
     remedy = f"rename it to end in {kind}" if kind in IMAGE_SUFFIXES else "convert it to JPEG or PNG"
-    return f"its content is that of a {kind} file, its suffix is not; {remedy}"
+    return f"its content is that of a {kind} file, but its suffix is not; {remedy}"
 
 
 def unread_summary(unread: Sequence[str]) -> str:

@@ -132,7 +132,7 @@ def _repeats(config: TrainConfig, hyp: Hyperparameters, dataset: LoadImagesAndLa
     shown = zip(rarest, class_repeats(factors, index, len(index.names))[rarest])
     text = ", ".join(f"{index.names[c]} ({counted(int(images[c]), 'image')}) {times:.1f} times" for c, times in shown)
     repeated = counted(round(factors.sum()), "image")
-    get_logger().info("--repeat-factor %g: %s an epoch; %s", config.repeat_factor, repeated, text)
+    get_logger().info("--repeat-factor %g: %s per epoch; %s", config.repeat_factor, repeated, text)
     return factors if tiled is None else factors * tiled
 
 

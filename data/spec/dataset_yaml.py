@@ -247,7 +247,7 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     if unknown := {name for part in of_parts for name in part} - set(names):
         raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
-        raise UserError(f"{path}: nc is {count}, but there are {len(names)} names; make them agree")
+        raise UserError(f"{path}: nc is {count}, but 'names' has {len(names)}; make them agree")
     if broken := next((n for n in names if one_line(n) != n), None):
         raise UserError(
             f"{path}: names: {broken!r} contains a line break or another control character; class names are one line"
@@ -299,9 +299,7 @@ def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
             raise UserError(f"{path}: names: expected 'number: name' lines or a list")
         missing = sorted(set(range(len(given))) - set(given))
         if missing:
-            raise UserError(
-                f"{path}: names: {len(given)} names must be numbered 0 to {len(given) - 1}; {missing[0]} is missing"
-            )
+            raise UserError(f"{path}: names: must be numbered 0 to {len(given) - 1}; {missing[0]} is missing")
         given = [given[i] for i in range(len(given))]
     if not isinstance(given, list) or not given:
         raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {given!r}")

@@ -109,7 +109,9 @@ def _complete(
             get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(len(local), "file"))
         pieces = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
         files = _write(copy, local, pieces)
-        for _ in progress(files, desc="staging", total=missing.sum(), enabled=show_progress and missing.any()):
+        for _ in progress(
+            files, desc="staging", total=missing.sum(), unit="file", enabled=show_progress and missing.any()
+        ):
             pass
         copy.finish()
         barrier.wait_all()

@@ -35,7 +35,7 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
     if (newest.epoch, newest.batch) > (position.epoch, position.batch):
         raise UserError(
             f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
-            "overwrite it; to go back all the same, move last.pt elsewhere first"
+            "overwrite it; to go back anyway, move last.pt elsewhere first"
         )
 
 
@@ -122,7 +122,7 @@ def resumed_position(
     same_data = checkpoint.data["fingerprint"] == fingerprint
     same_batches = checkpoint.run.get("epoch_batches", epoch_batches) == epoch_batches
     if not same_data:
-        lines.append("resume: the images or labels, or how the YAML reads them, are not those with which the run began")
+        lines.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
     if same_batches and checkpoint.config["batch_size"] == batch_size:
         if where.batch not in (0, epoch_batches) and where.batch % accumulate:
             where.batch -= where.batch % accumulate
@@ -138,6 +138,6 @@ def resumed_position(
     if checkpoint.config["epochs"] != epochs or where.updates != progress.updates:
         done = where.updates / (steps * epochs)
         lines.append(
-            f"resume: the learning rate continues from where it is after {done:.0%} of {counted(epochs, 'epoch')}"
+            f"resume: the learning rate continues from its value after {done:.0%} of {counted(epochs, 'epoch')}"
         )
     return where, lines

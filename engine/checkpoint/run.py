@@ -81,9 +81,9 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             checkpoint = Checkpoint.read(path)
             run, done = _reopen(ctx, config, given, checkpoint), checkpoint.progress.epoch
             if former is None and done >= run.config.epochs:
-                few = f"--epochs {run.config.epochs}: {run.config.epochs} are fewer than the {done} done"
+                few = f"--epochs {run.config.epochs}: {done} are done already"
                 what = few if run.config.epochs < done else f"all epochs are done ({done})"
-                raise UserError(f"{path}: {what}; to train on, ask for more: --resume --epochs N")
+                raise UserError(f"{path}: {what}; to continue, set more: --resume --epochs N")
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield run
@@ -130,7 +130,7 @@ def _new_folder(config: TrainConfig) -> tuple[Path, list[Path], FileLock]:
         folder = increment_path(config.project, config.name, config.exist_ok)
         made = [folder, *(p for p in absent if p != named)] if not config.exist_ok or named in absent else []
         if others := sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name)):
-            text = "%s: %s of an earlier run, which this run replaces as far as it goes"
+            text = "%s: has %s of an earlier run; this run overwrites those of its own epochs"
             get_logger().warning(text, folder, ", ".join(path.name for path in others))
         with suppress(FileNotFoundError):  # removed meanwhile by a run that failed before its first checkpoint
             return folder, made, _lock_run(folder)

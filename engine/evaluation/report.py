@@ -86,7 +86,7 @@ def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
     lines += [silenced] if (silenced := silenced_text(result, names)) else []
     times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
-        lines.append(f"ms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
+        lines.append(f"ms per image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
     return lines
 
 
@@ -120,10 +120,10 @@ def format_calibration(calibration: Calibration) -> str:
         return "calibration: nothing was found"
     text = f"calibration: error (ECE) {number_text(scored.error)} over {counted(scored.counts.sum(), 'detection')}"
     if shown.counts.any():
-        way = "above" if shown.bias > 0 else "below"
+        kind = "over" if shown.bias > 0 else "under"
         text += (
-            f"; from confidence {threshold:.3f} on {number_text(shown.error)} over {shown.counts.sum():,}, "
-            f"whose confidence is {abs(shown.bias):.4f} {way} their precision"
+            f"; above confidence {threshold:.3f}: error {number_text(shown.error)} "
+            f"({counted(shown.counts.sum(), 'detection')}), {kind}confident by {abs(shown.bias):.4f}"
         )
     return text
 

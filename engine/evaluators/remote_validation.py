@@ -97,9 +97,7 @@ class Evaluators:
                 return None
             if time.monotonic() > deadline:
                 if not self._was_late:
-                    text = (
-                        "--eval-ranks: no scores of epoch %d in time; the training processes validate when this happens"
-                    )
+                    text = "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead"
                     get_logger().warning(text, self._epoch)
                 self._was_late = True
                 return None

@@ -141,7 +141,7 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
                     f"image, scores by {score:.2g}"
                 )
     seconds = time.monotonic() - started
-    get_logger().info("--export: tried with the model as it is: %s (%.0f s)", ", ".join(formats), seconds)
+    get_logger().info("--export: tested before training: %s (%.0f s)", ", ".join(formats), seconds)
 
 
 def _summary(error: Exception) -> str:

@@ -220,6 +220,7 @@ class DetectionLog:
         self._names = names
         self._frames, self._milliseconds, self._logged_at = 0, 0.0, 0.0
         self._counts: Counter[int] = Counter()
+        self._unit = "image"
 
     def add(self, frame: Frame, found: DetectionTable, milliseconds: float) -> None:
         counts = Counter(found.classes.tolist())
@@ -231,11 +232,15 @@ class DetectionLog:
             self._logged_at = now
             name = frame.path
             if frame.is_video:
+                self._unit = "frame"
                 name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
     def summarise(self) -> None:
         mean_ms = self._milliseconds / max(self._frames, 1)
         get_logger().info(
-            "%s: %s; %.1f ms each", counted(self._frames, "image"), describe_counts(self._counts, self._names), mean_ms
+            "%s: %s; %.1f ms each",
+            counted(self._frames, self._unit),
+            describe_counts(self._counts, self._names),
+            mean_ms,
         )

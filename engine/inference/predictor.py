@@ -255,7 +255,7 @@ class Predictor:
         if max_det < 1:
             raise UserError(f"max_det: must be at least 1, got {max_det}")
         if self.model.votes and not given.box_voting:
-            raise UserError(f"{self.model.path}: box voting is inside; export the file with --no-box-voting")
+            raise UserError(f"{self.model.path}: box voting is part of the file; export it with --no-box-voting")
         if iou is None and (given.agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return replace(given, imgsz=imgsz, max_det=max_det, classes=classes, iou=iou)

@@ -55,7 +55,7 @@ def choose_lr_mult(
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
-            get_logger().info("lr_mult: %s is tried on %s", config.weights, counted(most, "training image"))
+            get_logger().info("lr_mult: testing %s on %s", config.weights, counted(most, "training image"))
             found = _measure(read_weights(path), model, dataset, ctx.device, most)
     score, how = broadcast_object(ctx, found)
     epochs, steps = (EPOCHS, math.inf) if config.time else (config.epochs, total_steps)
@@ -75,7 +75,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
         total_steps: of the run; inf if unknown.
     """
     if math.isnan(score):
-        return LR_MULT_OF_STRANGE, "was not tried on the training objects"
+        return LR_MULT_OF_STRANGE, "was not tested on the training objects"
     if score >= WELL_KNOWN:
         longer = f", lowered for {epochs} epochs" if epochs > EPOCHS else ""
         share = min(max(EPOCHS / epochs, LEAST_SHARE), 1.0)
@@ -101,7 +101,7 @@ def _measure(
         return math.nan, f"{len(strange)} of the model's {len(detector.state_dict())} tensors are not in it"
     score, objects = score_on_objects(detector.eval().fuse().to(device), dataset, most)
     if not objects:
-        return math.nan, "no object in the images looked at"
+        return math.nan, "no object in the images examined"
     return score, f"mean score {score:.3f} of {counted(objects, 'object')}"
 
 

@@ -131,7 +131,7 @@ class RunControl:
         if has_failed:
             raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
         if self.is_stopped:
-            log.info("ended by a callback after %s; to train on: --resume %s", where, shlex.quote(str(last)))
+            log.info("ended by a callback after %s; continue with: --resume %s", where, shlex.quote(str(last)))
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code, self.is_stopped = exit_code, True

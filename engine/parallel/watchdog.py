@@ -110,7 +110,9 @@ class Watchdog:
                 os.kill(os.getpid(), signal.SIGTERM)
             if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
                 training = self._stop_timeout_s == STOP_TIMEOUT_S
-                self._end("asked to stop, but no step ends; no new checkpoint" if training else "", self.signals.code)
+                self._end(
+                    "a stop was requested, but no step ends; no new checkpoint" if training else "", self.signals.code
+                )
             if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
                 self._end(f"process {dead} of {len(self._peers) + 1} has ended", PEER_LOST)
 

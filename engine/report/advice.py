@@ -113,7 +113,7 @@ def _score(found: Findings) -> Iterator[str]:
     if silenced := silenced_text(result, found.names):
         yield f"{silenced}; detect.py --conf-thres sets another threshold."
     if objects < FEW_OBJECTS:
-        yield f"With only {counted(objects, 'object')}, differences of some points of AP are chance."
+        yield f"With only {counted(objects, 'object')}, a few points of AP are within chance."
 
 
 def _trend(found: Findings) -> Iterator[str]:
@@ -181,7 +181,8 @@ def _confusions(found: Findings) -> Iterator[str]:
     if pairs:
         count, predicted, true = pairs[0]
         of = int(found.result.class_targets[true])
-        yield f"The most frequent confusion: {count} of {of} {found.names[true]} are seen as {found.names[predicted]}."
+        true, predicted = found.names[true], found.names[predicted]
+        yield f"The most frequent confusion: {count} of {of} {true} are mistaken for {predicted}."
 
 
 def weak_classes(result: EvalResult) -> np.ndarray:

@@ -323,7 +323,7 @@ def _confusion_content(result: EvalResult, names: Sequence[str]) -> dict[str, An
         "caption": f"{caption}. A stronger color: a larger fraction of the true class",
         "number": len(pairs),
         "pairs": page.Table(
-            ("true class", "seen as", "objects", "fraction of the true class"), listed, "Confused pairs of classes"
+            ("true class", "mistaken for", "objects", "fraction of the true class"), listed, "Confused pairs of classes"
         ),
     }
 

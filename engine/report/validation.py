@@ -54,7 +54,7 @@ def reliability_figure(calibration: Calibration) -> Figure | None:
     curve.plot(part.confidence, part.precision, "o", markersize=3, color=COLORS[1], label="mean confidence of a bin")
     error = f"calibration error (ECE) {part.error:.3f}"
     if calibration.shown.counts.any():
-        error += f", {calibration.shown.error:.3f} from confidence {calibration.threshold:.3f} on"
+        error += f", {calibration.shown.error:.3f} above confidence {calibration.threshold:.3f}"
         for axes in (curve, amounts):
             axes.axvline(calibration.threshold, color=MARK, linewidth=1, linestyle=":")
     label_axes(curve, "", "precision at IoU 0.5")

@@ -300,23 +300,21 @@ def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
         why = f"auto: {'at most' if plan.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
     rates = {group["is_new"]: group["initial_lr"] for group in optimizer.param_groups}
     base = RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0
-    reasons = [f"its default {base:g}" if hyp.lr0 is None else "lr0"]
+    reasons = [f"default {base:g}" if hyp.lr0 is None else "lr0"]
     reasons += ["raised for new layers in few steps"] if rates.get(True, base) > base else []
     reasons += [f"lr_factor {hyp.lr_factor:g}"] if hyp.lr_factor != 1 else []
     reasons += [f"lr_mult {hyp.lr_mult:g}"] if False in rates else []
-    get_logger().info(
-        "%s (%s), learning rate %s (%s)",
-        optimizer.name, why,
-        f"{rates[True]:g}, of loaded weights {rates[False]:g}" if len(rates) == 2 else f"{min(rates.values()):g}",
-        ", ".join(reasons),
-    )  # fmt: skip
+    rate = f"{min(rates.values()):g}"
+    if len(rates) == 2:
+        rate = f"{rates[True]:g} for new layers, {rates[False]:g} for loaded ones"
+    get_logger().info("%s (%s), learning rate %s (%s)", optimizer.name, why, rate, ", ".join(reasons))
     get_logger().info(
         "%s (%s of %d), each of %s of %s at %d px, in %s",
         counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
         counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )  # fmt: skip
-    what = ", the model is compiled" if config.compile else ""
-    get_logger().info("starting; the first step takes longest: the first batch is made%s", what)
+    what = " and compiles the model" if config.compile else ""
+    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", what)
 
 
 def _restore(

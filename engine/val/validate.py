@@ -81,7 +81,7 @@ def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> Inf
     if not config.box_voting and config.iou_thres is None and model.nms_iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
     if model.votes and not config.box_voting:
-        raise UserError(f"{weights}: --no-box-voting: box voting is inside; export the file with --no-box-voting")
+        raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
     if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
         raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
     return model
@@ -160,7 +160,7 @@ def score(
         stitch=stitcher_of(loader.samples.tiles, iou_thres, config.max_det),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
-        progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
+        progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
     before()
     return evaluator.run(scored, loader), evaluator, loader.index

@@ -97,7 +97,7 @@ class _Unpickler(pickle.Unpickler):
             return plain
         standard = root in sys.stdlib_module_names and name not in PLAIN_STDLIB.get(module, ())
         if standard or (root == "torch" and not _is_torch_data(module, name)):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which does not belong in a checkpoint")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong in a checkpoint")
         return _named_record(module, name)
 
     def persistent_load(self, pid: Any) -> Any:

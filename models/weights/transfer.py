@@ -34,10 +34,10 @@ class TransferReport:
     def lines(self) -> list[str]:
         """For the log: what was copied, what was not and why, and what is unused."""
         total = len(self.taken) + len(self.partly) + len(self.skipped)
-        first = f"{self.source}: {len(self.taken)} of {total} tensors taken"
+        first = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.partly:
-            common = f"for {counted(len(self.classes), 'common class')} ({listed(self.classes)})"
-            first += f", {len(self.partly)} more {common if self.classes else 'in part: no class is common'}"
+            common = f"rows of {counted(len(self.classes), 'common class')}: {listed(self.classes)}"
+            first += f", {len(self.partly)} loaded partly ({common if self.classes else 'no class in common'})"
         skipped: dict[str, tuple[str, list[str]]] = {}
         for name, reason in self.skipped.items():  # one line, with the first as the example, for all shapes that differ
             key = "shape" if reason.startswith("shape ") else reason

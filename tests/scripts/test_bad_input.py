@@ -212,7 +212,7 @@ def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world)
         "train: 8 images, ",
         "val: 3 images, ",
         f"run folder {folder} (settings.yaml: all settings)",
-        "Muon (auto: at most 20,000 steps), learning rate 0.008 (its default 0.008)",
+        "Muon (auto: at most 20,000 steps), learning rate 0.008 (default 0.008)",
         "4 steps (2 epochs of 2), each of 1 batch of 4 images at 64 px, in float32",
     ):
         assert any(found.startswith(line) for found in lines), (line, lines)

@@ -87,7 +87,7 @@ def test_all_formats_are_checked_and_scored(
     weights, files = exported, [*FILES.values()]
     for name in files:
         (line,) = [line for line in made_once[1].splitlines() if f"/{name}: " in line]
-        assert "0 of one only" in line
+        assert "0 without a counterpart" in line
         model = open_model(weights.with_name(name), device=CPU)
         assert (model.names, model.input_hw, model.confidence, model.nms_iou) == (NAMES, (64, 64), 0.4, 0.7)
         details = model.info["details"]
@@ -173,7 +173,7 @@ def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pyt
     export.main(["--weights", str(weights), "--format", "torchscript", "--dynamic"])
     model = open_model(weights.with_name("best.torchscript"), device=CPU)
     assert (model.input_hw, model.batch) == (None, None)
-    assert "0 of one only" in capsys.readouterr().out
+    assert "0 without a counterpart" in capsys.readouterr().out
 
 
 def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
@@ -409,7 +409,7 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
 ):
     train.main(training(data, tmp_path, "--export", "torchscript"))
     printed = capsys.readouterr().out
-    tried, trained = printed.index("tried with the model as it is: torchscript"), printed.index("epoch 1/1")
+    tried, trained = printed.index("tested before training: torchscript"), printed.index("epoch 1/1")
     assert tried < trained < printed.index("best.torchscript: ")
     folder = tmp_path / "runs" / "exp"
     assert open_model(folder / "best.torchscript", device=CPU).info["details"]["checked"] == "yes"

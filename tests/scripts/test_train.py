@@ -86,10 +86,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     finished = run([python(), "train.py", "--resume", str(whole / "last.pt")], expect=2)
     assert "all epochs are done (4)" in finished.stderr
     finished = run([python(), "train.py", "--resume", str(whole / "last.pt"), "--epochs", "3"], expect=2)
-    assert "--epochs 3: 3 are fewer than the 4 done; to train on" in finished.stderr
+    assert "--epochs 3: 4 are done already; to continue" in finished.stderr
     done = run([python(), "train.py", "--resume", str(whole / "last.pt"), "--epochs", "5"])
     assert "\nMuon (as when the run began), learning rate" in done.stdout
-    assert "\nstarting; the first step takes longest: the first batch is made\nfirst step " in re.sub(
+    assert "\nstarting; the first step is the slowest: it waits for the first batch\nfirst step " in re.sub(
         "resume: the learning rate.*\n", "", done.stdout
     )
     assert len(rows(whole / "results.csv")) == 5

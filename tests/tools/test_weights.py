@@ -97,7 +97,7 @@ def test_training_without_model_uses_the_model_of_the_weights(world, tmp_path, c
     run_main(command[0], [*map(str, command[1:]), "--epochs", "1"])
     out = capsys.readouterr().out
     assert f"{world / 'own.pt'}: " in out
-    assert "tensors taken" in out
+    assert "tensors loaded" in out
     content = read_checkpoint(tmp_path / "exp" / "last.pt")
     assert content["model_spec"] == read_checkpoint(world / "own.pt")["model_spec"]
 

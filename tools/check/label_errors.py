@@ -29,7 +29,9 @@ def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
     """All detections in the images of ``index``, by image. Images are read ahead by threads."""
     tables = []
     with ThreadPoolExecutor(4) as pool:
-        for batch in progress(_batches(pool, index, predictor), desc="detecting", total=-(-len(index) // READ_AHEAD)):
+        for batch in progress(
+            _batches(pool, index, predictor), desc="detecting", total=-(-len(index) // READ_AHEAD), unit="batch"
+        ):
             tables += predictor.detect(batch)
     return DetectionTable.concatenate(replace(t, image_index=t.image_index + i) for i, t in enumerate(tables))
 

@@ -176,7 +176,7 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], confidence: floa
     ticks = np.arange(0, len(labels), step)
     axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
     axes.set_yticks(ticks, [labels[i] for i in ticks], fontsize=8)
-    title = f"detections from confidence {confidence:.3f} on, matched at IoU 0.45"
+    title = f"detections above confidence {confidence:.3f} on, matched at IoU 0.45"
     axes.set(xlabel="true class", ylabel="predicted class", title=title)
     if len(labels) <= MANY_CLASSES + 1:
         for row, column in np.argwhere(confusion > 0):

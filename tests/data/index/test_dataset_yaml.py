@@ -211,7 +211,7 @@ def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, trai
         ("train: t\nnames: {0: a, 2: b}\n", "1 is missing"),
         ("train: t\nnames: {a: 0}\n", "number: name"),
         ("train: t\nnames: [yes, no]\n", "put it in quotes"),
-        ("train: t\nnames: [a, b]\nnc: 3\n", "nc is 3, but there are 2 names"),
+        ("train: t\nnames: [a, b]\nnc: 3\n", "nc is 3, but 'names' has 2"),
         ("train: t\nnames: [a]\nnc: many\n", "nc: expected"),
         ("train: 5\nnames: [a]\n", "train: expected a path, got 5"),
         ("train: t\nnames: [a]\nannotations: {tran: x}\n", "unknown split 'tran' .did you mean 'train'"),

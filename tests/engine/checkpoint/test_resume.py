@@ -49,7 +49,7 @@ def test_an_unchanged_resume_prints_nothing():
 def test_more_epochs_keep_the_position_and_print_the_schedules():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"epochs": 20})
     assert where == inside()
-    assert lines == ["resume: the learning rate continues from where it is after 13% of 20 epochs"]
+    assert lines == ["resume: the learning rate continues from its value after 13% of 20 epochs"]
 
 
 def test_another_batch_size_keeps_the_position_among_the_images():

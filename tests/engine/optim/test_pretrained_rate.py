@@ -227,7 +227,7 @@ def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch,
     torch.save(part(model.state_dict()), path)
     with caplog.at_level("INFO"):
         assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset, model) == 0.125
-    assert f"lr_mult 0.125: {path} was not tried on the training objects" in caplog.text
+    assert f"lr_mult 0.125: {path} was not tested on the training objects" in caplog.text
     assert what in caplog.text
 
 

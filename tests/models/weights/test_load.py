@@ -162,7 +162,7 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
     assert report.classes == ("dog ",)
     assert len(report.partly) == 6
     assert not report.skipped
-    assert "6 more for 1 common class (dog )" in report.lines()[0]
+    assert "6 loaded partly (rows of 1 common class: dog )" in report.lines()[0]
     old, new = source.state_dict(), target.state_dict()
     for key in report.taken:
         assert torch.equal(new[key], old[key])
