@@ -79,7 +79,7 @@ def test_images_that_are_not_read_are_named_in_one_line(tmp_path, caplog, monkey
     (tmp_path / "scan.heic").write_bytes(bytes(20))
     (tmp_path / "notes").write_text("x")
     (tmp_path / "folder.heic").mkdir()
-    why = f"{tmp_path}/photo: its content is that of a .jpg file, its suffix is not; rename it to end in .jpg"
+    why = f"{tmp_path}/photo: its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg"
     for source in (tmp_path, tmp_path / "*"):
         assert [frame.path for frame in open_source(str(source))] == [str(tmp_path / "a.JFIF")]
         assert caplog.messages == [f"{source}: 2 files left out, first {why}"]

@@ -331,8 +331,8 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         assert ("box voting" in (tmp_path / "a.md").read_text()) == votes
         if votes:
             unvoted = ["--weights", str(tmp_path / "a.torchscript"), "--data", str(data), "--no-box-voting"]
-            assert "--no-box-voting: box voting is inside" in error_of(capsys, val.main, *unvoted, "--device", "cpu")
-            with pytest.raises(UserError, match="box voting is inside; export"):
+            assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted, "--device", "cpu")
+            with pytest.raises(UserError, match="box voting is part of the file; export"):
                 load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
         else:
             load(tmp_path / "a.torchscript", device="cpu", box_voting=False)

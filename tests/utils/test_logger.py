@@ -67,7 +67,7 @@ def test_progress_yields_every_item_and_prints_plain_lines(capsys):
     configure_logging(True)
     assert list(progress(range(7), desc="scan")) == list(range(7))
     captured = capsys.readouterr()
-    assert "scan: 7 in " in captured.out
+    assert "scan: 7 images in " in captured.out
     assert "\r" not in captured.out + captured.err
     assert "\x1b" not in captured.out + captured.err
 

@@ -85,7 +85,7 @@ def test_what_a_run_cannot_change_is_refused(name, old, new):
 def test_changed_images_restart_the_epoch():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"fingerprint": "y", "epoch_batches": 12})
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
-    assert "are not those with which the run began" in lines[0]
+    assert "have changed since the run began" in lines[0]
 
 
 def test_changed_circumstances_are_listed():

@@ -94,7 +94,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
         run.wait_gone(10)
         lines = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
         ended = [line for line in lines if "has ended; the training processes validate from now on" in line]
-        late = [line for line in lines if "no scores of epoch" in line]  # of the stopped one, until it is killed
+        late = [line for line in lines if "no scores for epoch" in line]  # of the stopped one, until it is killed
         assert len(ended) <= 1
         assert (len(late) == 1 or ended) if number == signal.SIGSTOP else (ended and not late)
     same_run(alone, tmp_path / "exp")
@@ -106,7 +106,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
-        assert "no scores of epoch 1 in time" in run.output()
+        assert "no scores for epoch 1 in time" in run.output()
     same_run(alone, tmp_path / "exp")
     assert len(scorers(tmp_path / "scored")) > EPOCHS
 
