@@ -99,16 +99,26 @@ def _type_text(field: dataclasses.Field, hint: str) -> str:
 def page() -> Iterator[str]:
     """The sections of the page, each ends with a line break."""
     yield INTRODUCTION
+    of_train = {_flag_row(field, settings.TrainConfig) for field in dataclasses.fields(settings.TrainConfig)}
     for command, cls in COMMANDS.items():
         yield f"## {command}\n"
         fields = _own_first(cls)
         if issubclass(cls, settings.TrainConfig) and cls is not settings.TrainConfig:
             yield "All flags of train.py, and these:\n"
             fields = [field for field in fields if field not in dataclasses.fields(settings.TrainConfig)]
-        yield _table("flag", (_row(_names(field, cls), field, cls) for field in fields))
+        rows = {field.name: _flag_row(field, cls) for field in fields}
+        shared = [name for name, row in rows.items() if row in of_train and cls is not settings.TrainConfig]
+        yield _table("flag", (row for name, row in rows.items() if name not in shared))
+        if shared:
+            flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in shared)
+            yield f"As in train.py: {flags}.\n"
     yield HYPERPARAMETERS
     cls = settings.Hyperparameters
     yield _table("key", (_row(f"`{field.name}`", field, cls) for field in dataclasses.fields(cls)))
+
+
+def _flag_row(field: dataclasses.Field, cls: type) -> str:
+    return _row(_names(field, cls), field, cls)
 
 
 def _own_first(cls: type) -> list[dataclasses.Field]:
