@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from utils.errors import one_line
-from utils.strings import counted
 
 T = TypeVar("T")
 
@@ -193,4 +192,6 @@ def _progress_lines(iterable: Iterable[T], desc: str, total: int | None, unit: s
             count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
             last_time, last_count = now, done
+    from utils.strings import counted  # with numpy, which --help does without
+
     logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)

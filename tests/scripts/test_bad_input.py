@@ -124,7 +124,7 @@ def test_epoch_files_of_an_earlier_run_are_named(world, tmp_path, capsys):
     for epoch in (10, 9):
         (tmp_path / f"runs/a/epoch{epoch}.pt").touch()
     train.main(list(map(str, [*flags(world), *given])))
-    assert f"warning: {tmp_path}/runs/a: epoch9.pt, epoch10.pt of an earlier run" in capsys.readouterr().out
+    assert f"warning: {tmp_path}/runs/a: has epoch9.pt, epoch10.pt of an earlier run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("exported") / "before"
     stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
     known = {"data": stored | {"fingerprint": "abc"}, "config": {"weights": "", "epochs": 3}}
+    known["origin"] = {"weights": "random weights", "license": "yours to choose"}
     known["progress"] = {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}
     (folder / "run").mkdir()
     weights = write_weights(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
@@ -331,7 +332,9 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         assert ("box voting" in (tmp_path / "a.md").read_text()) == votes
         if votes:
             unvoted = ["--weights", str(tmp_path / "a.torchscript"), "--data", str(data), "--no-box-voting"]
-            assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted, "--device", "cpu")
+            assert "--no-box-voting: box voting is part of the file" in error_of(
+                capsys, val.main, *unvoted, "--device", "cpu"
+            )
             with pytest.raises(UserError, match="box voting is part of the file; export"):
                 load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
         else:

@@ -83,7 +83,7 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     val.main(flags(tiny, tmp_path))
     folder = tmp_path / "runs/exp"
     printed = capsys.readouterr().out
-    for word in ("class", "all", *NAMES, "AP by size", "ms an image"):
+    for word in ("class", "all", *NAMES, "AP by size", "ms per image"):
         assert word in printed
     results = json.loads((folder / "results.json").read_text())
     assert results["images"] == 7

@@ -188,7 +188,11 @@ def test_files_of_every_suffix_are_read(tmp_path, suffix):
     ("name", "start", "told"),
     [
         ("a.HEIC", b"", r"^\.heic is not read; convert it to JPEG or PNG$"),
-        ("a.jpg_large", b"\xff\xd8\xff\xe0", r"is that of a \.jpg file, but its suffix is not; rename it to end in \.jpg$"),
+        (
+            "a.jpg_large",
+            b"\xff\xd8\xff\xe0",
+            r"is that of a \.jpg file, but its suffix is not; rename it to end in \.jpg$",
+        ),
         ("a", b"\0\0\0\x18ftypheic", r"is that of a \.heic file, but its suffix is not; convert it to JPEG or PNG$"),
         ("a", b"GIF89a", r"is that of a \.gif file"),
         ("a", b"BM the letters", "^$"),
