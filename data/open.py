@@ -95,7 +95,7 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
     """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it, or with
     ``--classes``. Names that stand in annotations alone are left for later: to read them may take long. Needs no
     torch."""
-    if data == DEMO or is_url(data):  # no store is asked
+    if data == DEMO or is_url(data):  # stores are not read here
         return
     data = find_data(data)
     values = None if Path(data).is_dir() else load_yaml(data)

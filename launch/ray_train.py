@@ -45,7 +45,7 @@ KEPT = ("last.pt", "best.pt", "results.csv", "settings.yaml", "train.log")  # in
 
 @dataclass(frozen=True)
 class Job:
-    """What all workers are told."""
+    """The settings of all workers."""
 
     command: list[str]  # without --resume
     folder: Path  # of the run

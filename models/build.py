@@ -19,14 +19,14 @@ from utils.strings import counted
 DEFAULT_MODEL = "yolov8n"
 
 
-def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
+def layers_to_freeze(requested: Sequence[int], count: int) -> set[int]:
     """The layers to freeze in a model of ``count``: of a single number n, layers 0 to n - 1.
 
     Raises UserError for layers that do not exist.
     """
-    if any(not 0 <= layer <= count - (len(asked) > 1) for layer in asked):
-        raise UserError(f"--freeze {' '.join(map(str, asked))}: the model has layers 0 to {count - 1}")
-    return set(range(asked[0])) if len(asked) == 1 else set(asked)
+    if any(not 0 <= layer <= count - (len(requested) > 1) for layer in requested):
+        raise UserError(f"--freeze {' '.join(map(str, requested))}: the model has layers 0 to {count - 1}")
+    return set(range(requested[0])) if len(requested) == 1 else set(requested)
 
 
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:

@@ -8,7 +8,7 @@ Labels are clipped to the tile. Where less than ``tile_visibility`` of an object
 object nor background. (The development kit of DOTA, Xia et al. 2018, marks such parts as difficult; SAHI, Akyon et al.
 2022, leaves out parts below 0.1, which makes them background.)
 
-Legend: N tiles of all images of a split, n of them asked for. Corners are x, y of the upper left one, image pixels.
+Legend: N tiles of all images of a split, n of them requested. Corners are x, y of the upper left one, image pixels.
 """
 
 from __future__ import annotations

@@ -272,16 +272,18 @@ def _digest(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def loader_workers(asked: int, ctx: DistributedContext, split: str) -> int:
-    """The number of workers of the loader of ``split``: ``asked``, or for -1 an equal part of the cores for each of the
-    node's processes, from 1 to `MOST_WORKERS`; then the number is logged. On GPUs two cores stay free for the processes
-    themselves, and `MOST_WORKERS_CUDA` is the limit; on CPUs training uses all cores itself."""
+def loader_workers(requested: int, ctx: DistributedContext, split: str) -> int:
+    """The number of workers of the loader of ``split``: ``requested``, or for -1 an equal share of the cores, from 1 to
+    `MOST_WORKERS`, which is logged. On GPUs two cores stay free for the processes themselves, and `MOST_WORKERS_CUDA`
+    is the limit; on CPUs training uses all cores itself."""
     cores, processes = available_cores(), ctx.local_world_size
-    if asked >= 0:
-        if ctx.is_main and asked * processes > cores:
+    if requested >= 0:
+        if ctx.is_main and requested * processes > cores:
             text = "--workers %d (%s): %s on %s; about one per core is fastest"
-            get_logger().warning(text, asked, split, counted(asked * processes, "worker"), counted(cores, "core"))
-        return asked
+            get_logger().warning(
+                text, requested, split, counted(requested * processes, "worker"), counted(cores, "core")
+            )
+        return requested
     free, most = (cores - 2, MOST_WORKERS_CUDA) if ctx.device.type == "cuda" else (cores, MOST_WORKERS)
     workers = min(max(free // processes, 1), most)
     get_logger().info(

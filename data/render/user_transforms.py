@@ -174,8 +174,8 @@ def _transform_classes(package: ModuleType) -> dict[str, type]:
 def _one_line(error: BaseException) -> str:
     """A message in one line; pydantic's are lists of lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    gist = [line for line in lines if not line.startswith("For further information")]
-    return ": ".join(gist[1:3] if len(gist) > 2 and "validation error" in gist[0] else gist[:2])
+    summary = [line for line in lines if not line.startswith("For further information")]
+    return ": ".join(summary[1:3] if len(summary) > 2 and "validation error" in summary[0] else summary[:2])
 
 
 @contextlib.contextmanager

@@ -82,8 +82,8 @@ def read_folder(folder: Path) -> FolderContent:
 def _unpacked(folder: Path) -> Path:
     """The folder below ``folder`` that has all of its content, as of an archive that is unpacked to a new folder."""
     for _ in range(4):
-        beside = (".", "__macosx", "readme", "license")
-        inside = [path for path in folder.iterdir() if not path.name.lower().startswith(beside)]
+        ignored = (".", "__macosx", "readme", "license")
+        inside = [path for path in folder.iterdir() if not path.name.lower().startswith(ignored)]
         if len(inside) != 1 or not inside[0].is_dir() or split_of(inside[0].name) or inside[0].name in _IMAGE_FOLDERS:
             break
         folder = inside[0]
@@ -121,12 +121,12 @@ def _images_in(folder: Path) -> Path:
 
 def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     """A COCO JSON of the split, or the folder of its VOC files; None if there is none."""
-    beside = sorted(images.glob("*.json")) or sorted(images.parent.glob("*.json")) * (images.name in _IMAGE_FOLDERS)
+    nearby = sorted(images.glob("*.json")) or sorted(images.parent.glob("*.json")) * (images.name in _IMAGE_FOLDERS)
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
         of_splits.setdefault(next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), ""), []).append(path)
     fallback = cut = None
-    for path in (*beside, *of_splits.get(split, ()), *of_splits.get("", ())):
+    for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
         text = read_text(path, most=1 << 32)
         keys = (_COCO.search(text) is not None) + ('"images"' in text)
         if keys == 2 and '"bbox"' in text:

@@ -285,8 +285,8 @@ class _Job:
 
     def write_texts(self, done: dict[Path, Parity | None]) -> None:
         """The list of classes and the model card."""
-        model, beside = self.model, self.model.path.with_name
-        labels, card_path = beside(f"{self.stem}.labels.txt"), beside(f"{self.stem}.md")
+        model, sibling = self.model, self.model.path.with_name
+        labels, card_path = sibling(f"{self.stem}.labels.txt"), sibling(f"{self.stem}.md")
         with _errors_name(labels):
             write_whole(labels, labels_text(model.names))
         results = {path.name: parity for path, parity in done.items()}

@@ -91,8 +91,8 @@ def _read(path: str, pixels: PixelFormat) -> np.ndarray:
     if Path(path).suffix.lower() in VIDEO_SUFFIXES:
         raise UserError(f"{path}: is a video; use stream(), which yields a result for each frame, or detect.py")
 
-    def warn(path: str, complaint: str) -> None:
-        get_logger().warning("%s: is damaged (%s); it is used as decoded", path, complaint)
+    def warn(path: str, warning: str) -> None:
+        get_logger().warning("%s: is damaged (%s); it is used as decoded", path, warning)
 
     return read_image(path, warn, pixels)
 

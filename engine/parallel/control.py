@@ -18,7 +18,7 @@ from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 
 log = logging.getLogger("lockstep")
 
-STOP_KEY = "stop"  # in the run's store: a rank was asked to stop while validating
+STOP_KEY = "stop"  # in the run's store: a rank got a signal to stop while validating
 POLL_EVERY_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""The services of ``--tracker``. A package is imported when it is asked for, after its vendor telemetry has been turned
+"""The services of ``--tracker``. A package is imported when it is needed, after its vendor telemetry has been turned
 off, unless the user's environment turns it on."""
 
 from __future__ import annotations

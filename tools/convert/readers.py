@@ -1,4 +1,4 @@
-"""Readers of annotation tools' exports: one function per format, and how its files are told from others.
+"""Readers of annotation tools' exports: one function per format, and how its files are recognized.
 
 The formats are read here because each takes a dozen lines, and the libraries that read them leave out in silence what
 is not a rectangle (polygons of CVAT, circles of LabelMe) or the suffix-less names of Open Images.
@@ -24,7 +24,7 @@ from utils.files.safe_io import open_regular, read_text
 from utils.strings import counted
 
 KITTI_FIELDS = 15
-_HEAD = 1 << 16  # bytes by which formats are told apart
+_HEAD = 1 << 16  # bytes by which formats are recognized
 
 
 class Format(NamedTuple):

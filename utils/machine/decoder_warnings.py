@@ -38,10 +38,10 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
     """
     process = os.getpid()  # a forked child needs its own
     watch = _watches.get(process) or _watches.setdefault(process, _Watch())  # one, even if threads race
-    result, complaint, is_certain = watch.run(decode, alone=False)
-    if complaint and not is_certain:
-        result, complaint, _ = watch.run(decode, alone=True)
-    return result, complaint
+    result, warning, is_certain = watch.run(decode, alone=False)
+    if warning and not is_certain:
+        result, warning, _ = watch.run(decode, alone=True)
+    return result, warning
 
 
 def pass_on() -> None:
@@ -82,8 +82,8 @@ class _Watch:
                 finally:
                     self._leave()
         found = _DAMAGE.search(text)
-        complaint = (found["logged"] or found[0]).decode("latin-1") if found else ""
-        return result, complaint, is_certain
+        warning = (found["logged"] or found[0]).decode("latin-1") if found else ""
+        return result, warning, is_certain
 
     def _enter(self, alone: bool) -> tuple[int, int, bool]:
         with self._changed:

@@ -40,7 +40,7 @@ FOLDER = "stores"  # of the cache folder
 MOST_BYTES = {".yaml": 1 << 24, ".yml": 1 << 24, ".shards": 1 << 36}  # of a file that is read whole
 _PREFIX = "lockstep-store-"  # of the folder of a server, in that of temporary files
 _UNFINISHED_S = 60.0  # a file that is being written is locked at this age
-_SILENT_S = 10.0  # after which the user is told that a store has not answered
+_SILENT_S = 10.0  # after which a line says that a store has not answered
 _starting = threading.Lock()
 _servers: list[tuple[subprocess.Popen, str]] = []  # the last one is in use, unless it was killed
 

@@ -1,7 +1,7 @@
 """Opens exported files with their runtimes: ONNX Runtime, OpenVINO, TorchScript and torch.export.
 
 Each function returns a `Session`. Sessions compute in float32 where the file does not say otherwise, on as many threads
-as torch unless told, so that results can be compared.
+as torch by default, so that results can be compared.
 """
 
 from __future__ import annotations
