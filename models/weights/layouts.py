@@ -1,13 +1,12 @@
 """Tensor names of other trainers, converted to ours: YOLOX, old YOLOv5, and YOLOv9 of MultimediaTechLab/YOLO.
 
-A layout is a few functions and a row of `LAYOUTS`.
+A layout is two functions and a row of `LAYOUTS`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,36 +16,15 @@ from torch import Tensor
 
 HEAD = 24  # index of the head in configs/models/yolox.yaml and yoloxnano.yaml
 STEM = "backbone.backbone.stem.conv."
-LAYERS = {
-    STEM: 0,
-    "backbone.backbone.dark2.0.": 1,
-    "backbone.backbone.dark2.1.": 2,
-    "backbone.backbone.dark3.0.": 3,
-    "backbone.backbone.dark3.1.": 4,
-    "backbone.backbone.dark4.0.": 5,
-    "backbone.backbone.dark4.1.": 6,
-    "backbone.backbone.dark5.0.": 7,
-    "backbone.backbone.dark5.1.": 8,
-    "backbone.backbone.dark5.2.": 9,
-    "backbone.lateral_conv0.": 10,
-    "backbone.C3_p4.": 13,
-    "backbone.reduce_conv1.": 14,
-    "backbone.C3_p3.": 17,
-    "backbone.bu_conv2.": 18,
-    "backbone.C3_n3.": 20,
-    "backbone.bu_conv1.": 21,
-    "backbone.C3_n4.": 23,
-    "head.": HEAD,
-}
+_STAGES = ("stem.conv", *(f"dark{stage}.{part}" for stage in (2, 3, 4, 5) for part in (0, 1)), "dark5.2")
+_NECK = {"lateral_conv0": 10, "C3_p4": 13, "reduce_conv1": 14, "C3_p3": 17, "bu_conv2": 18, "C3_n3": 20}
+_NECK |= {"bu_conv1": 21, "C3_n4": 23}
+LAYERS = {f"backbone.backbone.{name}.": index for index, name in enumerate(_STAGES)}
+LAYERS |= {f"backbone.{name}.": index for name, index in _NECK.items()} | {"head.": HEAD}
 
 
 def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
     return f"{STEM}conv.weight" in tensors and "head.obj_preds.0.weight" in tensors
-
-
-def image_size_of_yolox(tensors: Mapping[str, Tensor]) -> int:
-    """The image size of the public weights, pixels: nano and tiny, at most 24 channels wide, use smaller images."""
-    return 416 if len(tensors[f"{STEM}conv.weight"]) <= 24 else 640
 
 
 def from_yolox(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -171,17 +149,6 @@ def ungrouped(kernel: Tensor, in_channels: int) -> Tensor:
 
 # All of them
 
-USUAL_IMAGE_SIZE = 640
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The tensor names of one trainer."""
-
-    fits: Callable[[Mapping[str, Tensor]], bool]  # whether tensors have this layout
-    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # of names, and of values with other units or orders
-    image_size: Callable[[Mapping[str, Tensor]], int] = lambda _: USUAL_IMAGE_SIZE  # of its public weights, pixels
-
 
 def _is_prefixed(tensors: Mapping[str, Tensor]) -> bool:
     return bool(tensors) and all(name.startswith("module.") for name in tensors)
@@ -191,24 +158,25 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 
-# Applied in this order, each to the result of those before it.
-LAYOUTS: tuple[Layout, ...] = (
-    Layout(_is_prefixed, _without_prefix),  # (Distributed)DataParallel
-    Layout(is_old_yolov5, from_old_yolov5),  # up to release v5.0
-    Layout(is_yolox, from_yolox, image_size_of_yolox),
-    Layout(is_mit_yolov9, from_mit_yolov9),  # MultimediaTechLab/YOLO
+# What recognizes a layout, and what converts its names, and values with other units or orders. Applied in this order,
+# each to the result of those before it.
+LAYOUTS = (
+    (_is_prefixed, _without_prefix),  # (Distributed)DataParallel
+    (is_old_yolov5, from_old_yolov5),
+    (is_yolox, from_yolox),
+    (is_mit_yolov9, from_mit_yolov9),
 )
 
 
 def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of any known layout with the names of the public convention."""
-    for layout in LAYOUTS:
-        if layout.fits(tensors):
-            tensors = layout.convert(tensors)
+    for fits, convert in LAYOUTS:
+        if fits(tensors):
+            tensors = convert(tensors)
     return tensors
 
 
 def usual_image_size(tensors: Mapping[str, Tensor]) -> int:
-    """The usual image size, pixels, of weights under their original names, for files that do not state it."""
-    sizes = {layout.image_size(tensors) for layout in LAYOUTS if layout.fits(tensors)}
-    return min(sizes, default=USUAL_IMAGE_SIZE)
+    """The usual image size, pixels, of weights under their original names, for files that do not state it: YOLOX-nano
+    and -tiny, at most 24 channels wide, use smaller images."""
+    return 416 if is_yolox(tensors) and len(tensors[f"{STEM}conv.weight"]) <= 24 else 640

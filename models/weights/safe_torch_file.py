@@ -81,9 +81,7 @@ class _Items(list):
     """A set, as a list, for members may be unhashable records."""
 
     add = list.append
-
-    def __setstate__(self, state: Any) -> None:
-        pass
+    __setstate__ = _Mapping.__setstate__
 
 
 _PLAIN = {("collections", "OrderedDict"): _Mapping, ("builtins", "set"): _Items}
