@@ -31,9 +31,10 @@ INTRODUCTION = """\
 This page is generated from the dataclasses in `utils/config/settings.py` and `search_settings.py` by
 `python -m utils.config.reference > docs/settings.md`.
 
-Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
-reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
-`python -m tools.check`, `tools.convert`, `tools.shard`, `tools.cache` and `tools.weights` list theirs with `--help`.
+Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a setting without values below is text.
+`--help` of a command prints the same reference. A run stores all its settings in `settings.yaml` in its folder, and in
+its checkpoints. `python -m tools.check`, `tools.convert`, `tools.shard`, `tools.cache` and `tools.weights` list theirs
+with `--help`.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters
@@ -165,7 +166,7 @@ def _values(field: dataclasses.Field, cls: type) -> str:
     if meta["choices"]:
         text = ", ".join(f"`{choice}`" for choice in meta["choices"])
     else:
-        text = {int: "integer", float: "number", bool: "on, off", dict: "mapping"}.get(element, "text")
+        text = {int: "integer", float: "number", dict: "mapping"}.get(element, "")
     low, high = meta["low"], meta["high"]
     if low is not None and high is not None:
         text += f", {low} to {high}"
@@ -175,7 +176,7 @@ def _values(field: dataclasses.Field, cls: type) -> str:
         text += f", or {meta['also']}"
     if meta["bare"]:
         text += f"; alone: `{meta['bare']}`"
-    return f"{text}; one or more" if is_list else text
+    return (f"{text}; one or more" if is_list else text).removeprefix("; ")
 
 
 if __name__ == "__main__":
