@@ -17,10 +17,15 @@ from torch import Tensor
 HEAD = 24  # index of the head in configs/models/yolox.yaml and yoloxnano.yaml
 STEM = "backbone.backbone.stem.conv."
 _STAGES = ("stem.conv", *(f"dark{stage}.{part}" for stage in (2, 3, 4, 5) for part in (0, 1)), "dark5.2")
-_NECK = {"lateral_conv0": 10, "C3_p4": 13, "reduce_conv1": 14, "C3_p3": 17, "bu_conv2": 18, "C3_n3": 20}
-_NECK |= {"bu_conv1": 21, "C3_n4": 23}
-LAYERS = {f"backbone.backbone.{name}.": index for index, name in enumerate(_STAGES)}
-LAYERS |= {f"backbone.{name}.": index for name, index in _NECK.items()} | {"head.": HEAD}
+_NECK = (
+    ("lateral_conv0", 10), ("C3_p4", 13), ("reduce_conv1", 14), ("C3_p3", 17), ("bu_conv2", 18), ("C3_n3", 20),
+    ("bu_conv1", 21), ("C3_n4", 23),
+)  # fmt: skip
+LAYERS = {
+    **{f"backbone.backbone.{name}.": index for index, name in enumerate(_STAGES)},
+    **{f"backbone.{name}.": index for name, index in _NECK},
+    "head.": HEAD,
+}
 
 
 def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
