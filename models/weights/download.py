@@ -55,7 +55,7 @@ def known_weights(catalog: Path = CATALOG) -> dict[str, WeightsEntry]:
 
 
 def is_url(text: str) -> bool:
-    """Whether ``text`` is an http or https URL."""
+    """Whether ``text`` begins like a web address."""
     return urllib.parse.urlsplit(text).scheme in ("http", "https")
 
 
@@ -83,7 +83,7 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
 
 
 def check_weights(name_or_path: str) -> None:
-    """Raises UserError unless there is such a file or folder, or `fetch_weights` can download it."""
+    """Raises UserError unless there is such a file or folder, or an entry to download."""
     if not os.path.exists(os.path.expanduser(name_or_path)):
         find_entry(name_or_path)
 
@@ -175,20 +175,12 @@ def fetch_weights(
     catalog: Path = CATALOG,
     cache_dir: Path | None = None,
 ) -> Path:
-    """The file that ``--weights`` refers to: an existing path, or else a name in the catalog or a URL.
+    """The file that ``--weights`` refers to: an existing path, or else a name in the catalog (``yolov8n``,
+    ``yolov8n.pt``) or a URL. Every process of the run must call this.
 
-    The first process of each node downloads a missing file, after printing its address and license; the others wait.
-
-    Args:
-        name_or_path: ``runs/exp/best.pt``, ``yolov8n`` or ``yolov8n.pt``, ``https://...``.
-        ctx: of this process; every process of the run must call this.
-        offline: never use the network.
-        catalog: YAML of `WeightsEntry` by name.
-        cache_dir: folder of downloaded files; None: ``weights`` in the cache folder.
-
-    Raises:
-        UserError: there is no such file or name, ``offline`` is set and it is not on the disk, it cannot be downloaded,
-            or it is not the expected file.
+    The first process of each node downloads a missing file into ``cache_dir`` (None: ``weights`` in the cache folder),
+    after printing its address and license; the others wait. Raises UserError if there is no such file or name, or if it
+    cannot be downloaded.
     """
     from utils.distributed.collectives import torch_distributed_zero_first  # imports torch
 

@@ -114,10 +114,9 @@ def unknown_hyperparameter(key: str, train: Program) -> str:
 
 
 def recipe(values: dict[Any, Any], where: str, programs: Programs) -> tuple[dict[Any, Any], list[str]]:
-    """The hyper-parameters among ``values`` of a YAML file, and the other lines, which have no effect here.
+    """The hyper-parameters among ``values`` of the YAML file ``where``, and the lines without effect here.
 
-    Raises UserError beginning with ``where`` that names all lines that would have an effect, with the reason; or, for
-    the args.yaml of a run of Ultralytics, the command line that has the same effect.
+    Raises UserError that names all other lines, with reasons, or the command line that an args.yaml stands for.
     """
     table, texts = _table(), {key: str(value) for key, value in values.items()}
     if {"mode", "model"} <= values.keys():
@@ -151,10 +150,8 @@ def _has_effect(key: str, text: str, train: Program) -> bool:
 
 
 def yolo_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """Values by key of the ``yolo`` command's arguments, such as ``train epochs=3``, and the flags after them.
-
-    There may be blanks around ``=`` and in lists. A word without a value is true. If there are no such arguments, there
-    are no values."""
+    """Values by key of the ``yolo`` command's arguments, such as ``train epochs = 3``, and the flags after them. A word
+    without a value is true. Without such arguments, there are no values."""
     modes, tasks = {**_table()["modes"], **_table()["other_modes"]}, ["detect", *_table()["other_tasks"]]
     words = list(itertools.takewhile(lambda argument: not _IS_FLAG(argument), arguments))
     if not any("=" in word or word in ("yolo", *modes, *tasks) for word in words):
@@ -174,12 +171,8 @@ def yolo_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Sequence[s
 def command_line(
     command: str, given: Mapping[str, str], rest: Sequence[str], programs: Programs, *, defaults: bool = True
 ) -> str:
-    """What to write instead of ``command`` with arguments of the ``yolo`` command, whose mode may name another command.
-
-    Args:
-        given, rest: as of `yolo_arguments`.
-        defaults: also write flags that set the default.
-    """
+    """What to write instead of ``command`` with the values and flags of `yolo_arguments`, whose mode may name another
+    command. ``defaults``: also write flags that set the default."""
     mode, modes = given.get("mode", ""), _table()["modes"]
     for name, why in (_table()["other_tasks"] | _table()["other_modes"]).items():
         if name in (mode, given.get("task")):

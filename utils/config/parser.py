@@ -300,7 +300,7 @@ def errors_name_typed_flags(cls: type) -> Callable[[Callable], Callable]:
 def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
     fields = {f"--{f.name.replace('_', '-')}": f for f in dataclasses.fields(cls)}
     ours = {alias: flag for flag, field in fields.items() for alias in field.metadata["aliases"]}
-    for flag in (_dashed(argument).partition("=")[0] for argument in argv):
+    for flag in (_dashed(argument).partition("=")[0] for argument in argv if argument.startswith("--")):
         canonical = ours.get(flag, flag)
         if canonical == flag and flag not in fields and _command_name(cls) in _configs():
             canonical = " ".join(_others().translated(_command_name(cls), flag))

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, check_line, draw_arguments, said
+from utils.config import other_programs
 from utils.config.other_programs import reason as reason_of
-from utils.config.parser import parse_config, read_recipe, with_overrides
-from utils.config.settings import Hyperparameters
+from utils.config.parser import errors_name_typed_flags, parse_config, read_recipe, with_overrides
+from utils.config.settings import CompareConfig, Hyperparameters, TrainConfig
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -275,6 +276,20 @@ def test_every_line_that_is_suggested_is_accepted(script: str):
         if text := said(PROGRAMS[script], arguments):
             lines.add(check_line(text))
     assert len(lines) > 20
+
+
+def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(other_programs, "_table", None)
+    parse_config(TrainConfig, ["--img", "64", "--no-channels-last", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
+    parse_config(CompareConfig, ["a.pt", "b.pt"], "")
+    read_recipe("finetune", pretrained=True)
+
+    @errors_name_typed_flags(TrainConfig)
+    def main(argv: list[str]) -> None:
+        parse_config(TrainConfig, argv, "")
+
+    with pytest.raises(UserError, match=r"^--batch: must be at least 1"):
+        main(["--batch=0", "--data", "a.yaml"])
 
 
 def write(path: Path, values: dict) -> str:
