@@ -41,7 +41,7 @@ from utils.strings import counted
 # (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
 MOST_VALIDATED = 64
 VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
-# Per rank. A worker renders about 600 images a second at 640 px; yolov8n on an H100 trains on about 2,500. More would
+# Per rank. A worker renders about 600 images per second at 640 px; yolov8n on an H100 trains on about 2,500. More would
 # keep more batches in memory than they are worth.
 MOST_WORKERS = 8
 MOST_WORKERS_CUDA = 16

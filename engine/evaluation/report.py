@@ -68,8 +68,8 @@ class FileRow(NamedTuple):
 
 
 def format_files(rows: Sequence[FileRow]) -> list[str]:
-    """Aligned lines: for each file its AP, AP50, milliseconds an image and size."""
-    cells = [("file", "AP", "AP50", "ms an image", "MB")]
+    """Aligned lines: for each file its AP, AP50, milliseconds per image and size."""
+    cells = [("file", "AP", "AP50", "ms per image", "MB")]
     for name, result, size in rows:
         milliseconds = result.extras["ms/inference"] + result.extras["ms/nms"]
         scores = number_text(result.ap), number_text(result.metrics["AP50"])
@@ -106,7 +106,7 @@ def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
 
 
 def format_errors(errors: ErrorSplit) -> list[str]:
-    """A line a kind of error: how many there are, and the AP50 that they cost."""
+    """A line per kind of error: how many there are, and the AP50 that they cost."""
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
     cells = [(name, count, number_text(cost)) for name, count, cost in rows]

@@ -214,7 +214,7 @@ class Output:
 
 
 class DetectionLog:
-    """Logs what is found: a line a frame at first, then one every few seconds, and the totals at the end."""
+    """Logs what is found: a line per frame at first, then one every few seconds, and the totals at the end."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names

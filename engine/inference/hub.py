@@ -45,7 +45,7 @@ class HubModel:
     - conf: scores must be above it; 0.25 at first.
     - iou: the threshold of NMS; 0.45 at first, None (no NMS) for NMS-free models.
     - classes: keep only these, given by number or name; None: all.
-    - max_det: at most so many detections an image; 1000 at first.
+    - max_det: maximum number of detections per image; 1000 at first.
     - agnostic: whether boxes of different classes suppress each other too.
     - box_voting: whether boxes suppressed by NMS refine the kept box and raise its score; True at first.
     """

@@ -316,7 +316,7 @@ def load(
         conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the
             checkpoint stores it, else 0.25.
         iou: a box is suppressed by a better one that it overlaps by more; None: 0.45, no NMS for NMS-free models.
-        max_det: at most so many detections an image, the best ones.
+        max_det: maximum number of detections per image.
         classes: keep only these, given by number or name; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
         box_voting: let boxes suppressed by NMS refine the kept box and raise its score.

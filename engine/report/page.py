@@ -217,7 +217,7 @@ def _rare_classes(subject: Subject, found: Findings) -> page.Table | None:
     index, count = subject.indexes["train"], len(names)
     times = class_repeats(repeat_factors(config.repeat_factor, index, count), index, count)
     columns = {
-        "times an epoch": np.full(count, np.nan) if config.image_weights else times,
+        "times per epoch": np.full(count, np.nan) if config.image_weights else times,
         "weight in the loss": class_weights(boxes, config.cls_pw).double().numpy(),
         "AP": np.full(count, np.nan) if found.result is None else found.result.class_ap,
     }

@@ -89,7 +89,7 @@ class CompositeTracker(Tracker):
 
 
 class CsvTracker(Tracker):
-    """A CSV file with a row an epoch, kept in memory too.
+    """A CSV file with a row per epoch, kept in memory too.
 
     A run has some hundred short rows, so each change writes a whole new file and renames it: a crash cannot leave half
     a line, and a column that first appears in a later epoch (metrics, if epochs pass without validation) joins the

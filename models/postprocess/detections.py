@@ -47,7 +47,7 @@ def select_detections(
         scores: (B, N, C); NaN is below any threshold.
         conf_thres: scores of detections must be above it.
         iou_thres: None: no suppression. Then no shape depends on values, and the host does not wait for the device.
-        max_det: K, the most detections an image; the best of ``classes`` are kept.
+        max_det: K, the maximum number of detections per image; the best of ``classes`` are kept.
         agnostic: whether boxes of different classes suppress each other too.
         multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
         classes: the classes to keep, chosen from the detections of all classes: none of these changes. Without

@@ -155,7 +155,7 @@ def _check_program(program: bytes) -> None:
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_MODULES = MAX_TENSORS = 100_000
-MAX_AMPLIFICATION = 16  # tensor bytes a file byte: float16 to float32, and some shared storages
+MAX_AMPLIFICATION = 16  # tensor bytes per file byte: float16 to float32, and some shared storages
 STORAGE_DTYPES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,

@@ -22,7 +22,7 @@ from utils.strings import class_difference, counted
 from utils.structures import DetectionTable, EvalResult
 
 READ_AHEAD = 16  # images
-PER_LABEL = 3  # detections an image for each of its labels, at least: a label that none is left for looks spurious
+PER_LABEL = 3  # detections per image for each of its labels, at least: a label that none is left for looks spurious
 
 
 def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:

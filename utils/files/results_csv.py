@@ -1,4 +1,4 @@
-"""results.csv: the results of a run, a row an epoch."""
+"""results.csv: the results of a run, one row per epoch."""
 
 from __future__ import annotations
 
