@@ -171,9 +171,19 @@ def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
     files = {EXTRA_FILE: ""}
     with _reading(path), quiet():
         module = torch.jit.load(str(path), map_location=device, _extra_files=files).eval()
+        move_constants(module.graph, device)
     _set_threads(threads)
     metadata = _json(path, files[EXTRA_FILE])
     return Session("torchscript", _runner(module), metadata, None)
+
+
+def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
+    """Puts the tensors that a traced ``graph`` makes on ``device``: tracing wrote the device of the export into it as
+    text, which ``map_location`` leaves alone (pytorch#31141)."""
+    torch._C._jit_pass_inline(graph)
+    for node in graph.findAllNodes("prim::Constant", recurse=True):
+        if node.output().type().kind() == "DeviceObjType" and node.hasAttribute("value"):
+            node.s_("value", str(device))
 
 
 def open_pt2(path: Path, device: torch.device, threads: int) -> Session:

@@ -22,6 +22,7 @@ from engine.export.formats.torch_files import build_pt2, build_torchscript, writ
 from engine.export.layouts import make_layout
 from engine.inference.predictor import Predictor
 from engine.inference.runtimes import open as runtime
+from engine.inference.runtimes.backends import move_constants
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import is_exported
 from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_graph, write_weights
@@ -109,6 +110,16 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
     if not metadata.dynamic:
         with pytest.raises(UserError, match="takes canvases of 64x96"):
             model(images(1, 96, 64))
+
+
+def test_the_devices_that_tracing_stored_follow_a_torchscript_file(tiny):
+    module = torch.jit.load(tiny[0] / "a.torchscript", map_location=CPU)
+    devices = 'Device = prim::Constant[value="{}"]'.format
+    stored = str(module.inlined_graph).count(devices("cpu"))
+    move_constants(module.graph, torch.device("cuda:0"))
+    moved = str(module.inlined_graph)
+    assert (moved.count(devices("cpu")), moved.count(devices("cuda:0"))) == (0, stored)
+    assert stored
 
 
 @STATIC
