@@ -129,7 +129,7 @@ def test_the_demo_set_is_varied():
     assert set(rows[:, 0].astype(int)) == set(range(len(CLASS_NAMES)))
     assert np.bincount(rows[:, 0].astype(int)).min() > 15
     assert 3 < np.mean([len(part) for part in labels]) < 8
-    assert sides.min() < 20
+    assert sides.min() < 30
     assert sides.max() > 70
     assert rows[:, 3:].min() * 160 >= MIN_SIDE
     corners = np.concatenate([rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2])
