@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from data.loading.build import build_val_loader
 from data.open import open_data
@@ -139,7 +140,7 @@ class _Scorer:
             batch, detections = evaluator.preview
             batch = replace(batch, images=batch.images[:_PICTURED])
             preview = [_by_field(batch) | {"targets": _by_field(batch.targets)}, list(detections)]
-        return result and _to_tensors(
+        return result and as_tensors(
             {
                 "result": _by_field(result),
                 "detections": asdict(evaluator.detections) if self._details else None,
@@ -152,12 +153,14 @@ def _by_field(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
-def _to_tensors(value: Any) -> Any:
-    """Plain data and arrays as plain data and tensors."""
+def as_tensors(value: Any) -> Any:
+    """Plain data and arrays as plain data and tensors. Views are copied: `torch.save` stores the whole memory below."""
     if isinstance(value, dict):
-        return {key: _to_tensors(item) for key, item in value.items()}
+        return {key: as_tensors(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_to_tensors, value))
+        return type(value)(map(as_tensors, value))
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Tensor):
+        return value.clone()
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

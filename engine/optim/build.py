@@ -80,6 +80,8 @@ class OptimizerSet:
         for optimizer in self.optimizers:
             if _local(optimizer) is not optimizer:
                 optimizer.consolidate_state_dict(to=0)
+        if self.parameters[0].is_cuda:  # it copies to the host without waiting
+            torch.cuda.synchronize(self.parameters[0].device)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -48,7 +48,7 @@ class DelayedReader:
         if self._asynchronous:
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             host.copy_(values, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(blocking=True)  # the host sleeps instead of spinning
             event.record()
         else:
             host, event = values, None

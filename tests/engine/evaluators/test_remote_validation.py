@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from engine.checkpoint.checkpoint import Progress
+from engine.evaluators.evaluating_process import as_tensors
 from engine.evaluators.remote_validation import pending_epoch
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
@@ -38,6 +40,13 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
     return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
             "--cache-dir", str(world / "cache"), *SMALL, "--epochs", str(EPOCHS), "--save-minutes", "0",
             "--cls-pw", "1", *more]  # fmt: skip
+
+
+def test_views_are_sent_without_the_memory_below_them():
+    batch = torch.zeros(64, 3, 32, 32, dtype=torch.uint8)
+    sent = as_tensors({"images": batch[:2], "detections": [torch.zeros(1000, 6)[3:5]]})
+    torch.save(sent, file := io.BytesIO())
+    assert len(file.getvalue()) < 10_000
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -39,35 +38,26 @@ class _Forked(nn.Module):
         return [self.norm(self.used(x))]
 
 
-class _AutocastSeen(nn.Module):
-    def forward(self, x):
-        return [x * 0 + (10 * torch.is_autocast_enabled("cpu") + (torch.get_autocast_dtype("cpu") is torch.float16))]
+class _ModesSeen(nn.Module):
+    def forward(self, x, *, fails=False):
+        if fails:
+            raise ValueError("a replica fails")
+        is_on, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        return threading.get_ident(), is_on, dtype, torch.is_grad_enabled()
 
 
-def test_data_parallel_replicas_use_the_callers_autocast_type(monkeypatch):
-    """torch starts one thread per replica, in which autocast is on but has its default type."""
-
-    def in_threads(modules, inputs, kwargs, devices):
-        is_on, found = torch.is_autocast_enabled("cpu"), {}
-
-        def work(number: int) -> None:
-            with torch.autocast("cpu", enabled=is_on):  # as torch.nn.parallel.parallel_apply does
-                found[number] = modules[number](*inputs[number], **kwargs[number])
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(modules))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [found[number] for number in range(len(modules))]
-
-    monkeypatch.setattr(sys.modules["torch.nn.parallel.data_parallel"], "parallel_apply", in_threads)
-    model, inputs = _AutocastSeen(), [(torch.ones(1),), (torch.ones(1),)]
-    for wrapper, seen in ((nn.DataParallel, 10), (DataParallel, 11)):
-        with torch.autocast("cpu", torch.float16):
-            outputs = wrapper(model).parallel_apply([model, model], inputs, [{}, {}])
-        assert [float(output[0]) for output in outputs] == [seen, seen]
-    assert [float(o[0]) for o in DataParallel(model).parallel_apply([model], inputs[:1], [{}])] == [0]
+def test_each_replica_of_data_parallel_keeps_its_thread_and_the_callers_modes():
+    model, inputs = _ModesSeen(), [(torch.ones(1),), (torch.ones(1),)]
+    wrapped = DataParallel(model)
+    first = wrapped.parallel_apply([model, model], inputs, [{}, {}])
+    with torch.autocast("cpu", torch.float16), torch.no_grad():
+        second = wrapped.parallel_apply([model, model], inputs, [{}, {}])
+    assert [seen[1:] for seen in first] == [(False, torch.bfloat16, True)] * 2
+    assert [seen[1:] for seen in second] == [(True, torch.float16, False)] * 2
+    assert [seen[0] for seen in first] == [seen[0] for seen in second]
+    assert len({threading.get_ident(), *(seen[0] for seen in first)}) == 3
+    with pytest.raises(ValueError, match="a replica fails"):
+        wrapped.parallel_apply([model, model], inputs, [{}, {"fails": True}])
 
 
 def test_unused_parameters_are_found():
