@@ -17,9 +17,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable
+import sysconfig
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -28,7 +30,8 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
-C_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
+CPP_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
+C_COMPILERS = ("gcc", "clang")  # for Triton
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,27 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
     """Raises UserError if ``--compile`` cannot work."""
     if len(ctx.devices) > 1:
         raise UserError("--compile: one device a process; start with torchrun instead of --device 0,1")
-    if ctx.device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise UserError("--compile: needs Triton, with which torch compiles for GPUs; install it, or leave --compile")
-    if not any(shutil.which(name) for name in (*C_COMPILERS, *filter(None, map(os.environ.get, ("CC", "CXX"))))):
+    if config.sync_bn and ctx.is_distributed and (config.multi_scale or config.rect):
+        flag = "--multi-scale" if config.multi_scale else "--rect"
+        raise UserError(f"--compile --sync-bn: the images must be of one size; leave {flag} or --compile")
+    if ctx.device.type == "cuda":
+        _check_triton()
+    elif not _is_installed(CPP_COMPILERS, "CXX"):
         raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave --compile")
+
+
+def _check_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise UserError("--compile: needs Triton, with which torch compiles for GPUs; install it, or leave --compile")
+    if not _is_installed(C_COMPILERS, "CC"):
+        raise UserError("--compile: Triton needs a C compiler; install gcc or set CC, or leave --compile")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise UserError(f"--compile: Triton needs {header}; install python3-dev, or leave --compile")
+
+
+def _is_installed(compilers: Sequence[str], variable: str) -> bool:
+    return any(shutil.which(name) for name in (os.environ.get(variable, ""), *compilers) if name)
 
 
 def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int) -> Compilation:

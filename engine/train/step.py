@@ -190,6 +190,8 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     if config.compress_grads and (virtual_ranks or not ctx.is_distributed):
         raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
+    if config.sync_bn and len(ctx.devices) > 1:
+        raise UserError("--sync-bn: one device a process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
         check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)

@@ -121,13 +121,29 @@ def test_several_devices_in_one_process_are_refused():
         check_compilation(TrainConfig(compile=True), pair)
 
 
-def test_without_a_compiler_the_flag_is_refused_at_once(monkeypatch):
+def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs Triton"):
+        check_compilation(TrainConfig(compile=True), GPU)
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compilation.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match=r"Triton needs .*Python\.h"):
+        check_compilation(TrainConfig(compile=True), GPU)
+    (tmp_path / "Python.h").touch()
+    check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="a C compiler"):
+        check_compilation(TrainConfig(compile=True), GPU)
     with pytest.raises(UserError, match="C\\+\\+ compiler"):
         check_compilation(TrainConfig(compile=True), CPU)
-    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="Triton"):
-        check_compilation(TrainConfig(compile=True), GPU)
+
+
+@pytest.mark.parametrize("flag", ["multi_scale", "rect"])
+def test_synchronized_statistics_need_images_of_one_size(flag):
+    pair = replace(CPU, world_size=2, local_rank=0)
+    with pytest.raises(UserError, match=f"leave --{flag.replace('_', '-')}"):
+        check_compilation(TrainConfig(compile=True, sync_bn=-1, **{flag: True}), pair)
 
 
 def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():

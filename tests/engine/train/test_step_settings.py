@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.train.step import check_step_settings
 from utils.config.settings import TrainConfig
@@ -33,6 +34,12 @@ SINGLE = DistributedContext.single("cpu")
 def test_refused(processes, settings, line):
     with pytest.raises(UserError, match=line):
         check_step_settings(ranks(processes), TrainConfig(**settings))
+
+
+def test_replicas_of_one_process_cannot_synchronize_their_statistics():
+    both = replace(SINGLE, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
+    with pytest.raises(UserError, match="--sync-bn: one device a process; start with torchrun"):
+        check_step_settings(both, TrainConfig(sync_bn=-1))
 
 
 @pytest.mark.parametrize(
