@@ -23,12 +23,12 @@ from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 5  # increase it when the images change; then older copies are rendered again
+VERSION = 6  # increase it when the images change; then older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
 
-CLASS_NAMES = ("ring", "ball", "star", "pie", "cross", "triangle", "checker")
+CLASS_NAMES = ("ring", "ball", "pie", "triangle", "checker")
 HOLES = {"ring": 0.55, "triangle": 0.43}  # as fractions of the shape
 STRIPES = np.arange(5, dtype=np.uint8)[:, None] % 2
 PATTERNS = {"ball": STRIPES, "checker": STRIPES ^ STRIPES.T}  # where the second color is
@@ -194,15 +194,10 @@ def outline(name: str) -> np.ndarray:
     """The outline of a class in the square from -1 to 1: float (120, 2)."""
     angle = np.linspace(0, 2 * np.pi, 120, endpoint=False)
     x, y = np.cos(angle), np.sin(angle)
-    across, down = np.abs(x) + 1e-9, np.abs(y) + 1e-9
-    tenth = np.pi / 5
-    from_tip = np.abs((angle + tenth) % (2 * tenth) - tenth)
     radius = {
-        "star": 0.43 * np.sin(tenth) / (np.sin(from_tip) + 0.43 * np.sin(tenth - from_tip)),
         "pie": np.where(np.abs(angle - np.pi) < 0.7, 0.1, 1.0),
-        "cross": np.maximum(np.minimum(1 / across, 0.3 / down), np.minimum(0.3 / across, 1 / down)),
         "triangle": 0.5 / np.cos(angle % (2 * np.pi / 3) - np.pi / 3),
-        "checker": 0.9 / np.maximum(across, down),
+        "checker": 0.9 / np.maximum(np.abs(x), np.abs(y)),
     }.get(name, 1.0)
     return np.stack([radius * x, radius * y], 1)
 

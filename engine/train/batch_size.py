@@ -22,9 +22,9 @@ from torch import nn
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import without_kernel_search
 from engine.optim.schedule import StepPlan, step_plan
-from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.process import resolve_virtual_ranks
+from engine.train.compile import plan_compilation
 from engine.train.step import build_step
 from models.losses.base import Criterion
 from utils.config.pixels import RGB8, PixelFormat

@@ -36,7 +36,7 @@ from utils.machine.devices import resolve_amp
 from utils.structures import Batch, to_float
 
 if TYPE_CHECKING:
-    from engine.parallel.compile import Compilation
+    from engine.train.compile import Compilation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
         check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)
     if config.compile:
-        from engine.parallel.compile import check_compilation
+        from engine.train.compile import check_compilation
 
         check_compilation(config, ctx)
 
@@ -236,7 +236,7 @@ def build_step(
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     compilation = None
     if config.compile:
-        from engine.parallel.compile import plan_compilation
+        from engine.train.compile import plan_compilation
 
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=images, shards=shards)

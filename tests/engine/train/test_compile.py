@@ -12,9 +12,9 @@ from torch import fx
 
 from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
-from engine.parallel import compile as compilation
-from engine.parallel.compile import Compilation, check_compilation, plan_compilation
+from engine.train import compile as compilation
 from engine.train import step as step_setup
+from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
 from tests.engine.train.test_step import make_step, weights_of
 from tests.helpers.ranks import run_ranks
