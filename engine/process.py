@@ -32,7 +32,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     if run.config.threads or (resolve_virtual_ranks(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
-    choose_kernels(ctx, run.config)
+    choose_kernels(run.config)
     log = get_logger()
     for line in run.lines:
         log.info("%s", line)
@@ -139,11 +139,9 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
         yield run
 
 
-def choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Deterministic kernels with ``--deterministic``; otherwise those that cuDNN finds fastest, if sizes are fixed."""
+def choose_kernels(config: TrainConfig) -> None:
+    """Deterministic kernels with ``--deterministic``."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    elif ctx.device.type == "cuda":
-        torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # which nothing here reads; it takes time

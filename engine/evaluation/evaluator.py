@@ -146,7 +146,7 @@ class Evaluator:
         and ``val/<part>``, sums over all images divided by the sum of the normalizers.
         """
         self.detections, self.preview = None, None
-        with eval_mode(self._for_inference(unwrap(model))) as bare, without_kernel_search():
+        with eval_mode(self._for_inference(unwrap(model))) as bare:
             gathered = gather_arrays(self._ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["complete"].all() for shard in gathered):
             return None
@@ -281,18 +281,6 @@ def stitcher_of(tiles: Any, iou_thres: float | None, max_det: int) -> Stitch | N
     from models.postprocess.stitching import TileStitcher
 
     return TileStitcher(tiles.image, tiles.windows, iou_thres, max_det)
-
-
-@contextmanager
-def without_kernel_search() -> Iterator[None]:
-    """Keeps cuDNN from benchmarking kernels for each new input size, which takes longer than a batch of that size:
-    rectangular batches have many sizes. Kernels that training has chosen stay chosen."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def is_channels_last(model: nn.Module) -> bool:

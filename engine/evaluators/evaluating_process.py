@@ -109,7 +109,7 @@ class _Scorer:
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
         else:
             self._amp_dtype = resolve_amp(config.amp, ctx.device)
-        choose_kernels(ctx, config)
+        choose_kernels(config)
         where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
         spec = open_data(DataSource.of_training(config, **where), ctx)
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec

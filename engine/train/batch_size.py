@@ -20,12 +20,11 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.checkpoint.run import Run
-from engine.evaluation.evaluator import without_kernel_search
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.process import resolve_virtual_ranks
 from engine.train.compile import plan_compilation
-from engine.train.step import build_step
+from engine.train.step import LEAST_SEARCHED, build_step, may_search
 from models.losses.base import Criterion
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -123,16 +122,16 @@ def with_batch_that_fits(
     copies = 2 if has_graphs else 1
     with _own_group(ctx, config) as group:
 
-        def peak_bytes_of(images: int) -> int | None:
-            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, group, pixels))
+        def peak_bytes_of(images: int, search: bool = False) -> int | None:
+            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, group, pixels, search))
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return None if peak is None else copies * peak
 
         def exceeds(images: int) -> bool:
-            peak = peak_bytes_of(images)
+            peak = peak_bytes_of(images, search=True)
             return peak is None or peak > limit
 
-        with without_kernel_search():  # it would begin anew for each of a dozen sizes
+        with _keys_of_its_own():
             peak_bytes_of(1)  # loads the kernels, which need memory themselves
             limit = memory.limit()
             own = largest_that_fits(peak_bytes_of, limit)
@@ -143,7 +142,7 @@ def with_batch_that_fits(
             )
         own = -max_over_ranks(ctx, -own)
         # The kernels that the run will search for may need more memory.
-        while own > 1 and torch.backends.cudnn.benchmark and max_over_ranks(ctx, exceeds(own)):
+        while own > 1 and may_search(config) and max_over_ranks(ctx, exceeds(own)):
             own = _rounded(own - 1)
     batch_size = own * shards * samples_per_image(config)
     get_logger().info(
@@ -221,6 +220,7 @@ def prepare_step(
     images: int,
     group: dist.ProcessGroup | None = None,
     pixels: PixelFormat = RGB8,
+    search: bool = False,
 ) -> TakeStep:
     """Returns a step like the run's, on copies of the run's objects, which does not wait for other processes.
 
@@ -229,6 +229,7 @@ def prepare_step(
     Args:
         images: per shard of the batch; the step takes this process's shards.
         group: a group of this process alone, for ``--sync-bn``; None without it.
+        search: whether cuDNN searches for the fastest kernels, as in a long run.
     """
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
@@ -247,7 +248,7 @@ def prepare_step(
         model,
         criterion,
         pretrained={},
-        plan=StepPlan(accumulate, 1, 1),
+        plan=StepPlan(accumulate, 1, LEAST_SEARCHED if search else 1),
         images=own * images,
     )
     if group is not None:  # after the EMA has copied the model, as under DDP
@@ -265,6 +266,21 @@ def prepare_step(
         step.reader.pop(leave=0)
 
     return take_step
+
+
+@contextmanager
+def _keys_of_its_own() -> Iterator[None]:
+    """cuDNN keeps the kernels that it takes without a search, by shape, type and whether TF32 is allowed, and the run
+    would take them instead of searching (pytorch: aten/src/ATen/native/cudnn/Conv_v8.cpp). So the other TF32 setting
+    is used meanwhile; to float16 and bfloat16 it makes no difference, and float32 is measured again by the last check.
+    """
+    convolutions = torch.backends.cudnn.conv
+    before = convolutions.fp32_precision
+    convolutions.fp32_precision = "ieee" if before == "tf32" else "tf32"
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
 
 
 @contextmanager

@@ -7,8 +7,8 @@ Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from engine.train.compile import Compilation
 
 
+LEAST_SEARCHED = 2_000  # batches in a run that are worth cuDNN's search for the fastest kernels, which takes 5 to 15 s
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
     """How a step computes."""
@@ -48,6 +51,7 @@ class StepSettings:
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
+    searched: int = 0  # images of the batches for which cuDNN searches for the fastest kernels; 0: it does not
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
@@ -119,7 +123,8 @@ class TrainStep:
         totals, sums = [], []
         for number, (batch, count) in enumerate(zip(batches, counts)):
             is_last = number == len(batches) - 1
-            with nullcontext() if is_last else self.strategy.without_gradient_sync():
+            sync = nullcontext() if is_last else self.strategy.without_gradient_sync()
+            with sync, kernel_search(count == self.settings.searched):
                 total, parts = self._forward_backward(batch, count, sum(counts))
             totals.append(total)
             sums.append(parts)
@@ -179,6 +184,22 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     for parameter, is_zero in zip(trained, all_zero.tolist()):
         if is_zero:
             parameter.grad = None
+
+
+@contextmanager
+def kernel_search(is_on: bool) -> Iterator[None]:
+    """Whether cuDNN tries all kernels for each new input size. Nothing else in a run does: validation, tests
+    of weights and the last batch of an epoch have sizes of their own, where the search takes longer than it saves."""
+    torch.backends.cudnn.benchmark = is_on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
+def may_search(config: TrainConfig) -> bool:
+    """Whether the batches of a run have one size, for which a search for kernels can be worth its time."""
+    return not (config.deterministic or config.multi_scale or config.rect)
 
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
@@ -246,6 +267,7 @@ def build_step(
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
+        searched=images if may_search(config) and plan.total * plan.accumulate >= LEAST_SEARCHED else 0,
     )
     strategy = build_strategy(ctx, run, model, optimizer, plan, partial(settings.autocast, ctx.device))
     if compilation is not None:

@@ -108,24 +108,36 @@ class _SparseCrossEntropy(torch.autograd.Function):
     """See `sparse_cross_entropy`. The gradient, sigmoid minus target, is computed in one tensor."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        ctx.save_for_backward(logits, cells, targets, weights)
+    def forward(
+        ctx, logits: Tensor, cells: Tensor, targets: Tensor, weights: Tensor | None, *ignored: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(logits, cells, targets, weights, *ignored)
         background, positive = F.softplus(logits, threshold=THRESHOLD), gather_cells(logits, cells) * targets
+        _clear(background, *ignored)
         if weights is not None:
             background, positive = background * weights, positive * weights
         return background.sum() - positive.sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, cells, targets, weights = ctx.saved_tensors
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        logits, cells, targets, weights, *ignored = ctx.saved_tensors
         gradient = gradient if weights is None else gradient * weights
         rows = _row_numbers(cells, logits.shape[1])
         if logits.device.type == "cpu":
             result = logits.sigmoid()
             result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
-            return result.mul_(gradient), None, None, None
-        return scaled_difference(logits, rows, targets, gradient), None, None, None
+            result.mul_(gradient)
+        else:
+            result = scaled_difference(logits, rows, targets, gradient)
+        _clear(result, *ignored)
+        return result, None, None, None, *(None for _ in ignored)
+
+
+def _clear(values: Tensor, images: Tensor | None = None, cells: Tensor | None = None) -> None:
+    """Sets ``values`` (B, N, C) to 0 in ``cells`` bool (I, N, C) of ``images`` int64 (I,)."""
+    if images is not None:
+        values.index_copy_(0, images, values.index_select(0, images).masked_fill_(cells, 0))
 
 
 def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
@@ -136,12 +148,19 @@ def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: T
     return result
 
 
-def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+def sparse_cross_entropy(
+    logits: Tensor,
+    cells: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    ignored: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 except in a few cells.
 
     Args:
         cells: int64 (B, P).
         targets: (B, P, C); targets of repeated cells add up.
         weights: (C,), of the classes' terms; None: 1.
+        ignored: images int64 (I,) and bool (I, N, C), their logits without a loss, whose targets are 0.
     """
-    return _SparseCrossEntropy.apply(logits, cells, targets, weights)
+    return _SparseCrossEntropy.apply(logits, cells, targets, weights, *(ignored or ()))

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import Criterion, LossSettings, smooth_labels
-from models.losses.regions import ignored_cells, of_best_class, without_loss
+from models.losses.regions import IgnoredCells, ignored_cells, of_best_class, without_loss
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput, Targets
 
@@ -101,9 +101,10 @@ class AnchorLoss(Criterion):
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
         """Args: raw maps (B, A * (5 + C), h, w), one per level."""
-        ignored: Sequence[Tensor | None] = [None] * len(raw)
-        if (cells := ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
-            ignored = cells.split([level.shape[2] * level.shape[3] for level in raw], 1)
+        ignored: Sequence[IgnoredCells | None] = [None] * len(raw)
+        if (found := ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
+            of_levels = found.cells.split([level.shape[2] * level.shape[3] for level in raw], 1)
+            ignored = [found._replace(cells=cells) for cells in of_levels]
         levels = [self._pairs(*given, targets.rows) for given in zip(raw, self.anchors, ignored, strict=True)]
         if self.settings.one_to_one:
             hyp = self.settings.hyp
@@ -112,21 +113,22 @@ class AnchorLoss(Criterion):
         box, obj, cls, positives = (sum(column) for column in zip(*totals))
         return self.weighted((box, obj, cls), positives)
 
-    def _pairs(self, raw: Tensor, anchors: Tensor, ignored: Tensor | None, targets: Tensor) -> LevelPairs:
-        """``ignored``: bool (B, h * w, C), the level's `ignored_cells`."""
+    def _pairs(self, raw: Tensor, anchors: Tensor, ignored: IgnoredCells | None, targets: Tensor) -> LevelPairs:
+        """``ignored``: the level's, of cells (I, h * w, C)."""
         height, width = raw.shape[-2:]
         outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), -1))  # (B, h * w, A, 5 + C)
         matches = match_anchors(targets, anchors, (height, width), self.settings.hyp.anchor_t)
         row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
+        has_no_loss = None
         if ignored is not None:
-            of_anchors = ignored[:, :, None].expand(-1, -1, len(anchors), -1)
-            ignored = of_best_class(of_anchors, outputs[..., 5:]).flatten()
+            of_anchors = ignored._replace(cells=ignored.cells[:, :, None].expand(-1, -1, len(anchors), -1))
+            has_no_loss = of_best_class(of_anchors, outputs[..., 5:]).flatten()
         outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
         picked = outputs.index_select(0, row)
         overlap, cls = self._positives(picked, matches, anchors)
         with torch.no_grad():
             score = picked[:, 4].sigmoid() * picked[:, 5:].gather(1, matches.label[:, None])[:, 0].sigmoid()
-        return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4], ignored)
+        return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4], has_no_loss)
 
     def _sums(self, pairs: LevelPairs, weight: float) -> tuple[Tensor, ...]:
         """Sums of the box, objectness and class terms, and the number of positives."""

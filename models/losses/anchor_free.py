@@ -15,7 +15,7 @@ from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
 from models.losses.base import Criterion, LossSettings, canvas_targets, smooth_labels
-from models.losses.regions import ignored_cells, without_loss
+from models.losses.regions import IgnoredCells, ignored_cells
 from utils.boxes import iou
 from utils.structures import LossOutput, Targets
 
@@ -83,7 +83,7 @@ class AnchorFreeLoss(Criterion):
         targets: Tensor,
         max_targets: int,
         groups: Sequence[PairGroup],
-        ignored: Tensor | None,
+        ignored: IgnoredCells | None,
         teacher_maps: Sequence[Tensor] | None,
     ) -> LossOutput:
         """The part of `forward` that runs on the device: assigns the targets and computes the loss. ``targets``: the
@@ -104,17 +104,18 @@ class AnchorFreeLoss(Criterion):
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
         picked = gather_cells(box_logits, cells)
         box, distance = self._box_terms(picked, boxes, centers[cells], strides[cells], weight)
-        labeled = class_logits
         if ignored is not None:
             assigned = torch.zeros_like(class_logits[..., 0]).scatter_reduce_(1, cells, weight, "amax")
-            labeled = without_loss(class_logits, ignored, (assigned > 0)[..., None])
-        cls, normalizer = sparse_cross_entropy(labeled, cells, class_targets, self.class_weights), scores.sum()
+            ignored = ignored.except_positive(assigned > 0)
+        cls = sparse_cross_entropy(class_logits, cells, class_targets, self.class_weights, ignored)
+        normalizer = scores.sum()
         if not self.settings.distills:
             return self.weighted((box, cls, distance), normalizer)
         distill = torch.zeros_like(box)
         if ignored is not None:
-            outputs, teacher = (box_logits, class_logits), split_rows(teacher_maps, 4 * self.reg_max)
-            found = self._distill(outputs, teacher, ignored & (assigned == 0)[..., None], centers, strides)
+            teacher = split_rows(teacher_maps, 4 * self.reg_max)
+            pairs = ([logits[ignored.images] for logits in both] for both in ((box_logits, class_logits), teacher))
+            found = self._distill(*pairs, ignored.cells, centers, strides)
             distill = sum(gain * term for gain, term in zip(self.gains, found[:3]))
             normalizer = normalizer + found.weight
         return self.weighted((box, cls, distance, distill), normalizer)

@@ -21,15 +21,13 @@ from utils.files.folders import increment_path
 from utils.files.locks import FileLock
 
 CPU = DistributedContext.single("cpu")
-GPU = replace(CPU, device=torch.device("cuda", 0))  # no kernel runs on it here
 
 
 @pytest.fixture(autouse=True)
 def _restored_kernels() -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
     yield
-    torch.backends.cudnn.benchmark = before[0]
-    torch.use_deterministic_algorithms(before[1])
+    torch.use_deterministic_algorithms(before)
 
 
 def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monkeypatch):
@@ -76,17 +74,6 @@ def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
 
 def run_with(folder: Path, **settings) -> Run:
     return Run(folder, TrainConfig(**settings), Hyperparameters(), None, [])
-
-
-@pytest.mark.parametrize(
-    ("settings", "searches"),
-    [({}, True), ({"quad": True}, True), ({"rect": True}, False), ({"multi_scale": 0.5}, False),
-     ({"deterministic": True}, False)],
-)  # fmt: skip
-def test_cudnn_benchmark_is_on_if_all_images_have_one_size(tmp_path, settings, searches):
-    torch.backends.cudnn.benchmark = not searches
-    prepare_process(GPU, run_with(tmp_path, **settings))
-    assert torch.backends.cudnn.benchmark == searches
 
 
 def test_a_log_is_not_continued_through_a_symbolic_link(tmp_path, capsys):

@@ -28,6 +28,8 @@ class _Mode(FakeTensorMode):
 class _Event:
     """Stands in for `torch.cuda.Event`."""
 
+    def __init__(self, *, blocking: bool) -> None: ...
+
     def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
@@ -61,6 +63,7 @@ def fake_gpu() -> Iterator[None]:
     with (
         warnings.catch_warnings(),
         mock.patch.object(Tensor, "backward", _backward),
+        mock.patch.object(Tensor, "pin_memory", lambda tensor: tensor),
         mock.patch.object(nn.Module, "_apply", _converted),
         mock.patch("torch.cuda.Event", _Event),
         mock.patch("torch.cuda.is_bf16_supported", return_value=True),

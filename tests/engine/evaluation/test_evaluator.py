@@ -1,7 +1,5 @@
 """The evaluator: frames, modes, losses, and the same bits on any number of ranks."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
@@ -282,26 +280,6 @@ def test_training_mode_is_restored_after_an_error():
     with pytest.raises(AttributeError):
         evaluator.run(model, [None])
     assert model.training
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("fails", [True, False])
-def test_cudnn_benchmark_is_off_during_validation(monkeypatch, before, fails):
-    gt, letterbox = make_split(4)
-    seen = []
-
-    class Spy(TinyNet):
-        def forward(self, images):
-            seen.append(torch.backends.cudnn.benchmark)
-            return super().forward(images)
-
-    batches = make_batches(gt, letterbox)
-    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
-    with pytest.raises(AttributeError) if fails else nullcontext():
-        evaluator.run(Spy(), [*batches, None] if fails else batches)
-    assert seen == [False] * 2
-    assert torch.backends.cudnn.benchmark == before
 
 
 def test_the_phase_timer_includes_waits():

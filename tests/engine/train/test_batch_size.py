@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import engine.train.batch_size
 import train
@@ -243,34 +244,43 @@ def test_a_single_image_that_does_not_fit_is_one_line():
         with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
 
 
+def kernel_key() -> str:
+    return torch.backends.cudnn.conv.fp32_precision
+
+
 class CountedWithWorkspace(Counted):
     """Kernels that cuDNN has searched for need some more memory."""
 
     def __init__(self, limit: int, workspace: int) -> None:
         super().__init__(limit)
-        self._workspace, self.searched = workspace, []
+        self._workspace, self.searched, self.keys = workspace, [], []
 
     def peak_of(self, prepare: Callable) -> int:
-        self.searched.append(torch.backends.cudnn.benchmark)
-        return super().peak_of(prepare) + self._workspace * self.searched[-1]
+        seen: set[bool] = set()
+        note = register_module_forward_pre_hook(lambda *_: seen.add(torch.backends.cudnn.benchmark))
+        with note:
+            peak = super().peak_of(prepare)
+        (is_on,) = seen
+        self.searched.append(is_on)
+        # Kernels are kept by shape and this setting: those of the search must not be the run's.
+        self.keys.append(kernel_key())
+        return peak + self._workspace * is_on
 
 
-def _search_for_kernels(
-    ctx: DistributedContext, workspaces: list[int], benchmark: bool = True
-) -> tuple[int, list[bool]]:
+def _search_for_kernels(ctx: DistributedContext, workspaces: list[int], **settings) -> tuple[int, list[bool]]:
     model, criterion = model_and_loss()
-    memory = CountedWithWorkspace(peak_bytes(5) + 100, workspaces[ctx.rank])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.backends.cudnn, "benchmark", benchmark)
-        found = with_batch_that_fits(ctx, run_of(), model, criterion, memory=memory)
-        assert torch.backends.cudnn.benchmark == benchmark
+    memory, of_run = CountedWithWorkspace(peak_bytes(5) + 100, workspaces[ctx.rank]), kernel_key()
+    found = with_batch_that_fits(ctx, run_of(**settings), model, criterion, memory=memory)
+    assert not torch.backends.cudnn.benchmark
+    assert kernel_key() == of_run
+    assert [key == of_run for key in memory.keys] == memory.searched
     return found.config.batch_size, memory.searched
 
 
 @pytest.mark.slow
 def test_kernels_are_searched_for_at_the_final_size_only():
-    tries = [False] * len(_search_for_kernels(CPU, [0], benchmark=False)[1])
-    assert _search_for_kernels(CPU, [0], benchmark=False) == (5, tries)
+    tries = [False] * len(_search_for_kernels(CPU, [0], multi_scale=0.1)[1])
+    assert _search_for_kernels(CPU, [0], multi_scale=0.1) == (5, tries)
     assert _search_for_kernels(CPU, [0]) == (5, [*tries, True])
     assert _search_for_kernels(CPU, [peak_bytes(1) // 2]) == (4, [*tries, True, True])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,13 +44,16 @@ MODELS = {
 }
 
 
+IGNORE = np.float32([[1, -1, 0.5, 0.5, 0.2, 0.2], [1, 0, 0.3, 0.3, 0.1, 0.2]])
+
+
 @pytest.fixture
 def batch() -> Batch:
-    """Four images, as the prefetcher hands them over."""
+    """Four images, one with a region to ignore, as the prefetcher hands them over."""
     real = make_batch(4)
     with fake_gpu():
         on_gpu = map_tensors(real, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=CUDA))
-    return replace(on_gpu, targets=replace(on_gpu.targets, host_rows=real.targets.on_host))
+    return replace(on_gpu, targets=replace(on_gpu.targets, host_rows=real.targets.on_host, ignore=IGNORE))
 
 
 @pytest.fixture

@@ -7,12 +7,16 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.checkpoint.run import Run
+from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
+from engine.train.step import build_step
 from models.build import freeze_layers
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
@@ -21,6 +25,7 @@ from tests.helpers.kernel_count import KernelCount
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch, Targets
 
@@ -209,3 +214,30 @@ def test_norms_count_their_batches_in_one_kernel():
     assert set(counters[0]) == {0, 2}
     assert kernels[1]["add_"] - kernels[0]["add_"] == 2 * (len(counters[0]) - 1)
     assert kernels[0]["_foreach_add_"] - kernels[1]["_foreach_add_"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches", "searches"),
+    [
+        ({}, 2000, [True, False, True]),  # the second batch is the last, smaller one of an epoch
+        ({"quad": True}, 2000, [True, False, True]),
+        ({}, 1999, [False] * 3),
+        ({"rect": True}, 2000, [False] * 3),
+        ({"multi_scale": 0.5}, 2000, [False] * 3),
+        ({"deterministic": True}, 2000, [False] * 3),
+    ],
+)
+def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, searches):
+    seen = []
+    run = Run(Path("runs"), TrainConfig(imgsz=64, amp="off", **settings), Hyperparameters(), None, [])
+    model = build_detector(TINY_MODEL, 2, seed=1)
+    model.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
+    next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
+    step = build_step(
+        DistributedContext.single("cpu"), run, model, model.head.build_loss(Hyperparameters()),
+        pretrained={}, plan=StepPlan(1, 10, batches), images=4,
+    )  # fmt: skip
+    for images in (4, 2, 4):
+        step([make_batch(images)], [images], 1)
+        assert not torch.backends.cudnn.benchmark
+    assert seen == [flag for flag in searches for _ in range(2)]

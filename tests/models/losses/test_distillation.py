@@ -87,7 +87,7 @@ def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
     grads = [split_rows(maps, 4 * REG_MAX) for maps in (gradients(output, raw), gradients(plain, raw))]
     differs = [(ours - theirs).abs().amax(-1) > 1e-7 for ours, theirs in zip(*grads)]
     assert torch.equal(grads[0][1][..., OLD], grads[1][1][..., OLD])  # the new class
-    ignored = ignored_cells(EVERYWHERE, raw, STRIDES, 3)
+    ignored = ignored_cells(EVERYWHERE, raw, STRIDES, 3).cells
     assert ignored[..., :OLD].all()
     positive = grads[1][1][..., :OLD].abs().amax(-1) > 0  # the plain loss has a gradient there at positive cells alone
     assert 0 < positive.sum() <= 2 * HYP.tal_topk
@@ -122,9 +122,11 @@ def test_many_ignored_classes_are_one_region():
     rows = [[i, c, *box] for i in range(2) for box in rng.uniform(0.2, 0.8, (3, 4)) for c in rng.choice(40, 9, False)]
     ignore = np.float32([[1, -1, 0.1, 0.1, 0.2, 0.2], *rows])
     ignore = ignore[np.argsort(ignore[:, 0], kind="stable")]
-    found = ignored_cells(ignore, raw, STRIDES, 40)
-    alone = [ignored_cells(row[None], raw, STRIDES, 40) for row in ignore]
-    assert torch.equal(found, torch.stack(alone).any(0))
+    found = ignored_cells(ignore, raw, STRIDES, 40).cells
+    alone = torch.zeros_like(found)
+    for row in ignore:
+        alone[int(row[0])] |= ignored_cells(row[None], raw, STRIDES, 40).cells[0]
+    assert torch.equal(found, alone)
     assert found.shape == (2, sum(h * w for h, w in grid_shapes(raw)), 40)
 
 

@@ -31,7 +31,7 @@ def inside(region: np.ndarray, stride: int) -> np.ndarray:
 
 def test_cells_are_those_of_a_loop():
     raw = raw_maps("anchor_free", 2)
-    found = ignored_cells(REGIONS, raw, STRIDES, CLASSES).numpy()
+    images, found = ignored_cells(REGIONS, raw, STRIDES, CLASSES)
     expected = np.zeros((2, found.shape[1], CLASSES), bool)
     for region in REGIONS:
         cells = np.concatenate([inside(region, stride).ravel() for stride in STRIDES])
@@ -39,6 +39,10 @@ def test_cells_are_those_of_a_loop():
         for c in range(CLASSES) if kind < 0 else [kind]:
             expected[image, :, c] |= cells
     np.testing.assert_array_equal(found, expected)
+    assert images.tolist() == [0, 1]
+    images, found = ignored_cells(REGIONS[2:], raw, STRIDES, CLASSES)  # of the second image alone
+    assert images.tolist() == [1]
+    np.testing.assert_array_equal(found, expected[1:])
     assert ignored_cells(None, raw, STRIDES, CLASSES) is None
 
 
