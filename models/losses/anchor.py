@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import Criterion, LossSettings, smooth_labels
-from models.losses.regions import IgnoredCells, ignored_cells, of_best_class, without_loss
+from models.losses.base import NO_OBJECT, Criterion, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput, Targets
+
+if TYPE_CHECKING:
+    from models.losses.regions import IgnoredCells
 
 # This loss is divided by its positives, so what matters is the balance between one positive's box, its objectness and
 # one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1. YOLOv5 takes means over different sets and comes to about 7
@@ -102,7 +104,7 @@ class AnchorLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, A * (5 + C), h, w), one per level."""
         ignored: Sequence[IgnoredCells | None] = [None] * len(raw)
-        if (found := ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)) is not None:
+        if (found := self.ignored_cells(raw, targets)) is not None:
             of_levels = found.cells.split([level.shape[2] * level.shape[3] for level in raw], 1)
             ignored = [found._replace(cells=cells) for cells in of_levels]
         levels = [self._pairs(*given, targets.rows) for given in zip(raw, self.anchors, ignored, strict=True)]
@@ -122,7 +124,7 @@ class AnchorLoss(Criterion):
         has_no_loss = None
         if ignored is not None:
             of_anchors = ignored._replace(cells=ignored.cells[:, :, None].expand(-1, -1, len(anchors), -1))
-            has_no_loss = of_best_class(of_anchors, outputs[..., 5:]).flatten()
+            has_no_loss = of_anchors.of_best_class(outputs[..., 5:]).flatten()
         outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
         picked = outputs.index_select(0, row)
         overlap, cls = self._positives(picked, matches, anchors)
@@ -139,7 +141,7 @@ class AnchorLoss(Criterion):
         objectness = pairs.objectness
         if pairs.ignored is not None:
             positive = torch.zeros_like(objectness).scatter_reduce_(0, pairs.row, valid, "amax") > 0
-            objectness = without_loss(objectness, pairs.ignored, positive)
+            objectness = torch.where(pairs.ignored & ~positive, NO_OBJECT, objectness)
         obj = weight * binary_cross_entropy_with_logits(objectness, reached, reduction="sum")
         return (valid * (1 - pairs.overlap)).sum(), obj, (valid * pairs.cls).sum(), valid.sum()
 

@@ -7,6 +7,7 @@ P picked cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
 from models.losses.base import Criterion, LossSettings, canvas_targets, smooth_labels
-from models.losses.regions import IgnoredCells, ignored_cells
 from utils.boxes import iou
 from utils.structures import LossOutput, Targets
+
+if TYPE_CHECKING:
+    from models.losses.regions import IgnoredCells
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
@@ -72,7 +75,7 @@ class AnchorFreeLoss(Criterion):
         shapes = grid_shapes(raw)
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
         groups = group_pairs(targets.on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
-        ignored = ignored_cells(targets.ignore, raw, self.strides, self.settings.num_classes)
+        ignored = self.ignored_cells(raw, targets)
         is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
         terms = self._compiled_terms if is_compiled else self._terms
         return terms(raw, targets.rows, targets.max_targets, groups, ignored, teacher_maps)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,11 @@ from torch import Tensor, nn
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, Targets, pad_targets
+
+if TYPE_CHECKING:
+    from models.losses.regions import IgnoredCells
+
+NO_OBJECT = -1e4  # a logit whose softplus is 0 in any floating-point type
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class LossSettings:
 class Criterion(nn.Module):
     """Base of the losses."""
 
+    settings: LossSettings
     names: tuple[str, ...]  # of ``LossOutput.parts``
     gains: tuple[float, ...]  # of the same terms
 
@@ -66,6 +73,14 @@ class Criterion(nn.Module):
     def teacher_maps(self, images: Tensor) -> list[Tensor] | None:
         """The raw maps of the teacher for ``images`` (B, 3, H, W); None without one."""
         return None if self.teacher is None else self.teacher(images)
+
+    def ignored_cells(self, raw: Sequence[Tensor], targets: Targets) -> IgnoredCells | None:
+        """The cells in regions that are to be ignored; None if there are no regions."""
+        if targets.ignore is None:
+            return None
+        from models.losses.regions import ignored_cells
+
+        return ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)
 
     def weighted(self, terms: Sequence[Tensor], normalizer: Tensor) -> LossOutput:
         """The output of a loss that is the sum of ``terms``, () each, times their gains."""

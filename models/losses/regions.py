@@ -17,8 +17,6 @@ from torch import Tensor
 from models.box_coding import cell_centers, grid_shapes
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 
-NO_OBJECT = -1e4  # a logit whose softplus is 0 in any floating-point type
-
 
 class IgnoredCells(NamedTuple):
     """The cells whose centers are in a region of their image in which a class is ignored."""
@@ -29,6 +27,15 @@ class IgnoredCells(NamedTuple):
     def except_positive(self, positive: Tensor) -> IgnoredCells:
         """Without the cells that are ``positive``, bool (B, N)."""
         return self._replace(cells=self.cells & ~positive[self.images][..., None])
+
+    def of_best_class(self, class_logits: Tensor) -> Tensor:
+        """bool (B, *S): whether the class that an output predicts is ignored there, which decides about its objectness.
+
+        Args: class_logits: (B, *S, C), with ``cells`` (I, *S, C).
+        """
+        predicted = class_logits.detach()[self.images].argmax(-1, keepdim=True)
+        found = torch.zeros(class_logits.shape[:-1], dtype=torch.bool, device=class_logits.device)
+        return found.index_copy_(0, self.images, self.cells.gather(-1, predicted)[..., 0])
 
 
 def ignored_cells(
@@ -63,19 +70,3 @@ def ignored_cells(
     points = (centers * sizes)[:, None]
     inside = ((points >= low) & (points <= high)).all(-1)  # (I, N, regions of an image)
     return IgnoredCells(numbers, inside.float() @ members > 0)
-
-
-def of_best_class(ignored: IgnoredCells, class_logits: Tensor) -> Tensor:
-    """bool (B, *S): whether the class that an output predicts is ignored there, which decides about its objectness.
-
-    Args: ignored: of cells (I, *S, C). class_logits: (B, *S, C).
-    """
-    predicted = class_logits.detach()[ignored.images].argmax(-1, keepdim=True)
-    found = torch.zeros(class_logits.shape[:-1], dtype=torch.bool, device=class_logits.device)
-    return found.index_copy_(0, ignored.images, ignored.cells.gather(-1, predicted)[..., 0])
-
-
-def without_loss(logits: Tensor, ignored: Tensor | None, positive: Tensor) -> Tensor:
-    """``logits`` (*S), of the background where ``ignored`` bool (*S), unless ``positive`` bool (*S): their binary
-    cross-entropy with a target of 0, and its gradient, are 0. With ``ignored`` None they stay as they are."""
-    return logits if ignored is None else torch.where(ignored & ~positive, NO_OBJECT, logits)

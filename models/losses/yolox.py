@@ -14,8 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners.simota import SimOtaAssigner
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.layers.ops import gather_cells
-from models.losses.base import Criterion, LossSettings, canvas_targets, smooth_labels
-from models.losses.regions import ignored_cells, of_best_class, without_loss
+from models.losses.base import NO_OBJECT, Criterion, LossSettings, canvas_targets, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.structures import LossOutput, Targets
 
@@ -68,8 +67,9 @@ class YOLOXLoss(Criterion):
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centers[cells], strides[cells]))
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
         objectness = outputs[..., 4]
-        if (ignored := ignored_cells(targets.ignore, raw, self.strides, self.settings.num_classes)) is not None:
-            objectness = without_loss(objectness, of_best_class(ignored, outputs[..., 5:]), is_positive > 0)
+        if (ignored := self.ignored_cells(raw, targets)) is not None:
+            has_no_loss = ignored.of_best_class(outputs[..., 5:]) & (is_positive == 0)
+            objectness = torch.where(has_no_loss, NO_OBJECT, objectness)
         obj = binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")
         cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, self.class_weights, reduction="none")
         cls = cls.sum(-1)
