@@ -293,8 +293,8 @@ def build_optimizer(
         new_lr_mult: multiplies the rule's rate for parameters and rows that are not pretrained, if others are; has no
             effect on an explicit ``lr``.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
-        sharded: each process keeps the state of its part of the parameters, updates those and sends them to the others
-            (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
+        sharded: each process keeps the state of its part of the parameters, see `engine.optim.zero`. The saved state
+            is the whole one.
     """
     rule = RULES[name]
     if lr is not None or not pretrained:
@@ -304,9 +304,9 @@ def build_optimizer(
     def construct(optimizer_class: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not sharded:
             return optimizer_class(groups, lr=lr, **options)
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # takes half a second to import
+        from engine.optim.zero import ShardedOptimizer
 
-        return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
+        return ShardedOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
 
     lr_mults = {"pretrained_lr_mult": pretrained_lr_mult, "new_lr_mult": new_lr_mult}
     groups = parameter_groups(model, lr=lr, weight_decay=weight_decay, pretrained=pretrained, **lr_mults)

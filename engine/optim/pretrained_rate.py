@@ -23,13 +23,14 @@ from models.weights.read import COUNTERS, StoredWeights, read_weights
 from models.weights.transfer import transfer_weights
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import TrainConfig
-from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+from utils.distributed.collectives import broadcast_object, gather_arrays
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted
 from utils.structures import SampleKey, to_float
 
 IMAGES = 100  # of the training split, at most
+BATCH = 10
 PART_OF_RUN = 0.25  # of the images that the run sees, at most: a forward pass is a third of a step or less
 SAME_OBJECT = 0.5  # IoU
 # Measured on seven data sets, see `benchmarks/LOG.md`.
@@ -42,8 +43,8 @@ LEAST_SHARE = 1 / 3  # of it; longer runs than 60 epochs were not measured
 def choose_lr_mult(
     ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, total_steps: int
 ) -> float:
-    """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; the main one
-    measures, on its device.
+    """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; each tests
+    the weights on its part of the images.
 
     Args:
         dataset: the training samples.
@@ -51,13 +52,9 @@ def choose_lr_mult(
         total_steps: of the run, unless ``--time`` decides.
     """
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-    found: tuple[float, str] = math.nan, ""
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_main:
-            most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
-            get_logger().info("lr_mult: testing %s on %s", config.weights, counted(most, "training image"))
-            found = _measure(read_weights(path), model, dataset, ctx.device, most)
-    score, how = broadcast_object(ctx, found)
+    most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
+    get_logger().info("lr_mult: testing %s on %s", config.weights, counted(most, "training image"))
+    score, how = _measure(read_weights(path), model, dataset, ctx, most)
     epochs, steps = (EPOCHS, math.inf) if config.time else (config.epochs, total_steps)
     lr_mult, reason = lr_mult_by_score(score, epochs, steps)
     get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, config.weights, reason, how)
@@ -88,7 +85,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
 
 
 def _measure(
-    stored: StoredWeights, model: Detector, dataset: AugmentedImages, device: torch.device, most: int
+    stored: StoredWeights, model: Detector, dataset: AugmentedImages, ctx: DistributedContext, most: int
 ) -> tuple[float, str]:
     """`score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too; and on how many
     objects, or why it was not measured (NaN)."""
@@ -99,17 +96,19 @@ def _measure(
     report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
     if strange := [name for name in report.skipped if not name.endswith(COUNTERS)]:
         return math.nan, f"{len(strange)} of the model's {len(detector.state_dict())} tensors are not in it"
-    score, objects = score_on_objects(detector.eval().fuse().to(device), dataset, most)
+    score, objects = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, most, ctx)
     if not objects:
         return math.nan, "no object in the images examined"
     return score, f"mean score {score:.3f} of {counted(objects, 'object')}"
 
 
 @torch.no_grad()
-def score_on_objects(detector: Detector, dataset: AugmentedImages, most: int) -> tuple[float, int]:
+def score_on_objects(
+    detector: Detector, dataset: AugmentedImages, most: int, ctx: DistributedContext
+) -> tuple[float, int]:
     """The mean, over the objects of at most ``most`` letterboxed images, of the highest score of a predicted box that
     overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box. And
-    the number of objects; without any, the mean is NaN.
+    the number of objects; without any, the mean is NaN. Both are equal on all processes, and for any number of them.
 
     Args:
         detector: in eval mode, with any classes.
@@ -119,18 +118,24 @@ def score_on_objects(detector: Detector, dataset: AugmentedImages, most: int) ->
     plain = _without_augmentation(dataset)
     with_objects = np.unique(plain.index.image_of_box[~plain.index.crowd])
     places = np.linspace(0, len(with_objects) - 1, min(most, len(with_objects))).round().astype(np.int64)
-    best = [torch.zeros(0)]
-    for i in with_objects[places].tolist():
-        sample = plain[SampleKey(i, 0, 0, (side, side))]
-        labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
-        pixels = torch.from_numpy(np.ascontiguousarray(sample.image.transpose(2, 0, 1)))
-        images = to_float(pixels[None], device, torch.float32, channels_last=False)
+    batches = [with_objects[places[first : first + BATCH]] for first in range(0, len(places), BATCH)]
+    best = {}
+    for number in range(ctx.rank, len(batches), ctx.world_size):
+        samples = [plain[SampleKey(i, 0, 0, (side, side))] for i in batches[number].tolist()]
+        pixels = torch.from_numpy(np.stack([sample.image.transpose(2, 0, 1) for sample in samples]))
+        images = to_float(pixels, device, torch.float32, channels_last=False)
         boxes, scores = detector.decode([level.float() for level in detector(images)])
-        objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
-        overlaps = iou(objects[:, None], boxes[0], eps=0.0) >= SAME_OBJECT
-        best.append((overlaps * scores[0].amax(1)).amax(1).cpu())
-    values = torch.cat(best).double()
-    return values.mean().item(), len(values)
+        found = []
+        for sample, own_boxes, own_scores in zip(samples, boxes, scores.amax(-1), strict=True):
+            labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
+            objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
+            overlaps = iou(objects[:, None], own_boxes, eps=0.0) >= SAME_OBJECT
+            found.append((overlaps * own_scores).amax(1))
+        best[str(number)] = torch.cat(found).double().cpu().numpy()
+    parts = broadcast_object(ctx, gather_arrays(ctx, best)) or []
+    by_batch = {int(number): values for part in parts for number, values in part.items()}
+    values = np.concatenate([np.zeros(0), *(by_batch[number] for number in sorted(by_batch))])
+    return values.mean().item() if len(values) else math.nan, len(values)
 
 
 def _without_augmentation(dataset: AugmentedImages) -> LoadImagesAndLabels:

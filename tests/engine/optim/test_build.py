@@ -5,13 +5,16 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from engine.checkpoint.checkpointer import Snapshot
 from engine.optim.build import RULES, build_optimizer, choose_optimizer, split_parameters
 from engine.optim.muon import Muon, orthogonalize
 from engine.optim.schedule import Schedule, StepPlan, build_schedule
+from tests.helpers.ranks import run_ranks
 from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
 
 
 def network() -> nn.Module:
@@ -383,3 +386,27 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
         return [p.detach().clone() for p in model.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))
+
+
+def _sharded_and_whole(ctx: DistributedContext, name: str) -> tuple[bool, int, bool]:
+    """Whether parameters equal those of the optimizer that is not sharded, and keep their strides; messages a step."""
+    ours, theirs = (network().to(memory_format=torch.channels_last) for _ in range(2))
+    strides, broadcast, messages = [p.stride() for p in ours.parameters()], dist.broadcast, []
+
+    def counted(*args, **options):
+        messages.append(args)
+        return broadcast(*args, **options)
+
+    dist.broadcast = counted
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+    sharded = build_optimizer(ours, name, sharded=True, **settings)
+    messages.clear()
+    take_steps(ours, sharded, 3)
+    take_steps(theirs, build_optimizer(theirs, name, **settings), 3)
+    equal = all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
+    return equal, len(messages) // 3 // len(sharded.optimizers), strides == [p.stride() for p in ours.parameters()]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Muon"])
+def test_each_process_sends_its_parameters_in_one_message(name):
+    assert run_ranks(2, _sharded_and_whole, name) == [(True, 2, True)] * 2

@@ -20,11 +20,13 @@ from engine.optim import pretrained_rate
 from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score_on_objects
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
+from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 SIDE = 64
+ALONE = DistributedContext.single(torch.device("cpu"))
 
 
 class Planned(nn.Module):
@@ -43,7 +45,8 @@ class Planned(nn.Module):
         return [images]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        return self.answer
+        boxes, scores = self.answer
+        return boxes.expand(len(raw[0]), -1, -1), scores.expand(len(raw[0]), -1, -1)
 
 
 def planned(boxes: int = 40) -> Planned:
@@ -85,10 +88,10 @@ def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
     files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
     value = expected(detector, [file.read_text() for file in files])
     assert 0.1 < value < 0.9
-    score, objects = score_on_objects(detector, dataset, 100)
+    score, objects = score_on_objects(detector, dataset, 100, ALONE)
     assert score == pytest.approx(value, abs=1e-6)
     assert objects == sum(len(file.read_text().splitlines()) for file in files)
-    assert all(image.shape == (1, 3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
+    assert all(image.shape[1:] == (3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
 
 
 def test_images_with_objects_are_taken_at_equal_distances(dataset, tmp_path):
@@ -98,8 +101,8 @@ def test_images_with_objects_are_taken_at_equal_distances(dataset, tmp_path):
     assert len(with_objects) < len(texts)
     chosen = [with_objects[i] for i in np.linspace(0, len(with_objects) - 1, 4).round().astype(int)]
     detector = planned()
-    score, objects = score_on_objects(detector, dataset, 4)
-    assert len(detector.seen) == 4
+    score, objects = score_on_objects(detector, dataset, 4, ALONE)
+    assert [len(images) for images in detector.seen] == [4]
     assert (score, objects) == (pytest.approx(expected(detector, chosen), abs=1e-6), len("".join(chosen).splitlines()))
 
 
@@ -110,12 +113,27 @@ def test_backgrounds_do_not_change_the_score(dataset, tmp_path):
         (labels / f"{i % 12:03}_{i}.txt").write_text("")
     more = samples(tmp_path / "set" / "data.yaml", tmp_path / "other")
     assert len(more) == 72
-    assert score_on_objects(planned(), more, 5) == score_on_objects(planned(), dataset, 5)
+    assert score_on_objects(planned(), more, 5, ALONE) == score_on_objects(planned(), dataset, 5, ALONE)
+
+
+def _scored(ctx: DistributedContext, yaml: Path, cache: Path) -> tuple[float, int, int]:
+    detector = planned()
+    return *score_on_objects(detector, samples(yaml, cache), 25, ctx), sum(map(len, detector.seen))
+
+
+def test_processes_share_the_images_and_get_the_same_score(tmp_path):
+    yaml = write_dataset(tmp_path / "set", train=40)
+    score, objects, images = _scored(ALONE, yaml, tmp_path)
+    assert score > 0
+    two = run_ranks(2, _scored, yaml, tmp_path)
+    assert [found[:2] for found in two] == [(score, objects)] * 2
+    assert [found[2] for found in two] == [15, 10]
+    assert images == 25
 
 
 def test_without_objects_there_is_no_score(dataset, tmp_path):
     dataset.index = dataset.index.with_boxes(np.zeros_like(dataset.index.crowd))
-    score, objects = score_on_objects(planned(), dataset, 5)
+    score, objects = score_on_objects(planned(), dataset, 5, ALONE)
     assert math.isnan(score)
     assert objects == 0
 
@@ -133,7 +151,7 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
     moving = AugmentedImages(index, imgsz=SIDE, seed=3, tiles=tiles, image_cache=images)
     detector = planned(200)
-    score, objects = score_on_objects(detector, moving, 100)
+    score, objects = score_on_objects(detector, moving, 100, ALONE)
     assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
 
 
@@ -173,7 +191,7 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
 
 def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
     model = model or build_detector(TINY_MODEL, 2)
-    return choose_lr_mult(DistributedContext.single(torch.device("cpu")), config, dataset, model, steps)
+    return choose_lr_mult(ALONE, config, dataset, model, steps)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
@@ -245,4 +263,4 @@ def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch
     asked = of_known_objects(monkeypatch, 0.0)
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))
     choose(TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
-    assert asked[0][-1] == images
+    assert asked[0][2] == images
