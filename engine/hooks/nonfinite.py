@@ -12,6 +12,10 @@ from utils.strings import counted
 
 log = logging.getLogger("lockstep")
 
+HALVINGS = (
+    16  # of torch's first loss scale, 2^16, by which float16's range is found; then each step in a row is strange
+)
+
 
 class NonFiniteSteps(Hook):
     """Names the files of a step that was skipped. Raises UserError if one step after another was.
@@ -32,6 +36,8 @@ class NonFiniteSteps(Hook):
             with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
                 file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
             log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
+        elif trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
+            log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         elif trainer.ctx.is_main:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
         if progress.bad_steps >= self._most:

@@ -148,6 +148,18 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path):
     assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 0: a.jpg b.jpg\n" * 3
 
 
+@pytest.mark.parametrize(
+    ("scales", "in_a_row", "level"), [(True, 16, "INFO"), (True, 17, "WARNING"), (False, 1, "WARNING")]
+)
+def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, scales, in_a_row, level):
+    caplog.set_level("INFO", logger="lockstep")
+    step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=scales))
+    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step)
+    trainer.progress.bad_steps = in_a_row
+    NonFiniteSteps(50).read(trainer, SimpleNamespace(finite=False, local_finite=True, grad_norm=float("inf")))
+    assert [record.levelname for record in caplog.records] == [level]
+
+
 def test_a_low_ap_raises_the_weight_of_a_class():
     given: list[list[float]] = []
     loader = SimpleNamespace(class_weights=np.array([1.0, 2.0]), set_class_weights=lambda w: given.append(w.tolist()))
