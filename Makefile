@@ -8,8 +8,12 @@ WHEEL_VENV ?= .venv-wheel
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-EXTRAS := export,search,convert,store,tiff
-UV_COMPILE := .venv-uv/bin/uv pip compile pyproject.toml --all-extras --group dev --no-annotate --quiet
+EXTRAS := export search convert store tiff
+UV := .venv-uv/bin/uv
+UV_COMPILE := $(UV) pip compile pyproject.toml --all-extras --group dev --no-annotate --quiet
+
+# Bytecode is kept: many processes import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow test-benchmarks test-wheel lint lock clean always
 
@@ -24,11 +28,10 @@ demo: $(RUNTIME)
 	@echo 'Check your own data set (README.md says how to write its YAML): $(BIN)/python -m tools.check DATA.yaml'
 	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --model yolov8n --epochs 100'
 
-# Bytecode is kept: hundreds of processes import the same modules.
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -37,9 +40,9 @@ test-benchmarks: $(STAMP)
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
 
 # Builds the wheel, installs it in an environment that has nothing else, and uses it.
-test-wheel:
+test-wheel: | .venv-uv
 	$(call new-environment,$(WHEEL_VENV),--clear)
-	$(WHEEL_VENV)/bin/python -m pip wheel --no-deps --wheel-dir $(WHEEL_VENV)/dist .
+	$(UV) build --wheel --out-dir $(WHEEL_VENV)/dist .
 	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
 	tests/wheel.sh $(WHEEL_VENV)/bin
 
@@ -57,22 +60,21 @@ lowest.txt: pyproject.toml | .venv-uv
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install uv
 
-install = $(1)/bin/python -m pip install $(LOCK:%=-c %)
+# uv takes a third of pip's time.
+install = $(UV) pip install --python $(1) $(LOCK:%=-c %) --upgrade
 define new-environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(2) $(1)
-	$(call install,$(1)) --upgrade pip
 endef
 
 # What the program needs, and what the tests need besides. The program itself runs from this folder.
-$(RUNTIME): pyproject.toml $(or $(LOCK),always)
+$(RUNTIME): pyproject.toml $(or $(LOCK),always) | .venv-uv
 	$(call new-environment,$(VENV))
-	$(call install,$(VENV)) --upgrade --upgrade-strategy eager --only-deps .
+	$(call install,$(VENV)) -r pyproject.toml
 	touch $@
 
 $(STAMP): $(RUNTIME)
-	$(call install,$(VENV)) --upgrade --upgrade-strategy eager --only-deps ".[$(EXTRAS)]"
-	$(call install,$(VENV)) --upgrade --upgrade-strategy eager --group dev
+	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) --group dev
 	touch $@
 
 clean:

@@ -103,8 +103,9 @@ def test_make_keeps_an_environment_for_each_interpreter_and_choice_of_versions(v
     command = ["make", "--dry-run", "--always-make", "test", *variables]
     alone = {"PATH": os.environ["PATH"]}  # without the variables of a `make test` that runs this
     done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
-    installs = re.findall(rf"{folder}/bin/python -m pip install +(.*)--upgrade ", done.stdout)
-    assert installs == [versions] * 4  # pip, what the program needs, its extras, what the tests need
+    installs = re.findall(rf"uv pip install --python {folder} +(.*)--upgrade -r pyproject.toml(.*)$", done.stdout, re.M)
+    assert [given for given, _ in installs] == [versions] * 2
+    assert [more.split()[-2:] for _, more in installs] == [[], ["--group", "dev"]]
 
 
 @pytest.mark.parametrize("python_version", ["3.11", "3.12", "3.13"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,17 @@ def test_each_object_has_one_cell():
     model, batch = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2), make_batch(4)
     output = model.head.build_loss(Hyperparameters())(model(batch.images / 255), batch.targets)
     assert 1 <= output.normalizer <= len(batch.targets.rows)
+
+
+def test_ignored_cells_without_object_have_no_class_loss():
+    model, batch = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2), make_batch(4)
+    raw = [level.detach().requires_grad_() for level in model(batch.images / 255)]
+    everything = np.array([[1, -1, 0.5, 0.5, 1, 1]], np.float32)  # the whole second image, all classes
+    output = model.head.build_loss(Hyperparameters())(raw, replace(batch.targets, ignore=everything))
+    output.total.backward()
+    has_gradient = torch.cat([level.grad[:, 4:].abs().amax(1).flatten(1) for level in raw], 1) > 0
+    assert has_gradient[[0, 2, 3]].all()
+    assert has_gradient[1].sum() <= (batch.targets.rows[:, 0] == 1).sum()
 
 
 def test_lion_equals_the_paper_and_skips_a_step():
