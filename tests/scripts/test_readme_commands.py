@@ -107,7 +107,7 @@ def test_quick_start(tmp_path: Path):
     clone = Clone(tmp_path)
     model = ["--model", str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "--device", "cpu"]
     train = documented("README.md", "python train.py --name demo")
-    clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {"30": "1", "320": "64"})
+    clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {"20": "1", "128": "64"})
     detect = documented("README.md", "python detect.py --weights runs/train/demo/best.pt")
     clone.run(detect, {detect[-1]: detect[-1].replace("~", str(tmp_path))})
     assert list((clone.folder / "runs" / "detect" / "exp").glob("*.*"))
