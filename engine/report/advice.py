@@ -21,7 +21,8 @@ RISING_AP = 0.005  # a rise that more epochs may continue
 FALLING_AP = 0.02
 MOST_DATA_WAIT = 0.2
 LEAST_COST = 0.01  # AP50 that a kind of error costs
-FEW_OBJECTS = 100  # in a validation split: its AP varies by several points by chance
+NEARLY_WORST = 0.8  # of the cost of the worst kind: as important
+FEW_OBJECTS = 100  # in a validation split: changes of AP within its interval are then no reason to do anything
 FEW_BOXES = 50  # of a class, for training
 IMBALANCED = 10  # boxes of the most frequent class for each of the rarest
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings
@@ -68,6 +69,8 @@ def where_it_is_wrong(found: Findings) -> list[str]:
 
 
 def what_to_do(found: Findings) -> list[str]:
+    if found.result is not None and not _objects(found):
+        return ["Label the objects in the validation images: until then, no epoch is known to be better than another."]
     return [*_do_about_training(found), *_do_about_data(found), *_do_about_errors(found)]
 
 
@@ -78,6 +81,17 @@ def _column(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(0), np.zeros(0)
     known = np.isfinite(values)
     return found.history["epoch"][known], values[known]
+
+
+def _objects(found: Findings) -> int:
+    """Labeled objects of the validation; 0 before it."""
+    return 0 if found.result is None else int(found.result.class_targets.sum())
+
+
+def _chance(found: Findings, ap: float) -> float:
+    """Half of the 95 % interval of an AP of few objects, as of a fraction of them that are found; 0 of many."""
+    objects = _objects(found)
+    return 1.96 * float(np.sqrt(ap * (1 - ap) / objects)) if 0 < objects < FEW_OBJECTS else 0.0
 
 
 def _progress(found: Findings) -> Iterator[str]:
@@ -95,7 +109,7 @@ def _score(found: Findings) -> Iterator[str]:
     if result is None:
         yield "There is no validation yet, so nothing is known about the detections."
         return
-    objects = int(result.class_targets.sum())
+    objects = _objects(found)
     if not objects:
         yield f"There are no objects in {counted(result.num_images, 'validation image')}: nothing can be scored."
         return
@@ -112,8 +126,8 @@ def _score(found: Findings) -> Iterator[str]:
         )
     if silenced := silenced_text(result, found.names):
         yield f"{silenced}; detect.py --conf-thres sets another threshold."
-    if objects < FEW_OBJECTS:
-        yield f"With only {counted(objects, 'object')}, a few points of AP are within chance."
+    if chance := _chance(found, result.ap):
+        yield f"With {counted(objects, 'object')}, AP is known to about +/- {chance:.2f}; smaller changes are chance."
 
 
 def _trend(found: Findings) -> Iterator[str]:
@@ -124,16 +138,19 @@ def _trend(found: Findings) -> Iterator[str]:
     best = int(np.argmax(values))
     newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
     yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
-    if _is_rising(values):
+    if _is_rising(found, values):
         yield f"{name} was still rising in the last third of the validations."
-    elif values[best] - values[-1] > FALLING_AP:
+    elif values[best] - values[-1] > max(FALLING_AP, _chance(found, values[best])):
         yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
 
 
-def _is_rising(values: np.ndarray) -> bool:
-    """Whether the best of the last third exceeds the best before by `RISING_AP`."""
+def _is_rising(found: Findings, values: np.ndarray) -> bool:
+    """Whether the best of the last third exceeds the best before by more than `RISING_AP` and chance."""
     third = values.size // 3
-    return third >= 1 and values[-third:].max() - values[:-third].max() > RISING_AP
+    if not third:
+        return False
+    newest, before = values[-third:].max(), values[:-third].max()
+    return bool(newest - before > max(RISING_AP, _chance(found, newest)))
 
 
 def _overfits(found: Findings) -> bool:
@@ -151,7 +168,7 @@ def _overfits(found: Findings) -> bool:
 
 
 def _scored(found: Findings) -> bool:
-    return found.result is not None and bool(found.result.class_targets.any())
+    return _objects(found) > 0
 
 
 def _costs(found: Findings) -> Iterator[str]:
@@ -181,8 +198,9 @@ def _confusions(found: Findings) -> Iterator[str]:
     if pairs:
         count, predicted, true = pairs[0]
         of = int(found.result.class_targets[true])
+        objects, verb = counted(of, "object"), "is" if count == 1 else "are"
         true, predicted = found.names[true], found.names[predicted]
-        yield f"The most frequent confusion: {count} of {of} {true} are mistaken for {predicted}."
+        yield f"The most frequent confusion: {count} of {objects} of class {true} {verb} mistaken for {predicted}."
 
 
 def weak_classes(result: EvalResult) -> np.ndarray:
@@ -220,7 +238,7 @@ def _bias(found: Findings) -> Iterator[str]:
 
 def _do_about_training(found: Findings) -> Iterator[str]:
     epochs, values = _column(found, found.fitness.column)
-    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(values):
+    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, values):
         yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
     if _overfits(found):
         yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
@@ -265,9 +283,10 @@ def is_imbalanced(census: Census) -> bool:
 
 def _do_about_errors(found: Findings) -> Iterator[str]:
     if found.errors is not None and _scored(found):
-        worst = int(np.argmax(found.errors.cost))
-        if found.errors.cost[worst] >= LEAST_COST:
-            yield f"Most AP50 is lost because {REMEDIES[KINDS[worst]]}."
+        cost = found.errors.cost
+        for kind in np.argsort(-cost, kind="stable"):
+            if cost[kind] >= max(LEAST_COST, NEARLY_WORST * cost.max()):
+                yield f"{cost[kind]:.3f} of AP50 is lost because {REMEDIES[KINDS[kind]]}."
     if found.suspects:
         yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
     if found.backgrounds:
