@@ -71,7 +71,7 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     name = words[1] if is_module else words[0].removesuffix(".py").replace("/", ".")
     assert is_module or words[0].endswith(".py"), words
     arguments = words[2 if is_module else 1 :]
-    if name == "venv":
+    if name in ("venv", "build"):  # not ours
         return
     if name == "pytest":
         paths = [word for word in arguments if not word.startswith("-")]
@@ -171,6 +171,8 @@ def check_command(command: Command, acceptance: Acceptance, capsys: pytest.Captu
         assert words[0] == "--logdir"
     elif program == "mlflow":
         assert words[0] == "ui"
+    elif program == "twine":
+        assert words[0] in ("check", "upload")
     elif program == "chromium":
         assert words[-1].endswith("report.html")
     elif program == "docker":
