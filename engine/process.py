@@ -79,7 +79,7 @@ def unused_settings(
         *((name, True, "the model's loss does not use it") for name in sorted(head.unused_hyperparameters)),
         *((name, channels != 3, "images without three channels have no color") for name in ("hsv_h", "hsv_s", "hsv_v")),
         ("lr_mult", not config.weights, "without --weights"),
-        ("distill", not config.keep_old, "without --keep-old"),
+        ("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old"),
         ("cls_pw", head.num_classes == 1, "the model has one class"),
         ("warmup_momentum", hyp.warmup_epochs == 0, "warmup_epochs is 0"),
         ("warmup_bias_lr", hyp.warmup_epochs == 0, "warmup_epochs is 0"),

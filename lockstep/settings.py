@@ -42,7 +42,7 @@ class Hyperparameters(TypedDict, total=False):
     obj: float
     """objectness loss gain (anchor heads, YOLOX)"""
     distill: float
-    """gain of the loss that preserves old classes (--keep-old)"""
+    """gain of the loss that compares with a teacher (--teacher, --keep-old)"""
     one2one: float
     """gain of the one-to-one loss (models with end2end)"""
     anchor_t: float
@@ -213,6 +213,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """model name or YAML; empty: the model of --weights, or yolov8n"""
     weights: str
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
+    teacher: str
+    """trained model, such as a larger one, whose outputs are targets besides the labels"""
     keep_old: bool
     """learn new classes without losing those of --weights, which the data set does not label"""
     hyp: str

@@ -122,7 +122,7 @@ class RunDescription:
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
     origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.origin.Origin`
-    old_model: dict[str, Any] = field(default_factory=dict)  # whose classes --keep-old keeps: spec, names and weights
+    teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,17 +156,13 @@ class Checkpoint(RunDescription):
         if missing:
             raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
         content["progress"] = Progress.of(content["progress"], path)
-        for key, names, kind in _TYPED:
+        for key, name, kind in _TYPED:
+            if type(content.get(key, {}).get(name)) is not kind:
+                raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
+        for key, kind in (("hooks", dict), ("pretrained", list), ("teacher", str)):
             part = content.get(key, {})
-            for name in names:
-                if type(part.get(name, kind())) is not kind or (key != "run" and name not in part):
-                    raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
-        hooks = content.get("hooks", {})
-        if not isinstance(hooks, dict) or not all(isinstance(state, dict) for state in hooks.values()):
-            raise UserError(f"{path}: damaged checkpoint ('hooks' is not their state by name)")
-        rows = content.get("pretrained", {})
-        if not isinstance(rows, dict) or not all(isinstance(numbers, list) for numbers in rows.values()):
-            raise UserError(f"{path}: damaged checkpoint ('pretrained' is not rows by parameter)")
+            if not isinstance(part, dict) or not all(isinstance(value, kind) for value in part.values()):
+                raise UserError(f"{path}: damaged checkpoint ('{key}' is not a {kind.__name__} by name)")
         names = content.get("val_images", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{path}: damaged checkpoint ('val_images' is not a list of names)")
@@ -221,12 +217,10 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 _STATE = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
-_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "old_model")
-# Values of these parts that are read by name; those of ``run`` may be missing.
+_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
 _TYPED = (
-    ("config", ("epochs", "batch_size"), int),
-    ("data", ("fingerprint",), str),
-    ("run", ("epoch_batches",), int),
+    *(("config", name, int) for name in ("epochs", "batch_size")),
+    *(("data", "fingerprint", str), ("run", "epoch_batches", int), ("run", "seconds", float)),
 )
 
 

@@ -120,7 +120,7 @@ def resumed_position(
     where = dataclasses.replace(progress)
     lines = []
     same_data = checkpoint.data["fingerprint"] == fingerprint
-    same_batches = checkpoint.run.get("epoch_batches", epoch_batches) == epoch_batches
+    same_batches = checkpoint.run["epoch_batches"] == epoch_batches
     if not same_data:
         lines.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
     if same_batches and checkpoint.config["batch_size"] == batch_size:

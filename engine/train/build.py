@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -46,6 +47,9 @@ from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.strings import counted, listed
 
+if TYPE_CHECKING:
+    from engine.teacher import TeacherFile
+
 # Parameters, and pixels on each GPU, below which computing takes a fast GPU about as long as launching some thousand
 # kernels takes its host: estimated, not measured.
 SMALL_MODEL, FEW_PIXELS = 5_000_000, 32 * 640**2
@@ -62,14 +66,16 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
     check_settings(ctx, run)
     attached = attached_hooks(ctx, run)  # first, as they may reject settings
     prepare_process(ctx, run)
-    old = open_kept_model(ctx, run)
-    spec = open_run_data(ctx, run, old)
+    teacher = find_teacher(ctx, run)
+    spec = open_run_data(ctx, run, teacher)
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
     model, pretrained, origin = build_model(ctx, run, spec)
+    if teacher is not None:
+        teacher.check(spec, model)
     if run.config.batch_size == FIND_BATCH_SIZE:
         from engine.train.batch_size import with_batch_that_fits
 
-        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model, old), pixels=spec.pixels)
+        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model, teacher), pixels=spec.pixels)
         check_settings(ctx, run)  # again, now that the batch size is known
     config = run.config
     if ctx.is_main:
@@ -97,7 +103,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
                 try_formats(model, config.export, config.imgsz)
     with ExitStack() as stack:
         run = stack.enter_context(open_folder(ctx, run))
-        criterion = build_loss(ctx, run, model, old, loss_weights(run, model, train_loader.index))
+        criterion = build_loss(ctx, run, model, teacher, loss_weights(run, model, train_loader.index))
         if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         images = train_loader.global_images(0)
@@ -107,7 +113,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         indexes = (train_loader.samples.index, val_loader.samples.index)
         fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
-        description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint, old)
+        description = _describe(run, spec, model, step.optimizer.name, pretrained, origin, fingerprint, teacher)
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         truth, tiles = val_loader.index.ground_truth(), val_loader.samples.tiles
         evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, truth, tiles)
@@ -188,27 +194,24 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     check_loader_settings(ctx, config, run.hyp)
 
 
-def open_kept_model(ctx: DistributedContext, run: Run) -> Detector | None:
-    """The model whose classes ``--keep-old`` keeps; None without it."""
-    if not run.config.keep_old:
+def find_teacher(ctx: DistributedContext, run: Run) -> TeacherFile | None:
+    """The model of ``--teacher`` or ``--keep-old``; None without them."""
+    if not (run.config.teacher or run.config.keep_old):
         return None
-    from engine.checkpoint.old_model import check_keep_old, open_old_model
+    from engine.teacher import open_teacher
 
-    check_keep_old(ctx, run.config)
-    return open_old_model(ctx, run)
+    return open_teacher(ctx, run)
 
 
-def open_run_data(ctx: DistributedContext, run: Run, old: Detector | None = None) -> DatasetSpec:
-    """The training and validation splits of the run's data set, staged first with ``--stage``, and with the classes of
-    the model ``old`` before its own. With ``--val-fraction`` the main process chooses the validation images of a new
-    run; a resumed run has those of its checkpoint."""
+def open_run_data(ctx: DistributedContext, run: Run, teacher: TeacherFile | None = None) -> DatasetSpec:
+    """The training and validation splits of the run's data set, staged first with ``--stage``, and with ``--keep-old``
+    with the classes of the teacher before its own. With ``--val-fraction`` the main process chooses the validation
+    images of a new run; a resumed run has those of its checkpoint."""
     config = run.config
     stored_in = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     spec = open_data(DataSource.of_training(config, known_root=run.data_root, stored_in=stored_in), ctx)
-    if old is not None:
-        from engine.checkpoint.old_model import with_old_classes
-
-        spec = with_old_classes(spec, old, config.weights)
+    if config.keep_old:
+        spec = teacher.extended(spec, config.weights)
     if not config.val_fraction:
         return spec
     from data.folds import hold_out_validation
@@ -243,19 +246,13 @@ def build_model(
 
 
 def build_loss(
-    ctx: DistributedContext, run: Run, model: Detector, old: Detector | None = None, weights: Tensor | None = None
+    ctx: DistributedContext, run: Run, model: Detector, teacher: TeacherFile | None, weights: Tensor | None = None
 ) -> Criterion:
-    """The loss of the model's head, on the device. It copies the anchors, so they must be final.
-
-    Args:
-        old: the model whose classes are kept, the loss's teacher.
-        weights: of the classes, see `loss_weights`.
-    """
-    smoothing = run.config.label_smoothing
-    loss = model.head.build_loss(run.hyp, label_smoothing=smoothing, class_weights=weights, distills=old is not None)
-    if old is not None:
-        layout = torch.channels_last if run.config.channels_last else torch.contiguous_format
-        loss.teacher = old.fuse(one_to_one=None).to(memory_format=layout)
+    """The loss of the model's head, on the device. It copies the anchors, so they must be final. ``weights``: of the
+    classes, see `loss_weights`."""
+    smoothing, layout = run.config.label_smoothing, run.config.channels_last
+    built = teacher.build(model, channels_last=layout) if teacher else None
+    loss = model.head.build_loss(run.hyp, teacher=built, label_smoothing=smoothing, class_weights=weights)
     return loss.to(ctx.device)
 
 
@@ -367,7 +364,7 @@ def _describe(
     pretrained: dict[str, tuple[int, ...]],
     origin: dict[str, str],
     fingerprint: str,
-    old: Detector | None,
+    teacher: TeacherFile | None,
 ) -> RunDescription:
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
@@ -386,5 +383,5 @@ def _describe(
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         origin=origin,
-        old_model={"model_spec": old.spec, "names": list(old.names), "weights": old.state_dict()} if old else {},
+        teacher=teacher.stored if teacher else {},
     )

@@ -46,7 +46,7 @@ class Trainer:
         self.control, self.checkpointer, self.hooks = control, checkpointer, Hooks(hooks)
         self.images, self.data_wait_s = 0, 0.0  # of the newest step, see `Training`
         self.is_refining = False  # see `models.losses.base.Criterion.set_refining`
-        earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
+        earlier_s = run.checkpoint.run["seconds"] if run.checkpoint else 0.0
         self._started, self._is_over = time.monotonic() - earlier_s, False  # as if there had been no interruption
         self._plan_steps(run.config.epochs)
 

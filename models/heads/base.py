@@ -21,6 +21,7 @@ from utils.config.settings import Hyperparameters
 
 if TYPE_CHECKING:
     from models.losses.base import Criterion, LossSettings
+    from models.losses.distillation import Teacher
 
 ONE_TO_ONE = "one2one_"  # before the names of the second branch's layers, as in public state dicts
 REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
@@ -38,7 +39,7 @@ class DetectionHead(nn.Module):
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     squares: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
     refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_refining`
-    distills: ClassVar[bool] = False  # whether the loss can learn from a teacher, for --keep-old
+    distills: ClassVar[bool] = False  # whether the head can teach and its loss learn from a teacher
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 
     def __init__(self, strides: tuple[int, ...], num_classes: int) -> None:
@@ -121,18 +122,23 @@ class DetectionHead(nn.Module):
             for first, second in zip(self._layers(""), self._layers(ONE_TO_ONE)):
                 second.load_state_dict(first.state_dict())
 
-    def build_loss(self, hyp: Hyperparameters, **options: Any) -> Criterion:
+    def build_loss(self, hyp: Hyperparameters, *, teacher: Teacher | None = None, **options: Any) -> Criterion:
         """The loss, on the head's device. Anchors are copied: build it when they are final. ``options``: other fields
         of `LossSettings`."""
         from models.losses.base import LossSettings
 
         settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **options)
+        if teacher is not None:
+            settings = replace(settings, taught=teacher.taught, unlabeled_only=teacher.unlabeled_only)
         loss = self.branch_loss(settings)
-        if not self.is_dual:
-            return loss
-        from models.losses.dual_assignment import DualAssignmentLoss
+        if self.is_dual:
+            from models.losses.dual_assignment import DualAssignmentLoss
 
-        return DualAssignmentLoss(loss, self.branch_loss(replace(settings, one_to_one=True)), gain=hyp.one2one)
+            taught = settings.taught if teacher is not None and teacher.is_dual else ()
+            one = self.branch_loss(replace(settings, one_to_one=True, taught=taught))
+            loss = DualAssignmentLoss(loss, one, gain=hyp.one2one)
+        loss.teacher = teacher
+        return loss
 
     def class_rows(self) -> dict[str, tuple[int, int]]:
         """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""

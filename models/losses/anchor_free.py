@@ -54,10 +54,11 @@ class AnchorFreeLoss(Criterion):
         self.settings, self.strides, self.reg_max, hyp = settings, settings.strides, reg_max, settings.hyp
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
-        if settings.distills:
+        if settings.taught:
             from models.losses.distillation import distill
 
             self._distill = distill
+            self.register_buffer("taught", torch.tensor(settings.taught), persistent=False)
             self.names, self.gains = (*self.names, "distill"), (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(
@@ -112,14 +113,18 @@ class AnchorFreeLoss(Criterion):
             ignored = ignored.except_positive(assigned > 0)
         cls = sparse_cross_entropy(class_logits, cells, class_targets, self.class_weights, ignored)
         normalizer = scores.sum()
-        if not self.settings.distills:
+        if not self.settings.taught:
             return self.weighted((box, cls, distance), normalizer)
-        distill = torch.zeros_like(box)
-        if ignored is not None:
-            teacher = split_rows(teacher_maps, 4 * self.reg_max)
-            pairs = ([logits[ignored.images] for logits in both] for both in ((box_logits, class_logits), teacher))
-            found = self._distill(*pairs, ignored.cells, centers, strides)
+        distill, taught = torch.zeros_like(box), None
+        outputs = box_logits, class_logits.index_select(-1, self.taught)
+        teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(self.settings.taught))
+        if self.settings.unlabeled_only and ignored is not None:
+            outputs, teacher = ([logits[ignored.images] for logits in both] for both in (outputs, teacher))
+            taught = ignored.cells.index_select(-1, self.taught)
+        if not self.settings.unlabeled_only or ignored is not None:
+            found = self._distill(outputs, teacher, taught, centers, strides)
             distill = sum(gain * term for gain, term in zip(self.gains, found[:3]))
+        if taught is not None:  # the teacher's boxes count like labeled objects
             normalizer = normalizer + found.weight
         return self.weighted((box, cls, distance, distill), normalizer)
 

@@ -29,6 +29,7 @@ from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, Targets, pad_targets
 
 if TYPE_CHECKING:
+    from models.losses.distillation import Teacher
     from models.losses.regions import IgnoredCells
 
 NO_OBJECT = -1e4  # a logit whose softplus is 0 in any floating-point type
@@ -44,7 +45,8 @@ class LossSettings:
     label_smoothing: float = 0.0
     one_to_one: bool = False  # whether a target is assigned to one cell
     class_weights: Tensor | None = None  # float32 (C,), of the classes' cross-entropies; None: 1, see `class_weights`
-    distills: bool = False  # whether a teacher's outputs are targets too, see `models.losses.distillation`
+    taught: tuple[int, ...] = ()  # classes of which a teacher gives targets, see `models.losses.distillation`
+    unlabeled_only: bool = False  # whether it does so only where an image does not label them
 
 
 class Criterion(nn.Module):
@@ -56,7 +58,7 @@ class Criterion(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.teacher: nn.Module | None = None  # a detector, if the loss distills
+        self.teacher: Teacher | None = None
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
@@ -65,13 +67,12 @@ class Criterion(nn.Module):
 
         Args:
             raw: maps of the head, one per level, on the device of the targets' rows.
-            teacher_maps: `teacher_maps` of the same images; only a loss that distills reads them.
+            teacher_maps: `teacher_maps` of the same images; only a loss with a teacher reads them.
         """
         raise NotImplementedError
 
-    @torch.no_grad()
     def teacher_maps(self, images: Tensor) -> list[Tensor] | None:
-        """The raw maps of the teacher for ``images`` (B, 3, H, W); None without one."""
+        """The maps of the teacher for ``images`` (B, 3, H, W); None without one."""
         return None if self.teacher is None else self.teacher(images)
 
     def ignored_cells(self, raw: Sequence[Tensor], targets: Targets) -> IgnoredCells | None:

@@ -128,7 +128,7 @@ def test_the_list_and_the_documentation_show_the_catalog(capsys):
     permissive = [license in ("Apache-2.0", "MIT") for _, license, _, _ in rows]
     assert permissive == sorted(permissive, reverse=True)
     assert sum(permissive) == 10
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "models.md").read_text()
     found = [
         row.split(" | ") for row in re.findall(r"^\| ((?:yolo[\w.-]+ )+\| \S+ \| [\d. -]+ \| [\d. ]+) \|$", page, re.M)
     ]

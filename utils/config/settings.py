@@ -38,8 +38,8 @@ _WORKERS_HELP = (
 TOPICS = {  # the sections of --help: the settings of all commands
     "data": "data fraction val_fraction task source classes single_cls verify max_bad cache cache_dir stage groups "
     "folds near_duplicates vid_stride max_frames",
-    "model and weights": "runs model weights keep_old trust offline freeze noautoanchor format layout imgsz batch "
-    "dynamic half int8 opset",
+    "model and weights": "runs model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
+    "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "cls_pw skip_zero_grads max_bad_steps seed deterministic",
@@ -124,7 +124,7 @@ class Hyperparameters:
     cls: float = setting(0.5, low=0, help="class loss gain")
     dfl: float = setting(1.5, low=0, help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
     obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads, YOLOX)")
-    distill: float = setting(1.0, low=0, help="gain of the loss that preserves old classes (--keep-old)")
+    distill: float = setting(1.0, low=0, help="gain of the loss that compares with a teacher (--teacher, --keep-old)")
     one2one: float = setting(4.0, low=0, help="gain of the one-to-one loss (models with end2end)")
     anchor_t: float = setting(4.0, low=1, help="maximum width or height ratio between an anchor and its target")
     tal_topk: int = setting(10, low=1, help="candidates per target in task-aligned assignment")
@@ -224,6 +224,7 @@ class TrainConfig(_DataConfig):
     )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
+    teacher: str = setting("", help="trained model, such as a larger one, whose outputs are targets besides the labels")
     keep_old: bool = setting(
         False, help="learn new classes without losing those of --weights, which the data set does not label"
     )

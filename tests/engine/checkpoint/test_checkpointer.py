@@ -47,6 +47,7 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
 def save(folder: Path, state: SimpleNamespace, **changes) -> Checkpointer:
     checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
     options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
+    options["run"] = {"epoch_batches": 4, "seconds": 1.0}
     checkpointer.save(state, **{**options, **changes})
     checkpointer.finish()
     return checkpointer
@@ -338,6 +339,7 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     with pytest.raises(UserError, match=rf"last\.pt: its weights do not fit its model \(.*{name}"):
         load_detector(tmp_path / "last.pt")
     state = {"ema": {}, "optimizer": {}, "scaler": {}, "progress": {}, "hyp": {}, "data": DESCRIPTION.data}
-    write_checkpoint(content | state | {"config": DESCRIPTION.config}, tmp_path / "last.pt")
+    run = {"config": DESCRIPTION.config, "run": {"epoch_batches": 4, "seconds": 1.0}}
+    write_checkpoint(content | state | run, tmp_path / "last.pt")
     with pytest.raises(UserError, match=rf"last\.pt: does not fit this run: .*{name}"):
         Checkpoint.read(tmp_path / "last.pt").load_model(model)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import split_rows
@@ -29,8 +30,18 @@ def same_as(raw: list[torch.Tensor]) -> list[torch.Tensor]:
     return [level[:, : 4 * REG_MAX + OLD].detach() for level in raw]
 
 
-def criterion():
-    return tiny_head("anchor_free").build_loss(HYP, distills=True)
+class OldModel(nn.Module):
+    """Stands for a `Teacher` of the first classes, with outputs that the tests make."""
+
+    taught, unlabeled_only, is_dual = tuple(range(OLD)), True, True
+
+
+class WholeTeacher(OldModel):
+    taught, unlabeled_only = (2, 0), False
+
+
+def criterion(teacher: type[OldModel] = OldModel):
+    return tiny_head("anchor_free").build_loss(HYP, teacher=teacher())
 
 
 @pytest.mark.parametrize("bins", [REG_MAX, 1])
@@ -43,7 +54,8 @@ def test_the_terms_are_those_of_a_loop(bins):
     if bins == 1:
         new_boxes, old_boxes = new_boxes.abs() + 0.5, old_boxes.abs() + 0.5
     unlabeled = torch.rand((2, 8, 3), generator=rng) < 0.6
-    found = distill((new_boxes, new), (old_boxes, old), unlabeled, centers.double(), strides.double())
+    outputs, unlabeled = (new_boxes, new[..., :OLD]), unlabeled[..., :OLD]
+    found = distill(outputs, (old_boxes, old), unlabeled, centers.double(), strides.double())
     expected = np.zeros(4)
     for image in range(2):
         for cell in range(8):
@@ -95,6 +107,23 @@ def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
     assert differs[1][~positive].all()
 
 
+def test_a_teacher_of_labeled_classes_is_compared_in_all_cells():
+    """Of two of the three classes, in the order of the teacher's maps, with the same number of bins or none."""
+    raw, targets = raw_maps("anchor_free", 2), as_targets(TARGETS)
+    plain = tiny_head("anchor_free").build_loss(HYP)(raw, targets)
+    centers, strides = cell_centers(grid_shapes(raw), STRIDES, torch.device("cpu"))
+    boxes, classes = split_rows(raw, 4 * REG_MAX)
+    distances = [torch.cat((level[:, :4].abs(), level[:, -OLD:]), 1) for level in old_maps()]
+    for maps in (old_maps(), distances):
+        teacher = split_rows(maps, maps[0].shape[1] - OLD)
+        output = criterion(WholeTeacher)(raw, targets, maps)
+        box, cls, sides, _ = distill((boxes, classes[..., [2, 0]]), teacher, None, centers, strides)
+        expected = HYP.distill * (HYP.box * box + HYP.cls * cls + HYP.dfl * sides)
+        torch.testing.assert_close(output.parts, torch.cat((plain.parts, expected[None].detach())))
+        assert torch.equal(output.normalizer, plain.normalizer)
+        assert expected > 0
+
+
 def test_without_ignored_classes_nothing_is_taught():
     raw = raw_maps("anchor_free", 2)
     output = criterion()(raw, as_targets(TARGETS), old_maps())
@@ -133,7 +162,7 @@ def test_many_ignored_classes_are_one_region():
 def test_each_of_two_branches_learns_from_the_same_of_the_old_model():
     head = tiny_head("anchor_free")
     head.add_one_to_one()
-    both = head.build_loss(HYP, distills=True)
+    both = head.build_loss(HYP, teacher=OldModel())
     raw = [*raw_maps("anchor_free", 2), *raw_maps("anchor_free", 2, seed=5)]
     old = [*old_maps(), *old_maps(seed=6)]
     found = both(raw, as_targets(TARGETS, EVERYWHERE), old)

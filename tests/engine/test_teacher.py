@@ -1,4 +1,5 @@
-"""--keep-old: new classes are learned, and those of the old model stay."""
+"""A teacher: --keep-old learns new classes while those of the old model stay, --teacher adds a model's outputs to the
+labels."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import yaml
 
 import train
 import val
-from engine.checkpoint.old_model import check_keep_old
+from engine.teacher import check_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
@@ -28,9 +29,9 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,8 @@ def flags(world: Path, *more: str) -> list[str]:
     return [*map(str, given), *more]
 
 
-def test_a_run_resumes_without_the_old_file_and_ends_with_the_same_bits(world, tmp_path, capsys):
-    """In its folder or another; its validation and that of its best.pt take the old class for unlabeled."""
+def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_path, capsys):
+    """The teacher's file may have moved; its validation and that of its best.pt take the old class for unlabeled."""
     weights = tmp_path / "old.pt"
     shutil.copy(world / "old.pt", weights)
     given = flags(world, "--weights", str(weights), "--project", str(tmp_path), "--save-period", "1")
@@ -69,13 +70,20 @@ def test_a_run_resumes_without_the_old_file_and_ends_with_the_same_bits(world, t
     assert "training images too" not in log
     whole = read_checkpoint(tmp_path / "whole" / "last.pt")
     assert whole["names"] == ["light", "dark"]
-    assert "old_model" not in read_checkpoint(tmp_path / "whole" / "best.pt")
+    assert whole["teacher"]["path"] == str(weights)
+    assert "teacher" not in read_checkpoint(tmp_path / "whole" / "best.pt")
     header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
     assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
-    weights.unlink()
+    weights.rename(tmp_path / "moved.pt")
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
-    run_main(train.main, ["--resume", str(tmp_path / "again")])
+    resume = ["--resume", str(tmp_path / "again")]
+    line = f"{weights}: no such file, the teacher of this run; name where it is: --teacher PATH"
+    assert line in error_of(capsys, train.main, *resume)
+    other = str(tmp_path / "whole" / "best.pt")
+    error = error_of(capsys, train.main, *resume, "--teacher", other)
+    assert f"{other} is not the teacher that this run began with ({weights})" in error
+    run_main(train.main, [*resume, "--teacher", str(tmp_path / "moved.pt")])
     again = read_checkpoint(tmp_path / "again" / "last.pt")
     same_content(
         {k: whole[k] for k in ("model", "ema", "optimizer")}, {k: again[k] for k in ("model", "ema", "optimizer")}
@@ -96,7 +104,7 @@ def test_one_and_two_processes_end_with_the_same_bits(world, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
-    for part in ("model", "ema", "optimizer", "old_model"):
+    for part in ("model", "ema", "optimizer", "teacher"):
         same_content(one[part], two[part])
 
 
@@ -149,10 +157,10 @@ def test_what_cannot_be_is_one_line(world, tmp_path, capsys, changes, line):
     assert not (tmp_path / "runs").exists()
 
 
-def test_processes_that_validate_beside_training_do_not_have_the_old_model():
+def test_processes_that_validate_meanwhile_do_not_have_the_teacher():
     ctx = replace(DistributedContext.single(), eval_ranks=1)
     with pytest.raises(UserError, match=r"--keep-old: .*; leave out --eval-ranks"):
-        check_keep_old(ctx, TrainConfig(weights="old.pt", keep_old=True))
+        check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
 
 
 def test_folds_are_refused(world, tmp_path, capsys):
@@ -170,3 +178,72 @@ def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
     model, _ = load_detector(tmp_path / "exp2" / "last.pt")
     assert model.names == ("light", "dark", "glow")
     assert "does not label dark: ignored" in (tmp_path / "exp2" / "train.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def teacher(world) -> Path:
+    """A model of the classes dark, light and other."""
+    model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
+    scatter_norms(model)
+    content = {
+        "model_spec": model.spec,
+        "names": list(model.names),
+        "imgsz": 64,
+        "model": {},
+        "ema": model.state_dict(),
+    }
+    write_checkpoint(content, world / "teacher.pt")
+    return world / "teacher.pt"
+
+
+def taught(world: Path, teacher: Path, *more: str) -> list[str]:
+    given = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
+    return [*map(str, given), "--epochs", "2", *more]
+
+
+def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path):
+    given = taught(world, teacher, "--project", str(tmp_path), "--virtual-ranks", "2", "--save-period", "1")
+    run_main(train.main, [*given, "--name", "whole"])
+    assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
+    header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
+    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
+    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    command = [*launch, "--resume", str(tmp_path / "again")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
+    for part in ("model", "ema", "optimizer", "teacher"):
+        same_content(whole[part], again[part])
+    plain = [flag for flag in given if flag not in ("--teacher", str(teacher))]
+    run_main(train.main, [*plain, "--name", "plain"])
+    weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]
+    assert any(not torch.equal(weights[name], whole["model"][name]) for name in weights)
+
+
+def test_a_model_without_a_teacher_cannot_get_one_when_it_resumes(world, teacher, tmp_path, capsys):
+    plain = [flag for flag in taught(world, teacher) if flag not in ("--teacher", str(teacher))]
+    run_main(train.main, [*plain, "--project", str(tmp_path), "--epochs", "1"])
+    resume = ["--resume", str(tmp_path / "exp"), "--epochs", "2", "--teacher", str(teacher)]
+    assert "this run began without a teacher; leave out --teacher" in error_of(capsys, train.main, *resume)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["--teacher", "{}/absent.pt"], "{}/absent.pt"),
+        (["--data", "{}/other.yaml"], "and {}/other.yaml have no class in common"),
+        (["--model", "{}/anchors.yaml"], "only models with anchor-free heads without objectness can be taught"),
+        (["--keep-old", "--weights", "{}/old.pt", "--model", ""], "--keep-old: the teacher is the model of --weights"),
+    ],
+)
+def test_what_cannot_be_taught_is_one_line(world, teacher, tmp_path, capsys, changes, line):
+    write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
+    values = yaml.safe_load((world / "dark.yaml").read_text())
+    (world / "other.yaml").write_text(yaml.safe_dump(values | {"names": ["glow"]}))
+    given = [change.format(world) for change in changes]
+    error = error_of(capsys, train.main, *taught(world, teacher, "--project", str(tmp_path / "runs")), *given)
+    assert line.format(world) in error
+    assert not (tmp_path / "runs").exists()
