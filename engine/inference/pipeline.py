@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,7 +43,9 @@ class DetectionSettings:
 
 
 class Pipeline:
-    """Maps images to their detections. Several threads may call one pipeline.
+    """Maps images to their detections. Several threads may call one pipeline; on a GPU one thread runs the model,
+    because cuDNN's plans belong to a thread: each new one would search kernels again (pytorch#191744), and their memory
+    is never freed (pytorch#169153).
 
     Args:
         model: on its device.
@@ -55,6 +58,8 @@ class Pipeline:
         if tiles:
             tiles.check(model.stride, model.input_hw)
         self.model, self.amp, self.tiles = model, amp, tiles
+        self._on_gpu = model.device.type == "cuda"
+        self._thread = ThreadPoolExecutor(1) if self._on_gpu else None
         self._has_warned = False
 
     def __call__(
@@ -94,15 +99,29 @@ class Pipeline:
     ) -> tuple[list[DetectionTable], dict[str, float]]:
         started = time.perf_counter()
         tiled = self._tiled(settings) if self.tiles else None
+        shape, kind = (len(images), *canvas_hw, self.model.pixels.channels), self.model.pixels
+        canvases = torch.empty(shape, dtype=torch.uint8 if kind.bits == 8 else torch.uint16, pin_memory=self._on_gpu)
         fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else settings.imgsz) for image in images]
-        kind = self.model.pixels
-        canvases = np.empty((len(images), *canvas_hw, kind.channels), kind.dtype)
-        for image, fit, canvas in zip(images, fits, canvases):
+        for image, fit, canvas in zip(images, fits, canvases.numpy()):
             letterbox(image, canvas_hw, fit, canvas)
+        compute = partial(self._compute, canvases, settings, tiled)
+        detections, prepared, computed = self._thread.submit(compute).result() if self._thread else compute()
+        tables = [
+            _table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))
+        ]
+        times = (started, prepared, computed, time.perf_counter())
+        stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
+        return tables, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+
+    def _compute(
+        self, canvases: Tensor, settings: DetectionSettings, tiled: TiledDetector | None
+    ) -> tuple[Detections, float, float]:
+        """The detections on canvases (B, h, w, C), on the CPU, and when these were on the device and the model was
+        done, in seconds."""
         with torch.inference_mode():
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
-            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2)
-            pixels = pixels / 255 if kind.bits == 8 else pixels.float() / 65535
+            pixels = canvases.to(self.model.device, non_blocking=True).permute(0, 3, 1, 2)
+            pixels = pixels / 255 if self.model.pixels.bits == 8 else pixels.float() / 65535
             prepared = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
                 raw = (tiled or self.model)(pixels)
@@ -112,12 +131,7 @@ class Pipeline:
             detections = Detections(*(t.cpu() for t in found))
             if not detections.counts.any():
                 self._check_outputs(raw)
-        tables = [
-            _table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))
-        ]
-        times = (started, prepared, computed, time.perf_counter())
-        stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
-        return tables, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+        return detections, prepared, computed
 
     def _check_outputs(self, raw: list[Tensor]) -> None:
         """Warns once of outputs that are not numbers, in which nothing can be found."""
@@ -148,7 +162,7 @@ class Pipeline:
 
     def _now(self) -> float:
         """Seconds; waits until a GPU has done what it was given, so that each stage counts its own work."""
-        if self.model.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.current_stream(self.model.device).synchronize()
         return time.perf_counter()
 

@@ -23,7 +23,8 @@ from utils.files.checkpoint import write_checkpoint
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
-    "config": {"batch_size": 8, "epochs": 10}, "run": {"epoch_batches": 10, "seconds": 1.0, "world_size": 2, "device": "cpu"},
+    "config": {"batch_size": 8, "epochs": 10},
+    "run": {"epoch_batches": 10, "seconds": 1.0, "world_size": 2, "device": "cpu"},
     "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
 }  # fmt: skip
 CHECKPOINT = Checkpoint(**STORED)

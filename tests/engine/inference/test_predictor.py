@@ -9,6 +9,7 @@ import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 import export
 from data.sources import Frame
 from engine.inference.images import as_images
+from engine.inference.pipeline import Pipeline
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from tests.data.image_io.test_decode import jpeg_with_exif
@@ -311,6 +313,32 @@ def test_a_fixed_canvas(weights, predictor):
     )
     with pytest.raises(UserError, match="takes 32x96 pixels"):
         Predictor(fixed, imgsz=64)
+
+
+def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
+    """Here with the GPU's thread for a model on the CPU. An error reaches the caller, and the thread goes on."""
+    fake = SimpleNamespace(device=torch.device("cuda"))
+    assert Pipeline(fake, None)._thread is not None
+    predictor, threads = load(weights, device="cpu", conf=0.0, max_det=5), set()
+    pictures = [picture(seed=seed) for seed in range(20)]
+    expected = [rows(predictor(image, color="rgb")) for image in pictures]
+    predictor.pipeline._thread = Pipeline(fake, None)._thread
+    decode = predictor.model.decode
+
+    def noted(raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        threads.add(threading.get_ident())
+        return decode(raw)
+
+    monkeypatch.setattr(predictor.model, "decode", noted)
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(lambda image: rows(predictor(image, color="rgb")), pictures)) == expected
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    monkeypatch.setattr(predictor.model, "decode", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        predictor(pictures[0], color="rgb")
+    monkeypatch.setattr(predictor.model, "decode", decode)
+    assert rows(predictor(pictures[0], color="rgb")) == expected[0]
 
 
 def test_eight_threads_give_the_bits_of_one(predictor):
