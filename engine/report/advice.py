@@ -127,7 +127,7 @@ def _score(found: Findings) -> Iterator[str]:
     if silenced := silenced_text(result, found.names):
         yield f"{silenced}; detect.py --conf-thres sets another threshold."
     if chance := _chance(found, result.ap):
-        yield f"With {counted(objects, 'object')}, AP is known to about +/- {chance:.2f}; smaller changes are chance."
+        yield f"With {counted(objects, 'object')}, AP is known to about ±{chance:.2f}; smaller changes are chance."
 
 
 def _trend(found: Findings) -> Iterator[str]:

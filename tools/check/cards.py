@@ -79,7 +79,7 @@ class IssueGalleries(Galleries):
             if isinstance(view, View):
                 picture = view.svg(f"{name} with its labels", [self._outlines(view, split, rows)])
             pictures.append((f"{split}: {name}", picture))
-        others = f"{len(images) - 2:,} more are like these." if len(images) > 2 else ""
+        others = f"{len(images) - 2:,} more like these." if len(images) > 2 else ""
         tags = [(issue.kind, split) for split in dict.fromkeys(split for split, _ in images)]
         return Card(pictures, issue.kind, others, tags)
 

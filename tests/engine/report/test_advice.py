@@ -109,7 +109,7 @@ def test_changes_within_the_interval_of_few_objects_are_no_reason_to_do_anything
     ap = [0.5, 0.52, 0.55, 0.54, 0.622, 0.55]
     few = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), result=scored(6, 6, ap=0.55))
     many = replace(few, result=scored(600, 600, ap=0.55))
-    assert "With 12 objects, AP is known to about +/- 0.28; smaller changes are chance." in text(how_it_went(few))
+    assert "With 12 objects, AP is known to about ±0.28; smaller changes are chance." in text(how_it_went(few))
     assert what_to_do(few) == []
     assert not {"rising", "fallen"} & set(text(how_it_went(few)).split())
     assert "rising" in text(how_it_went(many))

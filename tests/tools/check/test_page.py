@@ -148,7 +148,7 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     assert "1 group of near-duplicates across splits; 1 group of near-duplicates within a split" in text
     assert "train: images/train/0.png" in text
     assert "val: images/val/copy.png" in text
-    assert "2 more are like these." in text
+    assert "2 more like these." in text
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
