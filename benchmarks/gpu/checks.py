@@ -25,6 +25,7 @@ PARTS = {
     "render": "profile:rendering",
     "peak": "profile:share_of_peak",
     "data-parallel": "equal:data_parallel",
+    "predictor-threads": "equal:predictor_threads",
     "overflow": "equal:overflow",
     "ranks": "bits:compare_processes",
     "ranks-ddp": "bits:compare_ddp",
@@ -33,6 +34,7 @@ PARTS = {
     "resume": "bits:stop_and_resume",
     "validate": "scripts:validate",
     "detect": "scripts:detect",
+    "exported": "scripts:exported",
     "largest-batch": "scripts:largest_batch",
     "rates": "scripts:rates",
     "train": "scripts:time_training",
@@ -73,7 +75,10 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
     """Prints the machine's hardware and packages, and what it lacks."""
     import platform
     import socket
+    import sysconfig
     from importlib.metadata import PackageNotFoundError, version
+
+    import torch
 
     from benchmarks.speed.report import commit, machine
 
@@ -94,8 +99,12 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
     shared = Path("/dev/shm")
     if shared.is_dir():
         yield f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB of shared memory free"
-    tools = [name for name in ("nvidia-smi", "nvcc", "c++", "ninja") if shutil.which(name)]
-    yield f"tools: {', '.join(tools) or 'none'}"
+    tools = [name for name in ("nvidia-smi", "nvcc", "c++", "gcc", "ninja") if shutil.which(name)]
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    yield f"tools: {', '.join(tools) or 'none'}; Python.h {'is there' if header.is_file() else 'is missing'}"
+    if torch.cuda.is_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        yield f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}"
     if "nvidia-smi" in tools:
         query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_mode", "--format=csv,noheader"]
         yield subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()

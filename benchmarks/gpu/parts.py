@@ -147,6 +147,7 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
              train("plain", "--epochs", str(sizes.demo_epochs), "--batch-size", str(max(sizes.batch, 16))), "small"),
         part("validates", 25, check("validate", sizes, *data, *own), "small"),
         part("detects", 12, check("detect", sizes, *data, *own), "small"),
+        part("a TorchScript file gives the checkpoint's AP", 30, check("exported", sizes, *data, *own), "small"),
         part("no host sync in the training loop", 35, check("sync-free-loop", sizes, *data), "small"),
         part("float16 that overflows at once", 15, check("overflow", sizes, *size, *both)),
         part("the same bits on two processes of one GPU", 35,
@@ -156,7 +157,8 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
         part("batches straight from the workers' memory", 15, check("feed", sizes, *data), "small"),
         part(f"trains in {half} with SGD", 15, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
         part("torchrun, one rank", 20, torchrun(*training(sizes, folder, "nccl")), "small"),
-        part("DataParallel on one device", 12, check("data-parallel", sizes, *size)),
+        part("a Predictor called by many threads", 20, check("predictor-threads", sizes, *size)),
+        part("DataParallel on one device", 20, check("data-parallel", sizes, *size)),
         part("NMS", 20, speed("nms", sizes, "--batch-size", str(sizes.train_batch))),
     ]  # fmt: skip
 

@@ -89,6 +89,18 @@ def detect(options: argparse.Namespace) -> Iterator[str]:
     yield text.strip().splitlines()[-2]
 
 
+def exported(options: argparse.Namespace) -> Iterator[str]:
+    """A TorchScript file, traced on the CPU, is scored on the device. SystemExit if its AP is not the checkpoint's."""
+    weights = weights_of(options)
+    run(options, "export.py", "--weights", str(weights), "--format", "torchscript", "--no-check", device="cpu")
+    project = ["--project", str(options.folder / "val"), "--noplots", "--exist-ok"]
+    files = {"checkpoint": weights, "TorchScript": weights.with_suffix(".torchscript")}
+    aps = {what: scores(run(options, "val.py", "--weights", str(path), *project))["AP"] for what, path in files.items()}
+    yield ", ".join(f"{what} AP {ap:.4f}" for what, ap in aps.items())
+    if abs(aps["checkpoint"] - aps["TorchScript"]) > SAME_SCORE:
+        sys.exit("the TorchScript file has another AP")
+
+
 def rates(options: argparse.Namespace) -> Iterator[str]:
     """Images per second of val.py and detect.py without the time to start: of the training images, which are many, less
     that of the validation images."""

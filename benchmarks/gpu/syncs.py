@@ -149,7 +149,7 @@ def waits_of_step(
     model: str, optimizer: str, amp: str, options: argparse.Namespace
 ) -> list[WarnedWaits | WaitingOperations]:
     take_step = build_step(model, device=options.device, amp=amp, optimizer=optimizer)
-    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device))
+    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, like_coco=True))
     for _ in range(WARM):
         step()
     found = watchers(options.device)

@@ -97,13 +97,15 @@ def make_batches(
 ) -> list[Batch]:
     """Random pictures with ``boxes`` boxes each, as the loader hands them over (page-locked where there is a GPU).
 
-    Sides of boxes are a fifth to a half of the canvas; ``like_coco``: see `coco_boxes`.
+    Sides of boxes are a fifth to a half of the canvas; ``like_coco``: see `coco_boxes`, and the first image has a
+    region to ignore, as COCO's crowds are.
     """
+    import numpy as np
     import torch
 
     from utils.structures import Batch, Targets
 
-    batches = []
+    batches, region = [], np.array([[0, 0, 0.5, 0.5, 0.4, 0.3]], np.float32)
     for seed in range(number):
         generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8)
@@ -116,7 +118,7 @@ def make_batches(
             rows[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
         batch = Batch(
             images=pixels.permute(0, 3, 1, 2),
-            targets=Targets(rows, (boxes,) * images),
+            targets=Targets(rows, (boxes,) * images, ignore=region if like_coco else None),
             indices=torch.arange(images),
             original_hw=torch.full((images, 2), size, dtype=torch.int32),
             letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),

@@ -120,7 +120,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
     assert len(scorers(tmp_path / "scored")) > EPOCHS
 
 
-@pytest.mark.parametrize("more", [(), ("--eval-ranks", "1")])
+@pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
     """With an evaluating process or without one."""
     odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"

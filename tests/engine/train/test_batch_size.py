@@ -298,7 +298,9 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
     return with_batch_that_fits(ctx, run, model, criterion, memory=Counted(limits[ctx.rank])).config.batch_size
 
 
-@pytest.mark.parametrize(("settings", "factor"), [({}, 2), ({"virtual_ranks": 4}, 4)])
+@pytest.mark.parametrize(
+    ("settings", "factor"), [pytest.param({}, 2, marks=pytest.mark.slow), ({"virtual_ranks": 4}, 4)]
+)
 def test_the_processes_agree_on_the_smallest_result(settings, factor):
     """Each process searches independently and needs its own number of steps."""
     limits = [peak_bytes(9) + 100, peak_bytes(4) + 100]

@@ -79,7 +79,7 @@ def test_public_weights_give_the_reference_output(shared: Path, name: str) -> No
             assert (found_scores - scores).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["yolov5s", "yolov8n", "yolo11n"])
+@pytest.mark.parametrize("name", [pytest.param("yolov5s", marks=pytest.mark.slow), "yolov8n", "yolo11n"])
 def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str) -> None:
     original = build_detector(name, 3, seed=5)
     path = save_foreign(tmp_path / "foreign.pt", original, names={0: "a", 1: "b", 2: "c"})
