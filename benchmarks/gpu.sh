@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in three calls of at most 500 seconds each on a bare machine: checks and figures.
+# Everything that needs a GPU, in four calls of at most 500 seconds each on a bare machine: checks and figures.
 #
 #   ONLY=checks benchmarks/gpu.sh     results equal to the CPU's, host syncs, bitwise equality, AP, half precision, NCCL
+#   ONLY=others benchmarks/gpu.sh     DataParallel, threads, TorchScript, torchrun, NMS
 #   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer; the costliest kernels
 #   ONLY=compiled benchmarks/gpu.sh   --compile, the largest batch, resuming, fraction of the peak
-#   benchmarks/gpu.sh                 the three one after another
+#   benchmarks/gpu.sh                 all of them one after another
 #   benchmarks/gpu.sh --list          the parts and how long each should take on an H100 with 16 cores
 #   benchmarks/gpu.sh --dry           the same parts on the CPU with tiny sizes, to see that they run
 #
@@ -15,7 +16,7 @@
 # WHEELS    folder of wheels of missing packages, installed into a temporary folder (.whl), for machines without network
 # PEER      Python of an environment that has Ultralytics; by default PYTHON if it has it, with the wheels; empty: none
 # OUT       where gpu.txt (the table) and gpu.log (all output) go (runs/gpu)
-# ONLY      checks, speed or compiled; empty: all three
+# ONLY      checks, others, speed or compiled; empty: all
 # PARTS     regular expression: the parts whose names match it
 # BUDGET_S  seconds a call (500): a part that would start later is skipped, and one that takes longer is stopped
 # SLOWDOWN  factor for all limits, including BUDGET_S (1): for a machine that is busy with something else

@@ -1,4 +1,4 @@
-"""The parts of the three calls of `benchmarks/gpu.sh`: what each part runs, and how long it should take."""
+"""The parts of the four calls of `benchmarks/gpu.sh`: what each part runs, and how long it should take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CALLS = ("checks", "speed", "compiled")
+CALLS = ("checks", "others", "speed", "compiled")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -102,7 +102,7 @@ def data_part(call: str, name: str, sizes: Sizes, folder: Path) -> Part:
 
 def parts_of(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
     """All parts, in the order in which a call runs them: the most important ones first."""
-    every = [*checks(sizes, folder), *speeds(sizes, folder, peer), *compilations(sizes, folder)]
+    every = [*checks(sizes, folder), *others(sizes, folder), *speeds(sizes, folder, peer), *compilations(sizes, folder)]
     return [Part(call, "environment", 8, check("environment", sizes)) for call in CALLS] + every
 
 
@@ -147,7 +147,6 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
              train("plain", "--epochs", str(sizes.demo_epochs), "--batch-size", str(max(sizes.batch, 16))), "small"),
         part("validates", 25, check("validate", sizes, *data, *own), "small"),
         part("detects", 12, check("detect", sizes, *data, *own), "small"),
-        part("a TorchScript file gives the checkpoint's AP", 30, check("exported", sizes, *data, *own), "small"),
         part("no host sync in the training loop", 35, check("sync-free-loop", sizes, *data), "small"),
         part("float16 that overflows at once", 15, check("overflow", sizes, *size, *both)),
         part("the same bits on two processes of one GPU", 35,
@@ -156,6 +155,20 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
              check("ranks-ddp", sizes, *size, "--batch-size", "8"), environment=LOOPBACK),
         part("batches straight from the workers' memory", 15, check("feed", sizes, *data), "small"),
         part(f"trains in {half} with SGD", 15, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
+    ]  # fmt: skip
+
+
+def others(sizes: Sizes, folder: Path) -> list[Part]:
+    """Checks of less common ways to run."""
+    size = ["--imgsz", str(sizes.small), "--batch-size", str(max(sizes.batch, 2))]
+    data = ["--imgsz", str(sizes.small), "--batch-size", str(sizes.batch), "--data", str(folder / "small/data.yaml")]
+    own = ["--folder", str(folder)]
+
+    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "") -> Part:
+        return Part("others", name, expected_s, command, needs)
+
+    return [
+        part("a TorchScript file gives the checkpoint's AP", 30, check("exported", sizes, *data, *own), "small"),
         part("torchrun, one rank", 20, torchrun(*training(sizes, folder, "nccl")), "small"),
         part("a Predictor called by many threads", 20, check("predictor-threads", sizes, *size)),
         part("DataParallel on one device", 20, check("data-parallel", sizes, *size)),

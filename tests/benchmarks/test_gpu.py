@@ -157,7 +157,7 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
 def test_a_misspelled_call_is_refused(tmp_path: Path):
     done = gpu_script(tmp_path, "--list", ONLY="check")
     assert done.returncode == 1
-    assert "expected one of checks, speed, compiled" in done.stderr
+    assert "expected one of checks, others, speed, compiled" in done.stderr
 
 
 def test_boxes_have_the_sizes_of_cocos_boxes_after_mosaic():
