@@ -23,17 +23,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar, Unpack
+from typing import IO, TYPE_CHECKING, Any, TypeVar, Unpack
 
-from lockstep.keywords import check_text, flags_of_keywords, in_python, path_text
+from lockstep.keywords import NOT_KEYWORDS, check_text, flags_of_keywords, in_python, path_text
 from lockstep.run import Run
-from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 from utils.config.parser import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.spawn import end_with_parent, failure_reason
 from utils.errors import INTERRUPTED, REQUEUE, UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
+
+if TYPE_CHECKING:  # written when the wheel is built
+    from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Data = str | os.PathLike[str] | Mapping[str, Any]
@@ -44,15 +46,14 @@ _SCORED = r"results are in (.+)"
 _EXPORTED = r"(.+): [\d.]+ MB, .*"
 
 
-def _with_settings(names: type, *configs: type) -> Callable[[Function], Function]:
+def _with_settings(*configs: type) -> Callable[[Function], Function]:
     """Gives a function, at runtime, the signature and the documentation that its ``**settings`` mean: the fields of
-    ``configs`` that ``names`` has."""
+    ``configs`` that are keywords."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         *own, _ = signature.parameters.values()
-        known = [field for config in configs for field in dataclasses.fields(config)]
-        fields = [field for field in known if field.name in names.__annotations__]
+        fields = [f for c in configs for f in dataclasses.fields(c) if f.name not in NOT_KEYWORDS.get(c, ())]
         kind = inspect.Parameter.KEYWORD_ONLY
         named = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
         function.__signature__ = signature.replace(parameters=[*own, *named])
@@ -63,7 +64,7 @@ def _with_settings(names: type, *configs: type) -> Callable[[Function], Function
     return decorate
 
 
-@_with_settings(TrainSettings, TrainConfig, Hyperparameters)
+@_with_settings(TrainConfig, Hyperparameters)
 def train(
     data: Data = "demo", *, devices: int = 1, callbacks: str | Callable | None = None, **settings: Unpack[TrainSettings]
 ) -> Run:
@@ -84,7 +85,7 @@ def train(
     return _train([*flags, *flags_of_keywords("train", settings)])
 
 
-@_with_settings(TrainSettings, TrainConfig, Hyperparameters)
+@_with_settings(TrainConfig, Hyperparameters)
 def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settings: Unpack[TrainSettings]) -> Run:
     """Continues a training that was interrupted, or trains it for more ``epochs``, with the settings that it has.
 
@@ -98,7 +99,7 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
     return _train([*flags, *([f"--spawn={devices}"] if devices > 1 else []), *flags_of_keywords("train", settings)])
 
 
-@_with_settings(ValSettings, ValConfig)
+@_with_settings(ValConfig)
 def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: Unpack[ValSettings]) -> Run:
     """Scores a checkpoint or an exported file. The result has its ``metrics`` and ``report``.
 
@@ -113,7 +114,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     return Run(_found(_SCORED, _finished("val", *_run("val", [*flags, *flags_of_keywords("val", settings)])))[-1])
 
 
-@_with_settings(ExportSettings, ExportConfig)
+@_with_settings(ExportConfig)
 def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:
     """Exports a checkpoint in each ``format``, and compares the files with it. Returns the files, next to the weights.
 

@@ -11,9 +11,15 @@ from typing import Any
 
 from utils.config.other_programs import foreign_flags, reason, translated
 from utils.config.parser import flag_of, program_of
+from utils.config.settings import ExportConfig, TrainConfig, ValConfig
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError, has_control_characters, one_line
 
+NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for them
+    TrainConfig: ("data", "callbacks", "resume", "override", "local_rank"),
+    ValConfig: ("weights", "watch", "data", "local_rank"),
+    ExportConfig: ("weights", "local_rank"),
+}
 # What a keyword of Ultralytics' train() asks for that is no setting here.
 _ELSEWHERE = {
     "resume": "call lockstep.resume(RUN)",

@@ -2,13 +2,17 @@
 
 In the repository the folders are imported under their own names (``from engine.train.trainer import Trainer``), which a
 user's own modules may have, too. In the wheel imports are those of ``lockstep.engine``, and texts name the command
-``lockstep train`` instead of ``python train.py``. Lines keep their numbers.
+``lockstep train`` instead of ``python train.py``. Lines keep their numbers. One file is added: the settings as types of
+keyword arguments, for editors.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,6 +29,7 @@ COMMANDS = (  # in texts, and how they are typed when the package is installed
         r"lockstep \1",
     ),
 )
+TYPES = "lockstep/settings.py"
 CONTINUED = (r"(?m)^( +)train\.py\b", r"\1-m lockstep train")  # after the first line of a torchrun command
 
 
@@ -47,7 +52,7 @@ class PackageHook(BuildHookInterface):
 
 def package_files(root: Path) -> dict[str, str]:
     """The files of the installed package by path."""
-    files = {"lockstep/scripts/__init__.py": ""}
+    files = {"lockstep/scripts/__init__.py": "", TYPES: "\n".join(types_of_settings(root))}
     for entry, module in PACKAGED.items():
         source, target = root / entry, module.replace(".", "/")
         for path in sorted(source.rglob("*")) if source.is_dir() else [source.with_suffix(".py")]:
@@ -75,3 +80,37 @@ def with_commands(text: str) -> str:
     for pattern, replacement in COMMANDS:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def types_of_settings(root: Path) -> Iterator[str]:
+    """The lines of a module with a TypedDict for each class of settings that functions of the package take."""
+    sys.path.insert(0, str(root))
+    try:
+        from lockstep.keywords import NOT_KEYWORDS
+        from utils.config.settings import Hyperparameters, TrainConfig
+    finally:
+        sys.path.remove(str(root))
+    yield "from __future__ import annotations\n\nfrom typing import Literal, TypedDict\n"
+    bases = [base for config in NOT_KEYWORDS for base in reversed(config.__mro__[:-1])]
+    for config in dict.fromkeys([Hyperparameters, *bases]):
+        inherited = [_type_name(base) for base in config.__bases__ if base is not object] or ["TypedDict"]
+        inherited += ["Hyperparameters"] if config is TrainConfig else []
+        yield f"\nclass {_type_name(config)}({', '.join(inherited)}, total=False):"
+        for field in dataclasses.fields(config):
+            if field.name in config.__annotations__ and field.name not in NOT_KEYWORDS.get(config, ("local_rank",)):
+                yield f'    {field.name}: {_type_text(field)}\n    """{field.metadata["help"]}"""'
+    yield ""
+
+
+def _type_name(config: type) -> str:
+    return config.__name__.strip("_").replace("Config", "Settings")
+
+
+def _type_text(field: dataclasses.Field) -> str:
+    """The type of a keyword; of a list, one element may be given."""
+    if "dict" in field.type:
+        return field.type
+    element = field.type.removeprefix("list[").removesuffix("]")
+    if choices := field.metadata["choices"]:
+        element = f"Literal{list(choices)}"
+    return f"list[{element}] | {element}" if field.type.startswith("list") else element

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -14,10 +15,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 import torch
 
+import lockstep
 import train
 from lockstep.__main__ import main
 from tests.helpers.preloaded import python
@@ -142,7 +145,8 @@ def shape_of(tree: ast.Module) -> str:
 def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(wheel):
     with zipfile.ZipFile(wheel) as archive:
         modules = {name: archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
-    modules.pop("lockstep/scripts/__init__.py")
+    for added in ("lockstep/scripts/__init__.py", "lockstep/settings.py"):
+        modules.pop(added)
     assert len(modules) > 200
     for name, text in modules.items():
         path = name if (ROOT / name).is_file() else name.removeprefix("lockstep/").removeprefix("scripts/")
@@ -154,6 +158,17 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
         if "utils.config.reference" not in text:  # whose command is for work on the repository
             named = re.search(r"(?<![\w/.])(?:train|val|detect|export)\.py\b|python -m (?!torch|lockstep)[\w.]+", text)
             assert named is None, (path, named)
+
+
+@pytest.mark.parametrize("function", ["train", "val", "export"])
+def test_editors_know_the_keyword_arguments_of_the_installed_package(wheel, function):
+    with zipfile.ZipFile(wheel) as archive:
+        exec(archive.read("lockstep/settings.py").decode(), types := {})
+    parameters = inspect.signature(getattr(lockstep, function)).parameters.values()
+    known = get_type_hints(types[f"{function.title()}Settings"], types)
+    settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert set(known) == settings - {"devices", "callbacks"}
+    assert known["imgsz"] is int
 
 
 def test_an_import_that_cannot_be_rewritten_is_refused():

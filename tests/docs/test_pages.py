@@ -82,11 +82,6 @@ def test_the_reference_of_settings_is_current():
     assert written == "\n".join(reference.page()), "python -m utils.config.reference > docs/settings.md"
 
 
-def test_the_types_of_settings_are_current():
-    written = (ROOT / "lockstep" / "settings.py").read_text(encoding="utf-8")
-    assert written == "\n".join(reference.types()), "python -m utils.config.reference types > lockstep/settings.py"
-
-
 def test_the_reference_has_every_command():
     classes = {
         value

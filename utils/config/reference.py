@@ -1,13 +1,10 @@
-"""Writes docs/settings.md, every flag and hyper-parameter with its default and meaning, and the types of the settings
-for editors, of which lockstep.train and others have keyword arguments.
+"""Writes docs/settings.md, every flag and hyper-parameter with its default and meaning.
 
 python -m utils.config.reference > docs/settings.md
-python -m utils.config.reference types > lockstep/settings.py
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import typing
 from collections.abc import Iterator
@@ -44,57 +41,8 @@ The keys of a recipe, the YAML file that `train.py --hyp` names ([recipes](train
 """
 
 
-TYPES = '''"""The settings as keyword arguments of the package's functions, for editors and type checkers.
-
-Generated from utils/config/settings.py by `python -m utils.config.reference types > lockstep/settings.py`.
-"""
-
-from __future__ import annotations
-
-from typing import Literal, TypedDict
-'''
-_PARAMETERS = {  # of the functions themselves, and what is not for them
-    settings.ValConfig: ("weights", "watch", "data"),
-    settings.ExportConfig: ("weights",),
-    settings.TrainConfig: ("data", "callbacks", "resume", "override"),
-}
-_OF_LAUNCHERS = ("local_rank",)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m utils.config.reference", description="Prints generated files.")
-    parser.add_argument("file", nargs="?", choices=("page", "types"), default="page", help="docs/settings.md or types")
-    print("\n".join(types() if parser.parse_args().file == "types" else page()), end="")
-
-
-def types() -> Iterator[str]:
-    """The lines of lockstep/settings.py: a class for each class of settings, with the same bases."""
-    yield TYPES
-    classes = [settings.Hyperparameters, *(base for cls in _PARAMETERS for base in reversed(cls.__mro__[:-1]))]
-    for cls in dict.fromkeys(classes):
-        bases = [_type_name(base) for base in cls.__bases__ if base is not object] or ["TypedDict"]
-        bases += ["Hyperparameters"] if cls is settings.TrainConfig else []
-        yield f"\nclass {_type_name(cls)}({', '.join(bases)}, total=False):"
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        for name, hint in cls.__annotations__.items():
-            if name not in (*_PARAMETERS.get(cls, ()), *_OF_LAUNCHERS):
-                yield f"    {name}: {_type_text(fields[name], hint)}"
-                yield f'    """{fields[name].metadata["help"]}"""'
-        yield ""
-
-
-def _type_name(cls: type) -> str:
-    return cls.__name__.strip("_").replace("Config", "Settings")
-
-
-def _type_text(field: dataclasses.Field, hint: str) -> str:
-    choices = field.metadata["choices"]
-    element = hint.removeprefix("list[").removesuffix("]")
-    if choices:
-        element = f"Literal[{', '.join(map(repr, choices))}]".replace("'", '"')
-    if element == "dict":
-        return hint
-    return f"list[{element}] | {element}" if hint.startswith("list") else element
+    print("\n".join(page()), end="")
 
 
 def page() -> Iterator[str]:
