@@ -167,7 +167,7 @@ def test_editors_know_the_keyword_arguments_of_the_installed_package(wheel, func
     known = types[f"{function.title()}Settings"].__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert set(known) == settings - {"devices", "callbacks"}
-    assert known["imgsz"].__forward_arg__ == "int"
+    assert known["offline"].__forward_arg__ == "bool"
 
 
 def test_an_import_that_cannot_be_rewritten_is_refused():
