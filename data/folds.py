@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data.check.duplicates import duplicate_groups, read_signatures, roboflow_copies
+from data.check.duplicates import duplicate_groups, join_groups, read_signatures, roboflow_copies
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.index.views import concatenated
@@ -73,24 +73,15 @@ def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.nda
     Raises UserError for a regular expression or a file that cannot be used.
     """
     paths = list(index.paths)
-    parent = list(range(len(paths)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
+    parent = np.arange(len(paths))
     if groups:
-        first: dict[str, int] = {}
-        for i, name in enumerate(_names_of_groups(paths, groups)):
-            parent[root(i)] = root(first.setdefault(name, i))
+        _, first, name = np.unique(_names_of_groups(paths, groups), return_index=True, return_inverse=True)
+        parent = join_groups(parent, parent, first[name])
     if near_duplicates:
         signatures, _ = read_signatures([index.path(i) for i in range(len(paths))], available_cores(), index.pixels)
         for group in (*duplicate_groups(signatures), *roboflow_copies(paths)):
-            for i in group.tolist():
-                parent[root(i)] = root(int(group[0]))
-    return np.unique([root(i) for i in range(len(paths))], return_inverse=True)[1].astype(np.int64)
+            parent = join_groups(parent, group, group[:1].repeat(len(group)))
+    return np.unique(parent, return_inverse=True)[1].astype(np.int64)
 
 
 def _names_of_groups(paths: Sequence[str], groups: str) -> list[str]:

@@ -105,38 +105,36 @@ def duplicate_groups(signatures: Signatures) -> list[np.ndarray]:
     # Equal hashes: each image is compared with the one before, so that a thousand copies need a thousand comparisons.
     order = numbers[np.argsort(signatures.hashes[numbers], kind="stable")]
     equal = np.flatnonzero(signatures.hashes[order[1:]] == signatures.hashes[order[:-1]])
-    parent = _joined(parent, order[equal], order[equal + 1], signatures.thumbnails)
+    parent = _join_alike(parent, order[equal], order[equal + 1], signatures.thumbnails)
     representatives = numbers[parent[numbers] == numbers]
     for first, second in close_pairs(signatures.hashes[representatives]):
-        parent = _joined(parent, representatives[first], representatives[second], signatures.thumbnails)
+        parent = _join_alike(parent, representatives[first], representatives[second], signatures.thumbnails)
     by_root = np.argsort(parent, kind="stable")
     groups = np.split(by_root, np.flatnonzero(np.diff(parent[by_root])) + 1)
     return [group for group in groups if len(group) > 1]
 
 
-def _joined(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
-    """``parent``, int64 (N,) the smallest image of each image's group, after joining the groups of pairs (a, b) whose
-    thumbnails correlate."""
+def _join_alike(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
+    """`join_groups` of the pairs whose thumbnails correlate."""
     apart = parent[a] != parent[b]
     a, b = a[apart], b[apart]
     for start in range(0, len(a), _CHUNK_PAIRS):
         i, j = a[start : start + _CHUNK_PAIRS], b[start : start + _CHUNK_PAIRS]
-        alike = np.flatnonzero(correlation(thumbnails[i], thumbnails[j]) >= MIN_CORRELATION)
-        if not alike.size:
-            continue
-        parent = parent.copy()
-        for x, y in zip(i[alike].tolist(), j[alike].tolist()):
-            x, y = _root(parent, x), _root(parent, y)
-            parent[max(x, y)] = min(x, y)
-        while (parent[parent] != parent).any():
-            parent = parent[parent]
+        alike = correlation(thumbnails[i], thumbnails[j]) >= MIN_CORRELATION
+        parent = join_groups(parent, i[alike], j[alike])
     return parent
 
 
-def _root(parent: np.ndarray, i: int) -> int:
-    while parent[i] != i:
-        i = int(parent[i])
-    return i
+def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The smallest member of each item's group, int64 (N,), after the groups of ``a`` and ``b``, both int64 (P,), were
+    joined pair by pair. ``parent``: the same before."""
+    while (parent[a] != parent[b]).any():
+        a, b = np.minimum(parent[a], parent[b]), np.maximum(parent[a], parent[b])
+        parent = parent.copy()
+        np.minimum.at(parent, b, a)
+        while (parent[parent] != parent).any():
+            parent = parent[parent]
+    return parent
 
 
 def read_signatures(

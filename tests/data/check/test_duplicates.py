@@ -13,6 +13,7 @@ from data.check.duplicates import (
     correlation,
     duplicate_groups,
     hash_distance,
+    join_groups,
     perceptual_hashes,
     read_signatures,
     thumbnail,
@@ -109,3 +110,20 @@ def test_damaged_images_are_named(tmp_path):
     signatures, warnings = read_signatures([str(good), str(broken)], 1)
     assert signatures.comparable.tolist() == [True, False]
     assert list(warnings) == [1]
+
+
+@pytest.mark.parametrize(("items", "pairs"), [(10, 8), (1000, 900), (1000, 3000)])
+def test_joined_groups_are_those_of_a_union_find(items, pairs):
+    a, b = np.random.default_rng(pairs).integers(0, items, (2, pairs))
+    parent = list(range(items))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for x, y in zip(a.tolist(), b.tolist()):
+        x, y = root(x), root(y)
+        parent[max(x, y)] = min(x, y)
+    half = join_groups(np.arange(items), a[::2], b[::2])
+    np.testing.assert_array_equal(join_groups(half, a, b), [root(i) for i in range(items)])
