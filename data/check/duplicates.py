@@ -66,11 +66,7 @@ def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
 
 def hash_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The number of bits in which hashes differ, uint64 (N,) twice to int64 (N,)."""
-    x = a ^ b  # bits are counted in parallel, in groups of 2, 4 and 8
-    x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return ((x * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.int64)
+    return np.bitwise_count(a ^ b).astype(np.int64)
 
 
 def close_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
