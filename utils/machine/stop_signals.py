@@ -58,12 +58,11 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within the block, signals are recorded and do not raise. A process that is stopping stays in this state."""
+        """Within the block, signals are recorded and do not raise. A process that is stopping stays in this state, as
+        does one that fails in the block: a launcher's signal must not interrupt how it ends."""
         self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = self.stop or self.interrupt
+        yield
+        self._deferred = self.stop or self.interrupt
 
     def has_come(self) -> bool:
         """Whether a signal has arrived since the last call, even if the main thread is blocked in a library and has not

@@ -63,6 +63,14 @@ def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
     send(signal.SIGTERM)  # the process is ending
 
 
+def test_a_launchers_signal_does_not_interrupt_how_a_failing_run_ends():
+    with StopSignals() as signals:
+        with pytest.raises(ZeroDivisionError), signals.deferred():
+            1 / 0  # noqa: B018
+        send(signal.SIGTERM)
+        assert signals.stop
+
+
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("utils.machine.stop_signals.time.monotonic", lambda: now[0])
