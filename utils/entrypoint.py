@@ -42,7 +42,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     # Matplotlib cannot be imported.
     os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
-    threading.excepthook = _thread_ended
+    threading.excepthook, sys.unraisablehook = _thread_ended, _not_raised
     try:
         main(argv)
         sys.stdout.flush()
@@ -100,6 +100,12 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
     error = ended.exc_value
     if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
         threading.__excepthook__(ended)
+
+
+def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
+    """Prints an exception that Python cannot raise, unless it is a Ctrl-C in a callback of an import."""
+    if ignored.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(ignored)
 
 
 @contextlib.contextmanager

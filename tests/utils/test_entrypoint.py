@@ -116,6 +116,23 @@ def test_a_folder_that_cannot_be_made_is_a_user_error():
         increment_path("/proc/runs", "exp")
 
 
+def test_a_ctrl_c_in_a_callback_prints_nothing_and_other_exceptions_are_printed(capsys):
+    class Callback:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            raise self.error
+
+    def main(argv: object) -> None:
+        Callback(KeyboardInterrupt())
+        assert capsys.readouterr().err == ""
+        Callback(ValueError("a bug"))
+        assert "ValueError: a bug" in capsys.readouterr().err
+
+    run_main(main)
+
+
 SPAWNING = """
 import sys
 from utils.entrypoint import run_main
