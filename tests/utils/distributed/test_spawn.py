@@ -36,6 +36,10 @@ if __name__ == "__main__":
     ("end", "code", "line"),
     [
         ("os._exit(3)", 2, "error: process 1 of 2 ended with status 3 and without a message"),
+        pytest.param(
+            *("os._exit(1)", 2, "error: process 1 of 2 ended with status 1 and without a message"),
+            marks=pytest.mark.slow,
+        ),
         ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
         ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
