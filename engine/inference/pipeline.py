@@ -62,6 +62,9 @@ class Pipeline:
         self._thread = ThreadPoolExecutor(1) if self._on_gpu else None
         self._has_warned = False
 
+    def __reduce__(self) -> tuple:  # a copy, here or in another process, has a thread of its own
+        return Pipeline, (self.model, self.amp, self.tiles)
+
     def __call__(
         self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
     ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
@@ -99,7 +102,8 @@ class Pipeline:
     ) -> tuple[list[DetectionTable], dict[str, float]]:
         started = time.perf_counter()
         tiled = self._tiled(settings) if self.tiles else None
-        shape, kind = (len(images), *canvas_hw, self.model.pixels.channels), self.model.pixels
+        kind = self.model.pixels
+        shape = (len(images), *canvas_hw, kind.channels)
         canvases = torch.empty(shape, dtype=torch.uint8 if kind.bits == 8 else torch.uint16, pin_memory=self._on_gpu)
         fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else settings.imgsz) for image in images]
         for image, fit, canvas in zip(images, fits, canvases.numpy()):

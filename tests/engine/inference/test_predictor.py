@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -337,8 +338,10 @@ def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
     monkeypatch.setattr(predictor.model, "decode", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         predictor(pictures[0], color="rgb")
-    monkeypatch.setattr(predictor.model, "decode", decode)
+    monkeypatch.undo()
     assert rows(predictor(pictures[0], color="rgb")) == expected[0]
+    copy = pickle.loads(pickle.dumps(predictor))
+    assert rows(copy(pictures[0], color="rgb")) == expected[0]
 
 
 def test_eight_threads_give_the_bits_of_one(predictor):
