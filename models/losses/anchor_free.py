@@ -55,9 +55,9 @@ class AnchorFreeLoss(Criterion):
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
         if settings.taught:
-            from models.losses.distillation import distill
+            from models.losses.distillation import distill_maps
 
-            self._distill = distill
+            self._distill = distill_maps
             self.register_buffer("taught", torch.tensor(settings.taught), persistent=False)
             self.names, self.gains = (*self.names, "distill"), (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
@@ -115,18 +115,10 @@ class AnchorFreeLoss(Criterion):
         normalizer = scores.sum()
         if not self.settings.taught:
             return self.weighted((box, cls, distance), normalizer)
-        distill, taught = torch.zeros_like(box), None
-        outputs = box_logits, class_logits.index_select(-1, self.taught)
-        teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(self.settings.taught))
-        if self.settings.unlabeled_only and ignored is not None:
-            outputs, teacher = ([logits[ignored.images] for logits in both] for both in (outputs, teacher))
-            taught = ignored.cells.index_select(-1, self.taught)
-        if not self.settings.unlabeled_only or ignored is not None:
-            found = self._distill(outputs, teacher, taught, centers, strides)
-            distill = sum(gain * term for gain, term in zip(self.gains, found[:3]))
-        if taught is not None:  # the teacher's boxes count like labeled objects
-            normalizer = normalizer + found.weight
-        return self.weighted((box, cls, distance, distill), normalizer)
+        unlabeled, both = self.settings.unlabeled_only, (box_logits, class_logits)
+        found = self._distill(both, teacher_maps, self.taught, ignored, centers, strides, unlabeled_only=unlabeled)
+        distill = sum(gain * term for gain, term in zip(self.gains, found[:3]))
+        return self.weighted((box, cls, distance, distill), normalizer + found.weight)
 
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centers: Tensor, strides: Tensor, weight: Tensor

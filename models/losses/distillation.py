@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, kl_div
 
 from models.box_coding import distances_to_xyxy, expected_distances
+from models.layers.ops import split_rows
+from models.losses.regions import IgnoredCells
 from utils.boxes import iou
 
 CONFIDENT = 0.1  # class score from which the teacher's box is a target
@@ -52,13 +54,43 @@ class Teacher(nn.Module):
         return [level.index_select(1, self.channels) for level in maps]
 
 
+def distill_maps(
+    outputs: Sequence[Tensor],
+    teacher_maps: Sequence[Tensor],
+    taught: Tensor,
+    ignored: IgnoredCells | None,
+    centers: Tensor,
+    strides: Tensor,
+    *,
+    unlabeled_only: bool,
+) -> Distillation:
+    """Compares the outputs of a model with the maps of its `Teacher`.
+
+    Args:
+        outputs: box logits (B, N, 4R) and class logits (B, N, C).
+        taught: int64 (O,), the classes of the maps among the C.
+        ignored: cells without labels of some classes, but not those of objects.
+        unlabeled_only: whether only these are compared; their boxes count in the normalizer like labeled objects.
+    """
+    boxes, classes = outputs
+    outputs = boxes, classes.index_select(-1, taught)
+    teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(taught))
+    zero = boxes.new_zeros(())
+    if not unlabeled_only:
+        return distill(outputs, teacher, None, centers, strides)._replace(weight=zero)
+    if ignored is None:
+        return Distillation(zero, zero, zero, zero)
+    outputs, teacher = ([logits[ignored.images] for logits in both] for both in (outputs, teacher))
+    return distill(outputs, teacher, ignored.cells.index_select(-1, taught), centers, strides)
+
+
 class Distillation(NamedTuple):
     """Sums over the cells, (): 0 where both models have equal outputs."""
 
     box: Tensor  # 1 - CIoU, weighted by the teacher's score
     cls: Tensor  # Kullback-Leibler divergence of the class scores
     sides: Tensor  # the same of the distributions of the sides or, without the same bins, the mean error in cells
-    weight: Tensor  # the scores of the boxes, which count like those of labeled objects
+    weight: Tensor  # the scores of the boxes
 
 
 def distill(
