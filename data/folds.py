@@ -79,8 +79,10 @@ def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.nda
         parent = join_groups(parent, parent, first[name])
     if near_duplicates:
         signatures, _ = read_signatures([index.path(i) for i in range(len(paths))], available_cores(), index.pixels)
-        for group in (*duplicate_groups(signatures), *roboflow_copies(paths)):
-            parent = join_groups(parent, group, group[:1].repeat(len(group)))
+        found = [*duplicate_groups(signatures), *roboflow_copies(paths)]
+        pairs = [(group[:-1], group[1:]) for group in found]
+        if pairs:
+            parent = join_groups(parent, *map(np.concatenate, zip(*pairs)))
     return np.unique(parent, return_inverse=True)[1].astype(np.int64)
 
 
