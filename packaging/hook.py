@@ -29,7 +29,6 @@ COMMANDS = (  # in texts, and how they are typed when the package is installed
         r"lockstep \1",
     ),
 )
-TYPES = "lockstep/settings.py"
 CONTINUED = (r"(?m)^( +)train\.py\b", r"\1-m lockstep train")  # after the first line of a torchrun command
 
 
@@ -52,7 +51,7 @@ class PackageHook(BuildHookInterface):
 
 def package_files(root: Path) -> dict[str, str]:
     """The files of the installed package by path."""
-    files = {"lockstep/scripts/__init__.py": "", TYPES: "\n".join(types_of_settings(root))}
+    files = {"lockstep/scripts/__init__.py": "", "lockstep/settings.py": "\n".join(types_of_settings(root))}
     for entry, module in PACKAGED.items():
         source, target = root / entry, module.replace(".", "/")
         for path in sorted(source.rglob("*")) if source.is_dir() else [source.with_suffix(".py")]:

@@ -237,7 +237,7 @@ def check_graphs(step: Callable[[], None]) -> str:
 
 
 MOMENTA = ("momentum_buffer", "exp_avg", "exp_avg_sq")
-MANY_STEPS, CALLS = 50, 200
+MANY_STEPS, MANY_CALLS = 50, 200
 HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down
 
 
@@ -303,10 +303,10 @@ def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
     for name, start in {"one thread": lambda call: call(), "a thread each": in_a_thread}.items():
         before, began = resident_mb(), time.perf_counter()
         found: list[torch.Tensor] = []
-        for _ in range(CALLS):
+        for _ in range(MANY_CALLS):
             start(lambda: found.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
-        seconds[name] = (time.perf_counter() - began) / CALLS
-        yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {CALLS} calls"
+        seconds[name] = (time.perf_counter() - began) / MANY_CALLS
+        yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {MANY_CALLS} calls"
         if not all(torch.equal(boxes, expected) for boxes in found):
             sys.exit(f"{name}: detections differ")
     if seconds["a thread each"] > 2 * seconds["one thread"]:

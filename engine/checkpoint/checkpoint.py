@@ -218,10 +218,10 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 _STATE = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
 _OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
-_TYPED = (
-    *(("config", name, int) for name in ("epochs", "batch_size")),
-    *(("data", "fingerprint", str), ("run", "epoch_batches", int), ("run", "seconds", float)),
-)
+_TYPED = (  # values that are read by name
+    ("config", "epochs", int), ("config", "batch_size", int), ("data", "fingerprint", str),
+    ("run", "epoch_batches", int), ("run", "seconds", float),
+)  # fmt: skip
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:
