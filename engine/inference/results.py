@@ -24,6 +24,7 @@ from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.drawing.yolo_labels import write_yolo_labels
 from utils.errors import UserError
 from utils.machine.limits import require_package
+from utils.strings import counted
 from utils.structures import DetectionTable
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class Results:
         return f"Results({self.path}: {self.verbose()})"
 
     def verbose(self) -> str:
-        """What was found, as ``2 person, 1 bus``."""
+        """What was found, as ``2 persons, 1 bus``."""
         return describe_counts(Counter(self._classes()), self.names)
 
     def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
@@ -283,5 +284,5 @@ def label_texts(
 
 
 def describe_counts(counts: Mapping[int, int], names: Mapping[int, str] | Sequence[str]) -> str:
-    """Detections by class, as ``2 person, 1 bus``."""
-    return ", ".join(f"{n} {names[c]}" for c, n in sorted(counts.items())) or "nothing found"
+    """Detections by class, as ``2 persons, 1 bus``."""
+    return ", ".join(counted(n, names[c]) for c, n in sorted(counts.items())) or "nothing found"
