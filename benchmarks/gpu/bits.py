@@ -2,9 +2,9 @@
 are stopped or killed and resumed, and uninterrupted ones; batches on the device, and as workers have rendered them.
 
 The last batch of the steps has fewer images than there are ranks, so some shards are empty. Plain DDP, ZeRO and
-compressed gradients on two processes are compared to rounding. NCCL refuses two processes on one GPU, and so does
-train.py. Here the processes form a gloo group, as on CPUs, and then use the GPU. gloo only sends host memory, so they
-exchange data through the host.
+compressed gradients on two processes are compared to rounding. train.py refuses two processes on one GPU, and so does
+NCCL before 2.30. Here the processes form a gloo group, as on CPUs, and then use the GPU. gloo only sends host memory,
+so they exchange data through the host. ``--backend nccl``: DDP by NCCL.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.same_bits import differences
@@ -45,6 +46,7 @@ VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
 LAST_IMAGES = 1  # one of the two processes then has none
 # Plain DDP on two processes computes what one process does with two virtual ranks, to rounding.
 DDP = {"DDP": {}, "DDP with ZeRO": {"zero": True}, "DDP with compressed gradients": {"compress_grads": True}}
+NCCL = (2, 30)  # the first version that serves two processes on one GPU, with NCCL_MULTI_RANK_GPU_ENABLE=1
 ROUNDING = {"DDP with compressed gradients": 0.05}  # relative, of the weights' change; gradients of 8 bits
 LEAST_ROUNDING = 5e-3
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -71,6 +73,9 @@ def compare_processes(options: argparse.Namespace) -> Iterator[str]:
 
 def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
     """Lines of figures for each way of exchanging gradients. SystemExit if one trains differently."""
+    if options.backend == "nccl" and torch.cuda.nccl.version() < NCCL:
+        yield f"left out: NCCL {torch.cuda.nccl.version()} refuses two processes on one GPU, {NCCL} does not"
+        return
     differing = []
     shared = (options.model, options.optimizers[0], options.batch_size, options.imgsz, options.device)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +83,7 @@ def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
         take_steps(context_of(options.device), "one", *shared, folder, virtual_ranks=PROCESSES)
         start, one = (weights(Path(folder, f"{name}.pt")) for name in ("start", "one"))
         for name, settings in DDP.items():
-            spawn(take_ddp_share, PROCESSES, (*shared, folder, settings))
+            spawn(take_ddp_share, PROCESSES, (*shared, folder, settings | {"nccl": options.backend == "nccl"}))
             found = weights(Path(folder, "two.pt"))
             error = float((found - one).norm() / (one - start).norm())
             yield f"{name} on {PROCESSES} processes: weights' change differs by {error:.1e} from one process's"
@@ -104,11 +109,16 @@ def read(path: Path) -> dict[str, Tensor]:
     return torch.load(path, weights_only=True)
 
 
-def take_share(*arguments, **settings) -> None:
+def take_share(*arguments, nccl: bool = False, **settings) -> None:
     """Runs in a process that `spawn` has started."""
     ctx = DistributedContext.from_environment("cpu")
     *_, device, _ = arguments
     on_device = context_of(device).device
+    if nccl:
+        dist.destroy_process_group()
+        store, both = dist.PrefixStore("nccl", ctx.store), "cpu:gloo,cuda:nccl"
+        dist.init_process_group(both, store=store, rank=ctx.rank, world_size=ctx.world_size)
+        ctx = replace(ctx, backend=both)
     take_steps(replace(ctx, device=on_device, devices=(on_device,)), "two", *arguments, **settings)
     ctx.close()
 
@@ -174,9 +184,14 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
         whole = training(options, folder, "whole")
         expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
         wanted, differing = read_checkpoint(Path(folder, "whole", "last.pt")), []
-        for name, number, code in (("stopped", signal.SIGTERM, STOPPED), ("killed", signal.SIGKILL, -signal.SIGKILL)):
+        for name, number, code, flags in (
+            ("stopped", signal.SIGTERM, STOPPED, ()),
+            ("stopped in a process group", signal.SIGTERM, STOPPED, ("--spawn", "1")),  # of NCCL on a GPU
+            ("killed", signal.SIGKILL, -signal.SIGKILL, ()),
+        ):
             last = Path(folder, name, "last.pt")
-            at = break_off(training(options, folder, name), last, number, code)
+            at, seconds = break_off([*training(options, folder, name), *flags], last, number, code)
+            yield f"{name}: ended {seconds:.1f} s after the signal"
             again = [sys.executable, "train.py", "--resume", str(last)]
             expect(subprocess.run(again, cwd=ROOT, check=False).returncode, 0, again)
             places = differences(wanted, read_checkpoint(last))
@@ -198,16 +213,17 @@ def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> dict:
+def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> tuple[dict, float]:
     """Runs ``command`` until it has written ``last``, then sends it a signal, after which it must end with ``code``.
-    Returns the position of that checkpoint."""
+    Returns the position of that checkpoint, and how many seconds it took to end."""
     process = subprocess.Popen(command, cwd=ROOT)
     deadline = time.monotonic() + WRITTEN_S
     while not last.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(number)
+    sent = time.monotonic()
     expect(process.wait(ENDED_S), code, command)
-    return read_checkpoint(last)["progress"]
+    return read_checkpoint(last)["progress"], time.monotonic() - sent
 
 
 def expect(code: int, wanted: int, command: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ PARTS = {
     "data-parallel": "equal:data_parallel",
     "predictor-threads": "equal:predictor_threads",
     "overflow": "equal:overflow",
+    "weights-score": "scripts:score_of_weights",
+    "first-steps": "profile:first_steps",
     "ranks": "bits:compare_processes",
     "ranks-ddp": "bits:compare_ddp",
     "feed": "bits:compare_batches",
@@ -60,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--layouts", type=int, default=2, help="how many ways to feed the device are timed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="what two processes use")
     parser.add_argument("--folder", type=Path, default=Path(), help="of data sets and runs")
     parser.add_argument("--set", choices=("small", "many", "large"), default="small", dest="size")
     parser.add_argument("--images", type=int, default=256)

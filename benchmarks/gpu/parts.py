@@ -41,6 +41,7 @@ class Sizes:
     step_batches: tuple[int, ...] = (16, 64, 128, 256)
     half_batches: tuple[int, ...] = (64, 128)  # of the comparison of float16 with bfloat16
     profiled: tuple[int, ...] = (16, 64)
+    kernels: tuple[str, ...] = ("yolov8n", "yolo11n", "yolo26n")
     trained: tuple[str, ...] = ("yolov8n", "yolov8s")
     train_batch: int = 64
     steps: int = 20
@@ -63,6 +64,7 @@ DRY = Sizes(
     step_batches=(2,),
     half_batches=(2,),
     profiled=(2,),
+    kernels=("yolov8n",),
     trained=("yolov8n",),
     train_batch=4,
     steps=1,
@@ -120,16 +122,21 @@ def loss_share(sizes: Sizes, *flags: str) -> list[str]:
                  "yolov8n", "yolo26n", "--boxes", *numbers(sizes.boxes), *flags)  # fmt: skip
 
 
+def check_flags(sizes: Sizes, folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Of checks without data, of checks of the small set, and of those that keep files."""
+    size = ["--imgsz", str(sizes.small), "--batch-size"]
+    data = [*size, str(sizes.batch), "--data", str(folder / "small/data.yaml")]
+    return [*size, str(max(sizes.batch, 2))], data, ["--folder", str(folder)]
+
+
 def torchrun(*flags: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", *flags]
 
 
 def checks(sizes: Sizes, folder: Path) -> list[Part]:
-    size = ["--imgsz", str(sizes.small), "--batch-size", str(max(sizes.batch, 2))]
-    data = ["--imgsz", str(sizes.small), "--batch-size", str(sizes.batch), "--data", str(folder / "small/data.yaml")]
+    size, data, own = check_flags(sizes, folder)
     both = ["--optimizer", *sizes.optimizers]
     half = "bf16" if sizes.device == "cpu" else "fp16"
-    own = ["--folder", str(folder)]
 
     def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
         return Part("checks", name, expected_s, command, needs, **more)
@@ -160,18 +167,25 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
 
 def others(sizes: Sizes, folder: Path) -> list[Part]:
     """Checks of less common ways to run."""
-    size = ["--imgsz", str(sizes.small), "--batch-size", str(max(sizes.batch, 2))]
-    data = ["--imgsz", str(sizes.small), "--batch-size", str(sizes.batch), "--data", str(folder / "small/data.yaml")]
-    own = ["--folder", str(folder)]
+    size, data, own = check_flags(sizes, folder)
+    by_another = ["--spawn", "2", "--eval-ranks", "1", "--epochs", str(sizes.epochs)]
 
-    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "") -> Part:
-        return Part("others", name, expected_s, command, needs)
+    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
+        return Part("others", name, expected_s, command, needs, **more)
 
     return [
         part("a TorchScript file gives the checkpoint's AP", 30, check("exported", sizes, *data, *own), "small"),
         part("torchrun, one rank", 20, torchrun(*training(sizes, folder, "nccl")), "small"),
         part("a Predictor called by many threads", 20, check("predictor-threads", sizes, *size)),
         part("DataParallel on one device", 20, check("data-parallel", sizes, *size)),
+        part("one process trains, another validates on the CPU", 45,
+             [sys.executable, *training(sizes, folder, "by-another", *by_another)], "small"),
+        part("loaded weights are scored as on the CPU", 15, check("weights-score", sizes, *data, *own), "small"),
+        part("the first steps, and a smaller batch", 15,
+             check("first-steps", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.step_batches[0]))),
+        part("NCCL with two processes on one GPU", 40,
+             check("ranks-ddp", sizes, *size, "--batch-size", "8", "--backend", "nccl"),
+             gpu_only="NCCL needs a GPU", environment={**LOOPBACK, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
         part("NMS", 20, speed("nms", sizes, "--batch-size", str(sizes.train_batch))),
     ]  # fmt: skip
 
@@ -202,9 +216,9 @@ def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
         end_to_end(first, 95 if peer else 70, layouts=2),
         *(end_to_end(name, 85 if peer else 50, layouts=1) for name in others),
         part("rates of val.py and detect.py", 50, rates, "many"),
-        part("the costliest kernels of a step", 30,
-             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled),
-                   "--optimizer", *sizes.optimizers)),
+        part("the costliest kernels of a step", 60,
+             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
+                   *sizes.kernels, "--optimizer", *sizes.optimizers)),
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ device's peak; and images per second of the torch renderer.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,23 +75,52 @@ def trace(action: Callable[[], None], on_gpu: bool) -> Trace:
 
 
 def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures and tables for each size of batch and each optimizer."""
-    for images in options.batches:
-        for optimizer in options.optimizers:
-            take_step = build_step(options.model, device=options.device, optimizer=optimizer)
-            on_gpu = take_step.ctx.device.type == "cuda"
-            step = stepper(take_step, make_batches(2, images, options.imgsz, take_step.ctx.device))
-            for _ in range(4):
-                step()
-            ms = seconds_of(step, 10 if on_gpu else 1, take_step.ctx.device.type) * 1000
-            found = trace(step, on_gpu)
-            what = f"{options.model} batch {images} {optimizer}"
-            yield f"{what}: {counted(found, on_gpu)} a step; busy {found.busy_ms:.1f} ms of {ms:.1f} ms"
-            yield f"| {what} | ms a step | share | calls |"
-            yield "| --- | --- | --- | --- |"
-            for rank, (name, each_ms, calls) in enumerate(found.kernels[:TOP], 1):
-                what = f"{images} {optimizer} {rank}. {name[:NAME_WIDTH].replace('|', '/')}"
-                yield f"| {what} | {each_ms:.3f} | {each_ms / found.busy_ms:.1%} | {calls:g} |"
+    """Lines of figures and tables for each model, size of batch and optimizer; of the models after the first, for the
+    largest batch and the last optimizer only, with and without ``channels_last``."""
+    first, *others = options.models
+    for images, optimizer in itertools.product(options.batches, options.optimizers):
+        yield from kernels_of(options, first, images, optimizer)
+    for model in options.models if others else ():
+        yield from kernels_of(options, model, options.batches[-1], options.optimizers[-1], channels_last=False)
+    for model in others:
+        yield from kernels_of(options, model, options.batches[-1], options.optimizers[-1])
+
+
+def kernels_of(
+    options: argparse.Namespace, model: str, images: int, optimizer: str, *, channels_last: bool = True
+) -> Iterator[str]:
+    take_step = build_step(model, device=options.device, optimizer=optimizer, channels_last=channels_last)
+    on_gpu = take_step.ctx.device.type == "cuda"
+    step = stepper(take_step, make_batches(2, images, options.imgsz, take_step.ctx.device))
+    for _ in range(4):
+        step()
+    ms = seconds_of(step, 10 if on_gpu else 1, take_step.ctx.device.type) * 1000
+    found = trace(step, on_gpu)
+    what = f"{model} batch {images} {optimizer}{'' if channels_last else ' contiguous'}"
+    yield f"{what}: {counted(found, on_gpu)} a step; busy {found.busy_ms:.1f} ms of {ms:.1f} ms"
+    yield f"| {what} | ms a step | share | calls |"
+    yield "| --- | --- | --- | --- |"
+    for rank, (name, each_ms, calls) in enumerate(found.kernels[:TOP], 1):
+        short = f"{what} {rank}. {name[:NAME_WIDTH].replace('|', '/')}"
+        yield f"| {short} | {each_ms:.3f} | {each_ms / found.busy_ms:.1%} | {calls:g} |"
+
+
+def first_steps(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures: single steps, in the first of which kernels are chosen; and those of a smaller batch, as at the
+    end of an epoch, for which no kernels should be searched. SystemExit if its first step takes as long as that."""
+    take_step = build_step(options.model, device=options.device)
+    device, images = take_step.ctx.device, options.batch_size
+    seconds: list[list[float]] = []
+    number = 0
+    for count in (images, max(images // 2, 1)):
+        step = stepper(take_step, make_batches(1, count, options.imgsz, device), start=number)
+        seconds.append([seconds_of(step, 1, device.type) for _ in range(4)])
+        number += 4
+        shown = ", ".join(f"{value:.3f}" for value in seconds[-1])
+        yield f"{options.model} batch {count}, steps one by one: {shown} s"
+    search_s, again_s = (found[0] - min(found[1:]) for found in seconds)
+    if device.type == "cuda" and again_s > max(search_s / 3, 0.5):
+        sys.exit(f"the first step of a smaller batch takes {again_s:.2f} s longer than its others")
 
 
 def counted(found: Trace, on_gpu: bool) -> str:

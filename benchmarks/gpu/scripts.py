@@ -20,7 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from benchmarks.speed.step import ERROR_WIDTH, Sides
+from benchmarks.speed.training_step import context_of
 from benchmarks.speed.turns import PEER_SIDE, ROOT
 
 LEAST_AP = 0.7  # of the part that trains, on the demo set
@@ -101,6 +104,25 @@ def exported(options: argparse.Namespace) -> Iterator[str]:
         sys.exit("the TorchScript file has another AP")
 
 
+def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
+    """How well weights find the training objects, which decides ``lr_mult``. SystemExit if the CPU's differs."""
+    from benchmarks.gpu.bits import open_loader
+    from engine.optim.pretrained_rate import IMAGES, score_on_objects
+    from models.weights.load import load_detector
+
+    found = {}
+    for device in dict.fromkeys((options.device, "cpu")):
+        ctx = context_of(device)
+        detector = load_detector(weights_of(options))[0].eval().fuse().to(ctx.device)
+        loader = open_loader(options, ctx)
+        started = time.monotonic()
+        found[device], objects = score_on_objects(detector, loader.dataset, IMAGES, ctx)
+        yield f"device {device}: {found[device]:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
+        loader.close()
+    if abs(found[options.device] - found["cpu"]) > SAME_SCORE:
+        sys.exit("the scores differ")
+
+
 def rates(options: argparse.Namespace) -> Iterator[str]:
     """Images per second of val.py and detect.py without the time to start: of the training images, which are many, less
     that of the validation images."""
@@ -123,13 +145,16 @@ def rates(options: argparse.Namespace) -> Iterator[str]:
 
 
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
-    """A training with ``--batch-size -1``."""
+    """A training with ``--batch-size -1``, and the step at that size in a new process."""
+    project = options.folder / "runs"
     text = run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
                "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project",
-               str(options.folder / "runs"), "--name", "largest")  # fmt: skip
+               str(project), "--name", "largest", "--exist-ok")  # fmt: skip
     for line in text.splitlines():
         if "--batch-size" in line or re.search(r"fits|largest|epoch 1/1", line):
             yield line.strip()
+    options.batch_size = yaml.safe_load((project / "largest" / "settings.yaml").read_text())["config"]["batch_size"]
+    yield f"batch {options.batch_size}: the step in a new process {step_rate(options):.0f} images/s"
 
 
 EPOCH_LINE = re.compile(r"epoch (\d+)/\d+ +(\d+)/(\d+) .* ([\d.]+) img/s +wait (\d+)%")

@@ -66,7 +66,8 @@ def build_step(
         amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks, optimizer=optimizer, **settings
     )
     hyp = replace(hyperparameters_from(""), lr0=1e-4)
-    detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    detector = build_detector(model, classes).to(ctx.device, memory_format=layout)
     return build(
         ctx,
         Run(Path(), config, hyp, None, []),
@@ -78,10 +79,10 @@ def build_step(
     )
 
 
-def stepper(take_step: TrainStep, batches: Sequence[Batch]) -> Callable[[], None]:
+def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -> Callable[[], None]:
     """Makes a function that takes a step at each call, with the next of ``batches``, and reads the values of the step
-    before it, as the trainer does."""
-    numbers = count()
+    before it, as the trainer does. ``start``: the number of steps before them."""
+    numbers = count(start)
 
     def one_step() -> None:
         number = next(numbers)

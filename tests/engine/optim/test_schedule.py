@@ -73,7 +73,7 @@ def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
 
 
 @pytest.mark.parametrize(("epochs", "weights", "message"), [
-    (33, "", "only 297 steps; training from random weights needs about 300: --epochs 34, or start from --weights"),
+    (27, "", "only 243 steps; training from random weights needs about 250: --epochs 28, or start from --weights"),
     (34, "", ""),
     (11, "a.pt", "only 99 steps; fine-tuning needs about 100: --epochs 12"),
     (12, "a.pt", ""),
