@@ -55,9 +55,9 @@ def detect(config: DetectConfig) -> Path:
     )
     if config.conf_thres is None:
         _log_threshold(predictor, config.weights)
-    if config.nms and predictor.model.ignores_nms:
+    if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
-    if not config.box_voting and predictor.iou is None and predictor.model.nms_iou is None and not config.agnostic_nms:
+    if not config.box_voting and predictor.settings.fitted(model).iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
     failed: dict[str, str] = {}
     ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
@@ -102,9 +102,9 @@ def _log_threshold(predictor: Predictor, weights: str) -> None:
     """Logs where the default threshold is from. It is an estimate: validation's NMS leaves more boxes an object than
     detection's."""
     if predictor.model.confidence is None:
-        text = f"{predictor.conf:g}: {weights} does not store a better one"
+        text = f"{predictor.settings.conf:g}: {weights} does not store a better one"
     else:
-        text = f"{predictor.conf:.3f}, of the best F1 in validation"
+        text = f"{predictor.settings.conf:.3f}, of the best F1 in validation"
     get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
 
 

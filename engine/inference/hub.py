@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from engine.inference.images import Source
-from engine.inference.predictor import CONFIDENCE, load
+from engine.inference.predictor import load
 from engine.inference.results import Results, label_texts, show_images
+from engine.inference.settings import CONFIDENCE
 from models.postprocess.detections import DETECTION_IOU
 from utils.drawing.detection_writer import UniqueStems
 from utils.drawing.draw import write_image
@@ -34,36 +36,36 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_DET = 1000
+_SETTINGS = ("conf", "iou", "classes", "max_det", "agnostic", "box_voting")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _CENTERS = ("xcenter", "ycenter", "width", "height")
 _TABLES = {"xyxy": _CORNERS, "xyxyn": _CORNERS, "xywh": _CENTERS, "xywhn": _CENTERS}
 
 
 class HubModel:
-    """A model for detection. These attributes may be set between calls:
-
-    - conf: scores must be above it; 0.25 at first.
-    - iou: the threshold of NMS; 0.45 at first, None (no NMS) for NMS-free models.
-    - classes: keep only these, given by number or name; None: all.
-    - max_det: maximum number of detections per image; 1000 at first.
-    - agnostic: whether boxes of different classes suppress each other too.
-    - box_voting: whether boxes suppressed by NMS refine the kept box and raise its score; True at first.
-    """
-
-    # Others cannot be set.
-    _SETTINGS = ("agnostic", "box_voting", "classes", "conf", "iou", "max_det")
-    __slots__ = ("_path", "_predictor", "_trust", *_SETTINGS)
+    """A model for detection. The attributes conf, iou, classes, max_det, agnostic and box_voting, and no others, may be
+    set between calls; see `DetectionSettings`. At first ``conf`` is 0.25, ``iou`` 0.45 (None, which means no NMS, for
+    NMS-free models), and ``max_det`` 1000."""
 
     def __init__(
         self, path: str | os.PathLike[str], device: str | int | torch.device | None = None, trust: bool = False
     ) -> None:
         """``path``, ``device``, ``trust``: as of `load`."""
-        self._path, self._trust = path, trust
-        self._predictor = load(path, device="" if device is None else device, color="rgb", trust=trust)
-        self.conf, self.max_det, self.agnostic = CONFIDENCE, MAX_DET, False
-        self.iou = None if self._predictor.model.nms_iou is None else DETECTION_IOU
-        self.classes: Sequence[int | str] | None = None
-        self.box_voting = True
+        predictor = load(path, device="" if device is None else device, color="rgb", trust=trust)
+        iou = None if predictor.model.nms_iou is None else DETECTION_IOU
+        predictor.settings = replace(predictor.settings, conf=CONFIDENCE, iou=iou, max_det=MAX_DET)
+        # `__setattr__` is for settings.
+        vars(self).update(_path=path, _trust=trust, _predictor=predictor)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SETTINGS:
+            return getattr(self._predictor.settings, name)
+        raise AttributeError(f"no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS:
+            raise AttributeError(f"{name!r} cannot be set; the settings are {', '.join(_SETTINGS)}")
+        self._predictor.settings = replace(self._predictor.settings, **{name: value})
 
     @property
     def names(self) -> dict[int, str]:
@@ -85,14 +87,15 @@ class HubModel:
         """
         if not isinstance(size, int | np.integer) or size < 0:
             raise UserError(f"size: must be one whole number, the pixels of the longer side, got {size!r}")
-        settings = {name: getattr(self, name) for name in self._SETTINGS}
-        results = self._predictor(imgs, imgsz=-(-size // self.stride) * self.stride, **settings)
+        results = self._predictor(imgs, imgsz=-(-size // self.stride) * self.stride)
         return HubDetections(results, self.names)
 
     def to(self, device: str | int | torch.device) -> HubModel:
         """Moves the model to ``device`` by opening its file again."""
         if parse_devices(str(device)) != (self.device,):
-            self._predictor = load(self._path, device=device, color="rgb", trust=self._trust)
+            predictor = load(self._path, device=device, color="rgb", trust=self._trust)
+            predictor.settings = self._predictor.settings
+            vars(self).update(_predictor=predictor)
         return self
 
     def cpu(self) -> HubModel:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
+from engine.inference.settings import DetectionSettings
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import select_detections
 from models.postprocess.tiles import Tiles
@@ -29,17 +29,14 @@ if TYPE_CHECKING:
 BATCH_SIZE = 16  # on GPUs
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectionSettings:
-    """Which boxes are detections; see `engine.inference.predictor.load`."""
+class Canvases(NamedTuple):
+    """Images of one canvas size, letterboxed."""
 
-    imgsz: int = 0
-    conf: float | None = None
-    iou: float | None = None
-    max_det: int = 300
-    classes: Sequence[int | str] | None = ()
-    agnostic: bool = False
-    box_voting: bool = True
+    rows: list[int]  # of the images of a call
+    pixels: Tensor  # uint8 or uint16 (B, h, w, C), pinned for a GPU
+    image_hw: list[tuple[int, int]]  # of the images, pixels
+    fits: list[Letterbox]
+    seconds: float  # that it took
 
 
 class Pipeline:
@@ -68,26 +65,44 @@ class Pipeline:
     def __call__(
         self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
     ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
-        """The detections of each image, uint8 (H, W, 3) RGB or of the model's pixels, and its milliseconds by stage.
+        """`detect` on what `prepare` makes of the images."""
+        return self.detect(self.prepare(images, settings, batch_size), settings)
+
+    def prepare(
+        self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
+    ) -> Iterator[Canvases]:
+        """Letterboxes images, which needs no GPU: another thread may do it while the model runs.
 
         Args:
-            images: of any sizes; those whose canvases have one size are processed together.
-            settings: that the model takes: with an image size, a threshold and classes by number. ``iou`` None: no NMS.
+            images: uint8 (H, W, 3) RGB or of the model's pixels, of any sizes; those whose canvases have one size are
+                processed together.
+            settings: as by `DetectionSettings.fitted`.
             batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
         """
         size = self.images_at_once(batch_size)
         by_canvas: dict[tuple[int, int], list[int]] = {}
         for index, image in enumerate(images):
             by_canvas.setdefault(self.canvas_hw(image.shape[:2], settings.imgsz), []).append(index)
-        tables: dict[int, DetectionTable] = {}
-        speeds: dict[int, dict[str, float]] = {}
+        dtype = torch.uint8 if self.model.pixels.bits == 8 else torch.uint16
         for canvas_hw, indices in by_canvas.items():
             for start in range(0, len(indices), size):
-                batch = indices[start : start + size]
-                found, speed = self._process([images[i] for i in batch], canvas_hw, settings)
-                tables.update(zip(batch, found))
-                speeds.update(dict.fromkeys(batch, speed))
-        return [tables[i] for i in range(len(images))], [speeds[i] for i in range(len(images))]
+                started, rows = time.perf_counter(), indices[start : start + size]
+                shape = (len(rows), *canvas_hw, self.model.pixels.channels)
+                pixels = torch.empty(shape, dtype=dtype, pin_memory=self._on_gpu)
+                image_hw = [images[row].shape[:2] for row in rows]
+                fits = [fit_letterbox(hw, canvas_hw, None if self.tiles else settings.imgsz) for hw in image_hw]
+                for row, fit, canvas in zip(rows, fits, pixels.numpy()):
+                    letterbox(images[row], canvas_hw, fit, canvas)
+                yield Canvases(rows, pixels, image_hw, fits, time.perf_counter() - started)
+
+    def detect(
+        self, prepared: Iterable[Canvases], settings: DetectionSettings
+    ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
+        """The detections of each image, in the order of the images, and its milliseconds by stage."""
+        found: dict[int, tuple[DetectionTable, dict[str, float]]] = {}
+        for canvases in prepared:
+            found.update(zip(canvases.rows, self._detect(canvases, settings)))
+        return [found[row][0] for row in sorted(found)], [found[row][1] for row in sorted(found)]
 
     def images_at_once(self, batch_size: int = 0) -> int:
         """The most images that the model gets at once. ``batch_size``: as in a call."""
@@ -97,36 +112,26 @@ class Pipeline:
             return 1  # the tiles of an image are a batch
         return self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
 
-    def _process(
-        self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], settings: DetectionSettings
-    ) -> tuple[list[DetectionTable], dict[str, float]]:
-        started = time.perf_counter()
-        tiled = self._tiled(settings) if self.tiles else None
-        kind = self.model.pixels
-        shape = (len(images), *canvas_hw, kind.channels)
-        canvases = torch.empty(shape, dtype=torch.uint8 if kind.bits == 8 else torch.uint16, pin_memory=self._on_gpu)
-        fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else settings.imgsz) for image in images]
-        for image, fit, canvas in zip(images, fits, canvases.numpy()):
-            letterbox(image, canvas_hw, fit, canvas)
-        compute = partial(self._compute, canvases, settings, tiled)
-        detections, prepared, computed = self._thread.submit(compute).result() if self._thread else compute()
-        tables = [
-            _table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))
-        ]
-        times = (started, prepared, computed, time.perf_counter())
-        stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
-        return tables, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+    def _detect(
+        self, canvases: Canvases, settings: DetectionSettings
+    ) -> Iterator[tuple[DetectionTable, dict[str, float]]]:
+        started, count = time.perf_counter(), len(canvases.rows)
+        compute = partial(self._compute, canvases.pixels, settings)
+        detections, copied, computed = self._thread.submit(compute).result() if self._thread else compute()
+        tables = [_table_of(detections, row, *place) for row, place in enumerate(zip(canvases.image_hw, canvases.fits))]
+        seconds = (canvases.seconds + copied - started, computed - copied, time.perf_counter() - computed)
+        speed = {name: s * 1e3 / count for name, s in zip(("preprocess", "inference", "postprocess"), seconds)}
+        return ((table, speed) for table in tables)
 
-    def _compute(
-        self, canvases: Tensor, settings: DetectionSettings, tiled: TiledDetector | None
-    ) -> tuple[Detections, float, float]:
+    def _compute(self, canvases: Tensor, settings: DetectionSettings) -> tuple[Detections, float, float]:
         """The detections on canvases (B, h, w, C), on the CPU, and when these were on the device and the model was
         done, in seconds."""
+        tiled = self._tiled(settings) if self.tiles else None
         with torch.inference_mode():
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
             pixels = canvases.to(self.model.device, non_blocking=True).permute(0, 3, 1, 2)
             pixels = pixels / 255 if self.model.pixels.bits == 8 else pixels.float() / 65535
-            prepared = self._now()
+            copied = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
                 raw = (tiled or self.model)(pixels)
             computed = self._now()
@@ -135,7 +140,7 @@ class Pipeline:
             detections = Detections(*(t.cpu() for t in found))
             if not detections.counts.any():
                 self._check_outputs(raw)
-        return detections, prepared, computed
+        return detections, copied, computed
 
     def _check_outputs(self, raw: list[Tensor]) -> None:
         """Warns once of outputs that are not numbers, in which nothing can be found."""

@@ -107,7 +107,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         spec.split(split)
     if options.out:
         make_out(spec, options.out)
-    imgsz = options.imgsz or (predictor.imgsz if predictor else DEFAULT_IMGSZ)
+    imgsz = options.imgsz or (predictor.settings.imgsz if predictor else DEFAULT_IMGSZ)
     workers = available_cores() if options.workers < 0 else options.workers
     scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers, verify=options.verify)
     issues = [issue for split in scanned for issue in scan_issues(split)]

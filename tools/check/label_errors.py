@@ -68,12 +68,13 @@ def label_issues(
     the detections and their scores. The model has the classes of the data set: see `check_classes`.
     """
     most_labels = max(int(np.diff(split.index.offsets).max(initial=0)) for split in splits)
-    predictor.max_det = max(predictor.max_det, PER_LABEL * most_labels)
+    max_det = max(predictor.settings.max_det, PER_LABEL * most_labels)
+    predictor.settings = replace(predictor.settings, max_det=max_det)
     issues, tables, results = [], {}, {}
     for split in splits:
         table = tables[split.name] = detect_all(predictor, split.index)
         truth = split.index.ground_truth()
-        result = results[split.name] = score_detections(truth, table, len(split.index.names), max_det=predictor.max_det)
+        result = results[split.name] = score_detections(truth, table, len(split.index.names), max_det=max_det)
         issues += find_label_errors(split, table, result.class_metrics["AP50"], least_score)
     return sorted(issues, key=lambda issue: -issue.score), tables, results
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
 import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,7 +142,7 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkey
     assert 0 < len(above) < len(everything)
     assert rows(predictor(image, color="rgb", conf=middle, max_det=300)) == [above]
     other = load(weights, device="cpu", conf=0.0, color="rgb")
-    other.conf = middle
+    other.settings = replace(other.settings, conf=middle)
     assert rows(other(image)) == [above]
     assert len(predictor(image, color="rgb")[0]) == 5  # the call has not changed the predictor
     by_number, by_name = (other(image, conf=0, classes=[c])[0].boxes for c in (1, "ring"))
@@ -156,7 +158,7 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkey
     assert raised.data.tolist() != plain.data.tolist()
     assert plain.data[:, 4:].tolist() == voted.data[:, 4:].tolist()
     assert plain.data[:, :4].tolist() != voted.data[:, :4].tolist()
-    other.box_voting = False
+    other.settings = replace(other.settings, box_voting=False)
     assert rows(other(image, iou=0.5)) == [plain.data.tolist()]
     assert rows(load(weights, device="cpu", conf=middle, color="rgb", box_voting=False)(image, iou=0.5)) == rows(
         other(image, iou=0.5)
@@ -168,23 +170,23 @@ def test_threshold_is_the_checkpoints(weights, tmp_path, capsys):
     content = read_checkpoint(weights)
     for stored, expected in ((0.125, 0.125), (None, 0.25), (float("nan"), 0.25)):
         write_checkpoint(content | {"progress": {"confidence": stored}}, tmp_path / "a.pt")
-        assert load(tmp_path / "a.pt", device="cpu").conf == expected
-        assert load(tmp_path / "a.pt", device="cpu", conf=0.5).conf == 0.5
+        assert load(tmp_path / "a.pt", device="cpu").settings.conf == expected
+        assert load(tmp_path / "a.pt", device="cpu", conf=0.5).settings.conf == 0.5
     load(weights, device="cpu", color="bgr")(picture(), verbose=True)
     assert capsys.readouterr().out.startswith("image0.jpg: ")
 
 
 def test_streams_are_read_one_by_one(predictor, tmp_path):
-    for i in range(3):
+    for i in range(4):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
     stream = predictor.stream(tmp_path)
     first = next(stream)
-    (tmp_path / "2.png").unlink()
-    cv2.imwrite(str(tmp_path / "2.png"), picture(30, 30)[..., ::-1])  # not read before it is its turn
+    (tmp_path / "3.png").unlink()
+    cv2.imwrite(str(tmp_path / "3.png"), picture(30, 30)[..., ::-1])  # not read before it is its turn
     later = list(stream)
-    assert [first.path, *(r.path for r in later)] == [str(tmp_path / f"{i}.png") for i in range(3)]
+    assert [first.path, *(r.path for r in later)] == [str(tmp_path / f"{i}.png") for i in range(4)]
     assert rows([first]) == rows(predictor(tmp_path / "0.png"))
-    assert later[1].orig_shape == (30, 30)
+    assert later[2].orig_shape == (30, 30)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -197,16 +199,16 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
     (tmp_path / "5.png").write_bytes(b"no image")
     expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
-    true, seen = own.pipeline._process, []
+    true, seen = own.pipeline._detect, []
 
-    def process(images, *rest):
-        seen.append(len(images))
-        if len(images) == 3:
+    def detect(canvases, settings):
+        seen.append(len(canvases.rows))
+        if len(canvases.rows) == 3:
             raise MemoryError
-        return true(images, *rest)
+        return true(canvases, settings)
 
     monkeypatch.setattr(own.pipeline, "images_at_once", lambda batch_size=0: size)
-    monkeypatch.setattr(own.pipeline, "_process", process)
+    monkeypatch.setattr(own.pipeline, "_detect", detect)
     results = list(own.stream(tmp_path))
     assert [Path(result.path).stem for result in results] == list("01234678")
     for got, want in zip(results, expected):
@@ -214,6 +216,30 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
     assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
     line = f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
     assert capsys.readouterr().out == f"warning: {line}\n"
+
+
+def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monkeypatch):
+    """In another thread, one batch ahead of the model, which waits for it here."""
+    for i in range(5):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
+    own, is_prepared = load(weights, device="cpu", conf=0.0, max_det=5), [threading.Event() for _ in range(5)]
+    prepare, detect, done = own.pipeline.prepare, own.pipeline._detect, itertools.count()
+
+    def noted(images, settings):
+        number = next(i for i in range(5) if np.array_equal(images[0], picture(seed=i)))
+        is_prepared[number].set()
+        assert threading.current_thread() is not threading.main_thread()
+        yield from prepare(images, settings)
+
+    def waiting(canvases, settings):
+        assert is_prepared[min(next(done) + 1, 4)].wait(20)
+        return detect(canvases, settings)
+
+    expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
+    monkeypatch.setattr(own.pipeline, "prepare", noted)
+    monkeypatch.setattr(own.pipeline, "_detect", waiting)
+    assert rows(own.stream(tmp_path)) == expected
+    assert next(done) == 5
 
 
 def test_frames_of_a_live_stream_are_not_collected(predictor):
@@ -233,14 +259,14 @@ def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it
     for i in range(6):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
     monkeypatch.setattr(predictor.pipeline, "images_at_once", lambda batch_size=0: 4)
-    true = predictor.pipeline._process
+    true = predictor.pipeline.prepare
 
-    def process(images, *rest):
+    def prepare(images, *rest):
         if any(np.array_equal(image, picture(seed=2)) for image in images):
             raise UserError("does not fit")
         return true(images, *rest)
 
-    monkeypatch.setattr(predictor.pipeline, "_process", process)
+    monkeypatch.setattr(predictor.pipeline, "prepare", prepare)
     threads = set(threading.enumerate())
     stream = predictor.stream(tmp_path)
     assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
