@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -107,9 +108,10 @@ class Prefetcher:
         return batch
 
     def prefetch(self, count: int) -> None:
-        """Fetches batches until ``count`` are ready. Call it after a step has been queued."""
-        while self._ahead and len(self._ready) < count:
-            self._fetch()
+        """Fetches batches until ``count`` are ready, or all. Call it after a step has been queued."""
+        with contextlib.suppress(StopIteration):
+            while self._ahead and len(self._ready) < count:
+                self._fetch()
 
     def take_wait(self) -> float:
         """Seconds spent waiting for the loader since the last call."""

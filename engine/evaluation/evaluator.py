@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
@@ -30,6 +31,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Stitch = Callable[[DetectionTable, np.ndarray, torch.device], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
+
+
+class _Moved(NamedTuple):
+    """A batch, and what is needed of it on the device."""
+
+    batch: Batch
+    images: Tensor
+    targets: Targets
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """See `Batch.record_stream`."""
+        self.images.record_stream(stream)
+        self.targets.rows.record_stream(stream)
 
 
 class _Pending(NamedTuple):
@@ -170,30 +184,33 @@ class Evaluator:
         pending: _Pending | None = None
         complete = True
         started = time.perf_counter()
-        for batch in timer.waits(self._progress(loader)):
-            if should_stop():
-                complete = False
-                break
-            if batch.images.shape[0] == 0:
-                continue
-            seen.append(batch.indices.numpy())
-            images = to_float(batch.images, self._device, dtype, channels_last)
-            with (
-                timer.phase("inference"),
-                torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
-            ):
-                raw = [level.float() for level in _in_parts(model, images)]
-                teacher_maps = self._criterion.teacher_maps(images) if self._criterion else None
-            with timer.phase("nms"):
-                detections = self._postprocess(model, raw)
-            if self._criterion is not None:
-                first_image.append(int(batch.indices[0]))
-                losses.append(self._loss_sums(raw, batch.targets, teacher_maps))
-            # The copy is read one batch later, when it has arrived.
-            if pending is not None:
-                tables.append(_to_table(pending))
-            pending = self._send(detections, batch)
-            self.preview = self.preview or (batch, pending.detections)
+        on_host = timer.waits(self._progress(loader))
+        with Prefetcher(on_host, device=self._device, render=self._move) as batches:
+            for batch, images, targets in batches:
+                if should_stop():
+                    complete = False
+                    break
+                if batch.images.shape[0] == 0:
+                    continue
+                seen.append(batch.indices.numpy())
+                images = to_float(images, self._device, dtype, channels_last)
+                with (
+                    timer.phase("inference"),
+                    torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
+                ):
+                    raw = [level.float() for level in _in_parts(model, images)]
+                    teacher_maps = self._criterion.teacher_maps(images) if self._criterion else None
+                batches.prefetch(1)  # before NMS, for which the host waits
+                with timer.phase("nms"):
+                    detections = self._postprocess(model, raw)
+                if self._criterion is not None:
+                    first_image.append(int(batch.indices[0]))
+                    losses.append(self._loss_sums(raw, targets, teacher_maps))
+                # The copy is read one batch later, when it has arrived.
+                if pending is not None:
+                    tables.append(_to_table(pending))
+                pending = self._send(detections, batch)
+                self.preview = self.preview or (batch, pending.detections)
         if pending is not None:
             tables.append(_to_table(pending))
         seconds = timer.seconds() | {"total": time.perf_counter() - started}
@@ -210,9 +227,12 @@ class Evaluator:
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
 
+    def _move(self, batch: Batch) -> _Moved:
+        return _Moved(batch, batch.images.to(self._device, non_blocking=True), batch.targets.to(self._device))
+
     def _loss_sums(self, raw: list[Tensor], targets: Targets, teacher_maps: list[Tensor] | None) -> Tensor:
         """float (2 + P,): total, normalizer, parts."""
-        output = self._criterion(raw, targets.to(self._device), teacher_maps)
+        output = self._criterion(raw, targets, teacher_maps)
         return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:

@@ -1,10 +1,13 @@
 """The evaluator: frames, modes, losses, and the same bits on any number of ranks."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from data.loading.prefetcher import Prefetcher
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, PhaseTimer, is_channels_last
 from models.losses.base import Criterion
@@ -240,6 +243,34 @@ def test_modes_and_memory_layout_are_preserved(channels_last):
         assert nhwc == channels_last
         assert highest <= 3 / 255
     assert model.conv.weight.grad is None
+
+
+def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored(monkeypatch):
+    """As on a GPU, whose model runs meanwhile; also of an odd number of batches."""
+    gt, letterbox = make_split(9)
+    fetched, scored = [], []
+
+    def loader():
+        for batch in make_batches(gt, letterbox):
+            fetched.append(batch)
+            yield batch
+
+    class Noted(Oracle):
+        def __call__(self, model, raw):
+            scored.append(len(fetched))
+            return super().__call__(model, raw)
+
+    monkeypatch.setattr(evaluator_module, "Prefetcher", partial(Prefetcher, ahead=True))
+    ctx = DistributedContext.single(CPU)
+    evaluator = Evaluator(
+        ground_truth=gt, num_classes=CLASSES, postprocess=Noted(gt, letterbox), ctx=ctx, criterion=Moments()
+    )
+    result = evaluator.run(TinyNet(), loader())
+    assert scored == [2, 3, 4, 5, 5]
+    monkeypatch.undo()
+    assert assert_same(
+        result, make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), make_batches(gt, letterbox))
+    )
 
 
 def test_autocast_applies_to_the_model_but_not_to_postprocessing():
