@@ -1,4 +1,4 @@
-"""Detections as annotation files that labeling tools import, one class a format (`FORMATS`).
+"""Detections as annotation files that labeling tools import, one function a format (`FORMATS`).
 
 All files describe the images in the folder ``images`` next to them, so that the folder is a data set that can be moved,
 zipped and trained on. Boxes are in pixels of the upright image, from its top left corner, unless the format asks for
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
@@ -29,11 +28,11 @@ from utils.structures import DetectionTable
 # (AP 0.5929 became 0.5935).
 BOX_DIGITS = 5
 SCORE_DIGITS = 8
+LABEL_STUDIO_IMAGES = "/data/local-files/?d=images/"
 _NOT_IN_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatedImage:
+class AnnotatedImage(NamedTuple):
     """An image and what was found in it."""
 
     name: str  # file in the folder images
@@ -44,188 +43,123 @@ class AnnotatedImage:
     def stem(self) -> str:
         return Path(self.name).stem
 
-    def rows(self, boxes: np.ndarray) -> list[tuple[int, list[float], float]]:
-        """Class, box and rounded score of each detection, with its box taken from ``boxes`` (n, 4)."""
+    def rows(self, boxes: np.ndarray, digits: int = BOX_DIGITS) -> list[tuple[int, list[float], float]]:
+        """Class, rounded box and score of each detection, with its box taken from ``boxes`` (n, 4)."""
         scores = np.round(self.found.scores, SCORE_DIGITS).tolist()
-        return list(zip(self.found.classes.tolist(), boxes.tolist(), scores))
-
-    def pixel_rows(self) -> list[tuple[int, list[float], float]]:
-        """As `rows`, with the corners x1, y1, x2, y2 in pixels."""
-        return self.rows(np.round(self.found.boxes_xyxy_px, BOX_DIGITS))
+        return list(zip(self.found.classes.tolist(), np.round(boxes, digits).tolist(), scores))
 
 
-class AnnotationFormat:
-    """Writes the annotations of a run's images into its folder.
+class Annotated(NamedTuple):
+    """The images of a run, which have different stems."""
 
-    Args:
-        folder: with the subfolder images.
-        names: of the classes.
-        model: name of the model, for formats that store it.
-    """
-
-    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
-        self.folder, self.names, self.model = folder, names, model
-
-    def add(self, image: AnnotatedImage) -> list[Path]:
-        """Takes the next image and returns the files that were written. Images have different stems."""
-        raise NotImplementedError
-
-    def close(self) -> list[Path]:
-        """Writes what describes all images together, and returns these files. Must be called after the last image."""
-        return []
+    folder: Path  # with the subfolder images
+    names: tuple[str, ...]  # of the classes
+    model: str  # its name, for formats that store it
+    images: Sequence[AnnotatedImage]
 
 
-class YoloAnnotations(AnnotationFormat):
+def write_yolo(run: Annotated) -> None:
     """labels/STEM.txt, classes.txt (a name a line, for LabelImg and Label Studio's converter) and data.yaml."""
-
-    def add(self, image: AnnotatedImage) -> list[Path]:
-        path = self.folder / "labels" / f"{image.stem}.txt"
-        write_yolo_labels(path, image.image_hw, image.found)
-        return [path]
-
-    def close(self) -> list[Path]:
-        classes, data = self.folder / "classes.txt", self.folder / "data.yaml"
-        write_whole(classes, "".join(f"{' '.join(name.split())}\n" for name in self.names))
-        content = {"train": "images", "val": "images", "names": dict(enumerate(self.names))}
-        write_whole(data, yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
-        return [classes, data]
+    for image in run.images:
+        write_yolo_labels(run.folder / "labels" / f"{image.stem}.txt", image.image_hw, image.found)
+    write_whole(run.folder / "classes.txt", "".join(f"{' '.join(name.split())}\n" for name in run.names))
+    content = {"train": "images", "val": "images", "names": dict(enumerate(run.names))}
+    write_whole(run.folder / "data.yaml", yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
 
 
-class CocoAnnotations(AnnotationFormat):
+def write_coco(run: Annotated) -> None:
     """annotations.json: categories are numbered from 1; image ids are `image_ids_of` if these are numbers, else from 1;
     each annotation has a ``score``, which readers of annotations ignore."""
-
-    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
-        super().__init__(folder, names, model)
-        self._images: list[AnnotatedImage] = []
-
-    def add(self, image: AnnotatedImage) -> list[Path]:
-        self._images.append(image)
-        return []
-
-    def close(self) -> list[Path]:
-        ids = image_ids_of([image.stem for image in self._images])
-        if any(isinstance(i, str) for i in ids):
-            ids = tuple(range(1, len(ids) + 1))
-        images, annotations = [], []
-        for image_id, image in zip(ids, self._images):
-            height, width = image.image_hw
-            images.append({"id": image_id, "file_name": image.name, "width": width, "height": height})
-            boxes = np.round(xyxy_to_xywh(image.found.boxes_xyxy_px), BOX_DIGITS)
-            annotations += [
-                {"id": number, "image_id": image_id, "category_id": c + 1, "bbox": box, "area": box[2] * box[3],
-                 "iscrowd": 0, "segmentation": [], "score": score}
-                for number, (c, box, score) in enumerate(image.rows(boxes), len(annotations) + 1)
-            ]  # fmt: skip
-        categories = [{"id": c + 1, "name": name, "supercategory": ""} for c, name in enumerate(self.names)]
-        content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
-        path = self.folder / "annotations.json"
-        write_whole(path, json.dumps(content, ensure_ascii=False))
-        return [path]
+    ids = image_ids_of([image.stem for image in run.images])
+    if any(isinstance(i, str) for i in ids):
+        ids = tuple(range(1, len(ids) + 1))
+    images, annotations = [], []
+    for image_id, image in zip(ids, run.images):
+        height, width = image.image_hw
+        images.append({"id": image_id, "file_name": image.name, "width": width, "height": height})
+        rows = image.rows(xyxy_to_xywh(image.found.boxes_xyxy_px))
+        annotations += [
+            {"id": number, "image_id": image_id, "category_id": c + 1, "bbox": box, "area": box[2] * box[3],
+             "iscrowd": 0, "segmentation": [], "score": score}
+            for number, (c, box, score) in enumerate(rows, len(annotations) + 1)
+        ]  # fmt: skip
+    categories = [{"id": c + 1, "name": name, "supercategory": ""} for c, name in enumerate(run.names)]
+    content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+    write_whole(run.folder / "annotations.json", json.dumps(content, ensure_ascii=False))
 
 
-class VocAnnotations(AnnotationFormat):
+def write_voc(run: Annotated) -> None:
     """Annotations/STEM.xml in Pascal VOC's format.
 
     Corners are written unrounded and unshifted, so that the width is xmax - xmin, as `data.labels.voc` and annotation
     tools (LabelImg, CVAT) have them; VOC's own files count pixels from 1 and include the last one.
     """
-
-    def add(self, image: AnnotatedImage) -> list[Path]:
+    folder = run.folder / "Annotations"
+    folder.mkdir(exist_ok=True)
+    for image in run.images:
         root = ElementTree.Element("annotation")
-        for tag, text in (("folder", "images"), ("filename", image.name)):
-            _element(root, tag, text)
+        _elements(root, {"folder": "images", "filename": image.name})
         _element(_element(root, "source"), "database", "Unknown")
-        size = _element(root, "size")
-        for tag, number in zip(("width", "height", "depth"), (*image.image_hw[::-1], 3)):
-            _element(size, tag, str(number))
+        height, width = image.image_hw
+        _elements(_element(root, "size"), {"width": width, "height": height, "depth": 3})
         _element(root, "segmented", "0")
-        for c, corners, _ in image.pixel_rows():
+        for c, corners, _ in image.rows(image.found.boxes_xyxy_px):
             entry = _element(root, "object")
-            fields = {"name": self.names[c], "pose": "Unspecified", "truncated": "0", "difficult": "0"}
-            for tag, text in fields.items():
-                _element(entry, tag, text)
-            box = _element(entry, "bndbox")
-            for tag, value in zip(("xmin", "ymin", "xmax", "ymax"), corners):
-                _element(box, tag, repr(value))
-        path = self.folder / "Annotations" / f"{image.stem}.xml"
-        path.parent.mkdir(exist_ok=True)
-        _write_xml(path, root)
-        return [path]
+            _elements(entry, {"name": run.names[c], "pose": "Unspecified", "truncated": 0, "difficult": 0})
+            _elements(_element(entry, "bndbox"), dict(zip(("xmin", "ymin", "xmax", "ymax"), corners)))
+        _write_xml(folder / f"{image.stem}.xml", root)
 
 
-class LabelStudioAnnotations(AnnotationFormat):
+def write_label_studio(run: Annotated) -> None:
     """labelstudio.json, tasks with predictions, and labelstudio.xml, the labeling interface that they fit.
 
     Tasks refer to images as Label Studio's local file server serves them if the run's folder is its document root.
     """
-
-    IMAGES = "/data/local-files/?d=images/"
-
-    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
-        super().__init__(folder, names, model)
-        self._tasks: list[dict[str, Any]] = []
-
-    def add(self, image: AnnotatedImage) -> list[Path]:
+    tasks = []
+    for image in run.images:
         height, width = image.image_hw
         percent = scale_boxes(xyxy_to_xywh(image.found.boxes_xyxy_px), 100 / width, 100 / height)
         common = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", "image_rotation": 0}
         common |= {"original_width": width, "original_height": height}
         regions = []
-        for number, (c, box, score) in enumerate(image.rows(np.round(percent, FRACTION_DIGITS - 2))):
-            value = dict(zip(("x", "y", "width", "height"), box)) | {"rotation": 0, "rectanglelabels": [self.names[c]]}
+        for number, (c, box, score) in enumerate(image.rows(percent, FRACTION_DIGITS - 2)):
+            value = dict(zip(("x", "y", "width", "height"), box)) | {"rotation": 0, "rectanglelabels": [run.names[c]]}
             regions.append({"id": f"box{number}", **common, "value": value, "score": score})
         mean = float(image.found.scores.mean()) if regions else 0.0
-        prediction = {"model_version": self.model, "score": round(mean, SCORE_DIGITS), "result": regions}
-        self._tasks.append(
-            {"data": {"image": self.IMAGES + quote(image.name, errors="surrogateescape")}, "predictions": [prediction]}
-        )
-        return []
-
-    def close(self) -> list[Path]:
-        tasks, interface = self.folder / "labelstudio.json", self.folder / "labelstudio.xml"
-        write_whole(tasks, json.dumps(self._tasks, ensure_ascii=False))
-        root = ElementTree.Element("View")
-        _element(root, "Image", name="image", value="$image")
-        labels = _element(root, "RectangleLabels", name="label", toName="image")
-        for name in self.names:
-            _element(labels, "Label", value=name)
-        _write_xml(interface, root, declaration=False)  # Label Studio refuses one
-        return [tasks, interface]
+        prediction = {"model_version": run.model, "score": round(mean, SCORE_DIGITS), "result": regions}
+        source = LABEL_STUDIO_IMAGES + quote(image.name, errors="surrogateescape")
+        tasks.append({"data": {"image": source}, "predictions": [prediction]})
+    write_whole(run.folder / "labelstudio.json", json.dumps(tasks, ensure_ascii=False))
+    root = ElementTree.Element("View")
+    _element(root, "Image", name="image", value="$image")
+    labels = _element(root, "RectangleLabels", name="label", toName="image")
+    for name in run.names:
+        _element(labels, "Label", value=name)
+    _write_xml(run.folder / "labelstudio.xml", root, declaration=False)  # Label Studio refuses one
 
 
-class CvatAnnotations(AnnotationFormat):
+def write_cvat(run: Annotated) -> None:
     """annotations.xml, "CVAT for images 1.1"."""
-
-    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
-        super().__init__(folder, names, model)
-        self._images: list[ElementTree.Element] = []
-
-    def add(self, image: AnnotatedImage) -> list[Path]:
-        height, width = (str(side) for side in image.image_hw)
-        number = str(len(self._images))
-        entry = ElementTree.Element("image", id=number, name=_xml_text(image.name), width=width, height=height)
-        for c, corners, _ in image.pixel_rows():
+    root = ElementTree.Element("annotations")
+    _element(root, "version", "1.1")
+    task = _element(_element(root, "meta"), "task")
+    _elements(task, {"name": run.folder.name, "size": len(run.images), "mode": "annotation"})
+    labels = _element(task, "labels")
+    for name in run.names:
+        _elements(_element(labels, "label"), {"name": name, "type": "rectangle", "attributes": ""})
+    for number, image in enumerate(run.images):
+        height, width = map(str, image.image_hw)
+        entry = _element(root, "image", id=str(number), name=image.name, width=width, height=height)
+        for c, corners, _ in image.rows(image.found.boxes_xyxy_px):
             position = {tag: repr(value) for tag, value in zip(("xtl", "ytl", "xbr", "ybr"), corners)}
-            _element(entry, "box", label=self.names[c], source="auto", occluded="0", **position, z_order="0")
-        self._images.append(entry)
-        return []
+            _element(entry, "box", label=run.names[c], source="auto", occluded="0", **position, z_order="0")
+    _write_xml(run.folder / "annotations.xml", root)
 
-    def close(self) -> list[Path]:
-        root = ElementTree.Element("annotations")
-        _element(root, "version", "1.1")
-        task = _element(_element(root, "meta"), "task")
-        for tag, text in (("name", self.folder.name), ("size", str(len(self._images))), ("mode", "annotation")):
-            _element(task, tag, text)
-        labels = _element(task, "labels")
-        for name in self.names:
-            label = _element(labels, "label")
-            for tag, text in (("name", name), ("type", "rectangle"), ("attributes", None)):
-                _element(label, tag, text)
-        root.extend(self._images)
-        path = self.folder / "annotations.xml"
-        _write_xml(path, root)
-        return [path]
+
+def _elements(parent: ElementTree.Element, texts: Mapping[str, str | float]) -> None:
+    """New last children of ``parent`` by tag."""
+    for tag, text in texts.items():
+        _element(parent, tag, str(text))
 
 
 def _element(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str) -> ElementTree.Element:
@@ -246,27 +180,10 @@ def _write_xml(path: Path, root: ElementTree.Element, *, declaration: bool = Tru
 
 
 # The names are the choices of --save-format (utils/config/settings.py).
-FORMATS: dict[str, type[AnnotationFormat]] = {
-    "yolo": YoloAnnotations,
-    "coco": CocoAnnotations,
-    "voc": VocAnnotations,
-    "labelstudio": LabelStudioAnnotations,
-    "cvat": CvatAnnotations,
+FORMATS: dict[str, Callable[[Annotated], None]] = {
+    "yolo": write_yolo,
+    "coco": write_coco,
+    "voc": write_voc,
+    "labelstudio": write_label_studio,
+    "cvat": write_cvat,
 }
-
-
-class AnnotationFiles:
-    """The files of several formats. ``formats``: their names; the rest as in `AnnotationFormat`."""
-
-    def __init__(self, formats: Sequence[str], folder: Path, names: tuple[str, ...], model: str) -> None:
-        self._formats = [FORMATS[name](folder, names, model) for name in dict.fromkeys(formats)]
-
-    def add(self, name: str, image_hw: tuple[int, int], found: DetectionTable) -> None:
-        """As `AnnotatedImage` has them."""
-        image = AnnotatedImage(name, image_hw, found)
-        for each in self._formats:
-            each.add(image)
-
-    def close(self) -> None:
-        for each in self._formats:
-            each.close()

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -23,9 +23,6 @@ from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.strings import image_ids_of
 from utils.structures import DetectionTable
-
-if TYPE_CHECKING:
-    from utils.drawing.annotation_formats import AnnotationFiles
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
@@ -181,11 +178,7 @@ class DetectionFiles:
         self.run_dir, self.names, self._config = Path(run_dir), names, config
         self._records: list[dict[str, Any]] = []  # for predictions.json
         self._labels: list[str] = []  # of all frames, with detections or without
-        self._annotations: AnnotationFiles | None = None
-        if config.save_format:
-            from utils.drawing.annotation_formats import AnnotationFiles
-
-            self._annotations = AnnotationFiles(config.save_format, self.run_dir, names, Path(config.weights).stem)
+        self._annotated: list[tuple[str, tuple[int, int], DetectionTable]] = []  # as in `AnnotatedImage`
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
@@ -205,14 +198,19 @@ class DetectionFiles:
             self._records += self._rows(source, label, frame, found)
         if self._config.save_crop:
             self._write_crops(label, image, found)
-        if self._annotations:
+        if self._config.save_format:
             path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
-            self._annotations.add(path.name, image.shape[:2], found)
+            self._annotated.append((path.name, image.shape[:2], found))
 
     def close(self) -> None:
         """Writes the files that hold all frames."""
-        if self._annotations:
-            self._annotations.close()
+        if self._config.save_format:
+            from utils.drawing.annotation_formats import FORMATS, Annotated, AnnotatedImage
+
+            images = [AnnotatedImage(*each) for each in self._annotated]
+            run = Annotated(self.run_dir, self.names, Path(self._config.weights).stem, images)
+            for name in dict.fromkeys(self._config.save_format):
+                FORMATS[name](run)
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             for record in self._records:

@@ -12,7 +12,7 @@ from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from utils.boxes import xywh_to_xyxy
 from utils.config.settings import DetectConfig
-from utils.drawing.annotation_formats import FORMATS, AnnotatedImage
+from utils.drawing.annotation_formats import FORMATS, Annotated, AnnotatedImage
 from utils.drawing.detection_writer import DetectionFiles
 from utils.errors import UserError
 from utils.structures import DetectionTable
@@ -91,10 +91,8 @@ def test_coco_annotations_are_those_of_pycocotools(written):
 
 def test_coco_ids_are_the_numbers_of_numeric_stems(tmp_path):
     for stems, ids in ((("000139", "7"), [139, 7]), (("b", "7"), [1, 2])):
-        coco = FORMATS["coco"](tmp_path, NAMES, "model")
-        for stem in stems:
-            coco.add(AnnotatedImage(f"{stem}.jpg", (10, 20), make_table(1, (10, 20), 0)))
-        coco.close()
+        images = [AnnotatedImage(f"{stem}.jpg", (10, 20), make_table(1, (10, 20), 0)) for stem in stems]
+        FORMATS["coco"](Annotated(tmp_path, NAMES, "model", images))
         content = json.loads((tmp_path / "annotations.json").read_text())
         assert [image["id"] for image in content["images"]] == [a["image_id"] for a in content["annotations"]] == ids
 
@@ -148,11 +146,10 @@ def test_cvat_for_images(written):
 def test_odd_names_leave_files_that_can_be_read(tmp_path):
     """Control characters and bytes that are not UTF-8 have no place in XML."""
     names = ("a\x01b", "two\nlines", "c")
-    for name, kind in FORMATS.items():
-        annotations = kind(tmp_path / name, names, "model")
-        annotations.folder.mkdir()
-        annotations.add(AnnotatedImage("x\udcff.jpg", (10, 20), make_table(3, (10, 20), 0)))
-        annotations.close()
+    image = AnnotatedImage("x\udcff.jpg", (10, 20), make_table(3, (10, 20), 0))
+    for name, write in FORMATS.items():
+        (tmp_path / name).mkdir()
+        write(Annotated(tmp_path / name, names, "model", [image]))
     assert len((tmp_path / "yolo/classes.txt").read_text().splitlines()) == 3
     for path in [*tmp_path.rglob("*.xml")]:
         ElementTree.parse(path)
