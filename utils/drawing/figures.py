@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,23 +25,12 @@ MOST_DOTS = 30  # points of a line that are marked
 WIDTH, HEIGHT = 4.2, 2.6  # inches of a figure with one chart, without its legend
 LEGEND_LETTERS, LEGEND_ROW = 74, 0.16  # of a row of the legend below it, and inches
 LABELS_PT, DIGIT_PT = 22, 5.1  # width of a y axis: of its name and ticks, and of each digit
-# A page's style sheet has the same colors as s0, s1, ... and line, and others for a dark background.
+# The style sheet of pages has the same colors as s0, s1, ..., and inverts charts on a dark background.
 COLORS = (
     "#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f",
 )  # fmt: skip
 FAINT, MARK = "#d9dde2", "#7f7f7f"
-_TOOLTIP = "tooltip:"  # before the text that a page shows for a line
-# What Matplotlib writes into the tags of SVG, and what an HTML page has instead: only ids that are referred to, the
-# page's fonts and colors.
-_IN_TAGS = (
-    (r' id="(?![mp][0-9a-f]{10}")[^"]*"', ""),
-    (r"xlink:href", "href"),
-    (r" ?font-family: [^;\"]*;?", ""),
-    (r' transform="rotate\(-0 [^"]*"', ""),
-    (r"#000000", "currentColor"),
-    (FAINT, "var(--line)"),
-    *((color, f"var(--s{number})") for number, color in enumerate(COLORS)),
-)
+_TOOLTIP = "tooltip:"  # before the text that page.js shows for a line
 
 
 @dataclass(frozen=True)
@@ -88,7 +76,7 @@ def save_figure(figure: Figure, out: Path, dpi: int = 130) -> None:
 
 
 def svg(figure: Figure, title: str) -> Markup:
-    """The figure in an HTML page, below its title, in the page's fonts and colors. Equal figures give equal text."""
+    """The figure in an HTML page, below its title. Equal figures give equal text."""
     from matplotlib import rc_context
 
     text = io.StringIO()
@@ -96,19 +84,8 @@ def svg(figure: Figure, title: str) -> Markup:
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    box, _, drawn = text.getvalue().partition(' viewBox="')[2].partition('"')
-    drawn = re.sub(r"^[^>]*>\s*<defs>\s*<style.*?</defs>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(rf"<g id=([\"']){_TOOLTIP}(.*?)\1>", r"<g><title>\2</title>", drawn, flags=re.DOTALL)
-    drawn = re.sub(r"<[^>]*>", _to_html, drawn)
-    start = Markup('<svg class="chart" viewBox="{}" role="img" aria-label="{}">').format(box, title)
-    return in_page(start + Markup(drawn), title)
-
-
-def _to_html(tag: re.Match[str]) -> str:
-    text = tag[0]
-    for pattern, replacement in _IN_TAGS:
-        text = re.sub(pattern, replacement, text)
-    return re.sub(r"\s+", " ", text)
+    drawn = Markup(text.getvalue()[text.getvalue().index("<svg") :])
+    return in_page(Markup('<div class="chart" role="img" aria-label="{}">{}</div>').format(title, drawn), title)
 
 
 def in_page(body: Markup, title: str) -> Markup:

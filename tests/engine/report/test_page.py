@@ -138,7 +138,7 @@ def test_curves_join_the_epochs_that_were_validated(index, tmp_path):
     ReportPage(tmp_path, subject_of(index, epochs=100)).write(history, None)
     text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     for name in ("metrics/AP", "val/box"):
-        (path,) = re.findall(rf'<title>{name}</title>\s*<path d="([^"]*)"', text)
+        (path,) = re.findall(rf'<g id="tooltip:{name}">\s*<path d="([^"]*)"', text)
         assert (path.count("M"), path.count("L")) == (1, 49)
 
 
