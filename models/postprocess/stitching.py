@@ -14,11 +14,13 @@ Legend: T views, K slots a view, N = T * K boxes, P pairs of views that overlap,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MOST_DETECTIONS
@@ -101,33 +103,31 @@ class TileStitcher:
             seen: int64 (n,), tiles; all of an image, or none.
             device: to compute on.
         """
-        tables, images = [], np.unique(self.image[seen])
+        images = np.unique(self.image[seen])
         if not np.array_equal(np.sort(seen), np.flatnonzero(np.isin(self.image, images))):
             raise RuntimeError("each tile of an image was to be seen once")
         found = found.take(np.argsort(found.image_index, kind="stable"))
-        starts = np.searchsorted(found.image_index, np.arange(len(self.image) + 1))
+        starts = np.searchsorted(found.image_index, np.arange(len(self.image) + 1)).tolist()
+        columns = found.boxes_xyxy_px.astype(np.float32), found.scores.astype(np.float32), found.classes
+        tables = []
         for image in images.tolist():
-            first, last = np.searchsorted(self.image, [image, image + 1]).tolist()
-            part = found.take(np.arange(starts[first], starts[last]))
-            tables.append(self._stitched(part, np.diff(starts[first : last + 1]), image, first, device))
+            first, end = np.searchsorted(self.image, [image, image + 1]).tolist()
+            rows = [slice(*pair) for pair in pairwise(starts[first : end + 1])]
+            counts = torch.tensor([row.stop - row.start for row in rows])
+            if not counts.any():
+                continue
+            views = [pad_sequence([torch.from_numpy(c[row]) for row in rows], batch_first=True) for c in columns]
+            joined = stitch_views(
+                Detections(*(t.to(device) for t in (*views, counts))),
+                torch.from_numpy(self.windows[first:end]).to(device),
+                iou_thres=self.iou_thres,
+                max_det=min(self.max_det * len(rows), MOST_DETECTIONS),
+            )
+            boxes, scores, classes = (t[0, : int(joined.counts[0])].cpu().numpy() for t in joined[:3])
+            tables.append(
+                DetectionTable(np.full(len(boxes), image), boxes.astype(float), scores.astype(float), classes)
+            )
         return DetectionTable.concatenate(tables), images
-
-    def _stitched(
-        self, found: DetectionTable, counts: np.ndarray, image: int, first: int, device: torch.device
-    ) -> DetectionTable:
-        """``found``: of the image's tiles, which are numbered from ``first``; ``counts``: of each."""
-        slots = int(counts.max(initial=1))
-        tile = np.repeat(np.arange(len(counts)), counts)
-        at = tile, np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
-        boxes, scores = np.zeros((len(counts), slots, 4), np.float32), np.zeros((len(counts), slots), np.float32)
-        classes = np.zeros((len(counts), slots), np.int64)
-        boxes[at], scores[at], classes[at] = found.boxes_xyxy_px, found.scores, found.classes
-        views = Detections(*(torch.from_numpy(a).to(device) for a in (boxes, scores, classes, counts)))
-        windows = torch.from_numpy(self.windows[first : first + len(counts)]).to(device)
-        max_det = min(self.max_det * len(counts), MOST_DETECTIONS)
-        joined = stitch_views(views, windows, iou_thres=self.iou_thres, max_det=max_det)
-        boxes, scores, classes = (t[0, : int(joined.counts[0])].cpu().numpy() for t in joined[:3])
-        return DetectionTable(np.full(len(boxes), image), boxes.astype(float), scores.astype(float), classes)
 
 
 def _clipped(views: Detections, windows: Tensor) -> _Boxes:
@@ -231,24 +231,19 @@ def _clusters(links: Tensor, slots: int, count: int) -> Tensor:
         slots: K; box n is of view n // K.
         count: N.
     """
-    label = torch.arange(count, device=links.device)
-    view = label.div(slots, rounding_mode="floor")
-    number = torch.arange(links.shape[1], device=links.device)
-    while links.shape[1]:
-        ends = label[links]
-        best = torch.full_like(label, count**2).scatter_reduce(0, ends.flatten(), number.repeat(2), "amin")
-        joins = (best[ends] == number).all(0)
-        low, high = ends[:, joins].aminmax(dim=0)
-        joined = torch.arange(count, device=links.device).scatter(0, high, low)[label]
-        key = joined * count + view
-        order = key.argsort()
-        repeats = order[1:][key[order[1:]] == key[order[:-1]]]
-        has_repeats = torch.zeros_like(label, dtype=torch.bool).index_fill(0, joined[repeats], True)
-        label = torch.where(has_repeats[joined], label, joined)
-        ends = label[links]
-        open_links = ~joins & (ends[0] != ends[1])
-        links, number = links[:, open_links], number[open_links]
-    return label
+    first, views = list(range(count)), {}
+
+    def first_of(box: int) -> int:
+        while first[box] != box:
+            first[box] = box = first[first[box]]
+        return box
+
+    for link in links.T.tolist():
+        low, high = sorted(map(first_of, link))
+        seen = views.get(low, {low // slots}), views.get(high, {high // slots})
+        if low != high and seen[0].isdisjoint(seen[1]):
+            first[high], views[low] = low, seen[0] | seen[1]
+    return torch.tensor([first_of(box) for box in range(count)], device=links.device)
 
 
 def _join(found: _Boxes, cluster: Tensor) -> tuple[Tensor, Tensor, Tensor]:
