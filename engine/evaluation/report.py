@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from utils.boxes import xyxy_to_xywh
 from utils.files.safe_io import atomic_write, write_csv, write_whole
 from utils.strings import aligned, counted
 from utils.structures import DetectionTable, EvalResult, GroundTruth
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
 SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from engine.inference.images import Source
+from engine.inference.pipeline import CONFIDENCE
 from engine.inference.predictor import load
 from engine.inference.results import Results, label_texts, show_images
-from engine.inference.settings import CONFIDENCE
 from models.postprocess.detections import DETECTION_IOU
 from utils.drawing.detection_writer import UniqueStems
 from utils.drawing.draw import write_image
@@ -112,13 +111,19 @@ class HubModel:
 class HubDetections:
     """The detections in a list of images, highest confidence first.
 
-    ``ims`` has the images, uint8 (H, W, 3) RGB; `render` draws into them. ``files`` has their names.
+    ``ims`` has the images, uint8 (H, W, 3) RGB; `render` draws into them. ``files`` has their names. ``xyxy`` (or
+    ``pred``), ``xyxyn``, ``xywh`` and ``xywhn`` are for each image float32 (N, 6): corners or center, width and height,
+    in pixels or divided by the width and height of the image; confidence; class.
     """
 
     def __init__(self, results: Sequence[Results], names: dict[int, str]) -> None:
         self._results, self.names = list(results), names
         self.files = [Path(result.path).with_suffix(".jpg").name for result in results]
         self.ims: list[np.ndarray] = [result.image for result in results]
+        self.xyxy, self.xyxyn, self.xywh, self.xywhn = (
+            [torch.cat((getattr(r.boxes, form), r.boxes.data[:, 4:]), 1) for r in results] for form in _TABLES
+        )
+        self.pred = self.xyxy
 
     @property
     def n(self) -> int:
@@ -127,30 +132,6 @@ class HubDetections:
 
     def __len__(self) -> int:
         return self.n
-
-    @cached_property
-    def xyxy(self) -> list[Tensor]:
-        """For each image float32 (N, 6): corners in pixels, confidence, class."""
-        return [result.boxes.data for result in self._results]
-
-    @property
-    def pred(self) -> list[Tensor]:
-        return self.xyxy
-
-    @cached_property
-    def xyxyn(self) -> list[Tensor]:
-        """As ``xyxy``, divided by the width and height of the image."""
-        return [_with_scores(result, result.boxes.xyxyn) for result in self._results]
-
-    @cached_property
-    def xywh(self) -> list[Tensor]:
-        """As ``xyxy``, with the center, width and height of boxes."""
-        return [_with_scores(result, result.boxes.xywh) for result in self._results]
-
-    @cached_property
-    def xywhn(self) -> list[Tensor]:
-        """As ``xywh``, divided by the width and height of the image."""
-        return [_with_scores(result, result.boxes.xywhn) for result in self._results]
 
     def __str__(self) -> str:
         lines = [
@@ -218,10 +199,6 @@ class HubDetections:
     def _unique_names(self) -> list[str]:
         stem_of = UniqueStems()
         return [f"{stem_of(result.path)}.jpg" for result in self._results]
-
-
-def _with_scores(result: Results, boxes: Tensor) -> Tensor:
-    return torch.cat((boxes, result.boxes.data[:, 4:]), 1)
 
 
 def _crops(result: Results) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.inference.runtimes.exported import Session
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -28,6 +28,16 @@ from utils.machine.limits import require_package
 
 EXTRA_FILE = "config.txt"  # in TorchScript and pt2 archives: the metadata, as JSON
 _OPENVINO_LOCK = threading.Lock()  # functools.cache would let two threads create a Core each
+
+
+@dataclass(frozen=True)
+class Session:
+    """An exported file, opened by its runtime."""
+
+    format: str
+    run: Callable[[Tensor], Tensor]  # float32 (B, C, H, W) to the output, on the same device; thread-safe
+    metadata: dict[str, Any]  # text by key; plain data if it was read from a YAML
+    input_shape: tuple[int | None, ...] | None  # B, C, H, W; None: any; torch's formats leave it to the metadata
 
 
 def open_onnx(path: Path, device: torch.device, threads: int) -> Session:

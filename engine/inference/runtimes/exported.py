@@ -1,20 +1,21 @@
-"""An exported file as a model for inference."""
+"""Exported files, by export.py or another program, as models for inference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.inference.model import InferenceModel
-from engine.inference.runtimes.metadata import ExportMetadata
+from engine.inference.runtimes.backends import Session, open_onnx, open_openvino, open_pt2, open_torchscript
+from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
+from engine.inference.runtimes.own_exports import is_own_export
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.pixels import PixelFormat
-from utils.errors import UserError
+from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.limits import explanation
 from utils.strings import counted
@@ -23,14 +24,27 @@ FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
-@dataclass(frozen=True)
-class Session:
-    """An exported file, opened by its runtime."""
+_BACKENDS = {".onnx": open_onnx, ".xml": open_openvino, ".torchscript": open_torchscript, ".pt2": open_pt2}
 
-    format: str
-    run: Callable[[Tensor], Tensor]  # float32 (B, C, H, W) to the output, on the same device; thread-safe
-    metadata: dict[str, Any]  # text by key; plain data if it was read from a YAML
-    input_shape: tuple[int | None, ...] | None  # B, C, H, W; None: any; torch's formats leave it to the metadata
+
+def open_exported(path: Path, *, device: torch.device, nms: bool, threads: int, trust: bool) -> InferenceModel:
+    """Arguments and errors as of `engine.inference.runtimes.open.open_model`."""
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
+    with errors_of(path):
+        open_file = open_openvino if path.is_dir() else _BACKENDS[path.suffix.lower()]
+        # The runtimes read the file again: one that another process replaces in between is opened unchecked.
+        if not (trust or open_file is open_onnx or is_own_export(path)):
+            raise UserError(
+                f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it, and you have not exported "
+                "this one here; if you trust its source, use --trust (in Python: trust=True)"
+            )
+        session = open_file(path, device, threads or torch.get_num_threads())
+        reopen = partial(open_exported, path.absolute(), device=device, nms=nms, threads=threads, trust=trust)
+        model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
+    if nms and model.nms_iou is None:
+        raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
+    return model
 
 
 class ExportedModel(InferenceModel):

@@ -43,6 +43,6 @@ def open_model(
         if threads:
             torch.set_num_threads(threads)
         return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
-    from engine.inference.runtimes.open_exported import open_exported
+    from engine.inference.runtimes.exported import open_exported
 
     return open_exported(path, device=device, nms=nms, threads=threads, trust=trust)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.inference.runtimes.exported import ExportedModel, Session
+from engine.inference.runtimes.backends import Session
+from engine.inference.runtimes.exported import ExportedModel
 from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
 from engine.inference.runtimes.open import open_model
 from models.detector import build_detector
