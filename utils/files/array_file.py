@@ -1,30 +1,21 @@
-"""Arrays in one file: a small JSON header and aligned raw bytes, opened memory-mapped, without pickle.
-
-Layout: magic (8 bytes), header length and CRC-32 of header and of everything after it (3 x uint32, little-endian), the
-header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), and the arrays, each at a multiple of 64
-bytes.
-"""
+"""Arrays and plain data in one safetensors file with a checksum, opened memory-mapped."""
 
 from __future__ import annotations
 
 import json
-import math
-import mmap
-import operator
-import struct
+import os
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from utils.files.checked_open import open_file, open_own
 from utils.files.safe_io import atomic_write
 
-_MAGIC = b"LKSTIDX1"
-_FIXED = struct.Struct("<8sIII")
-_ALIGN = 64
-_MOST_HEADER = 1 << 28
+_KEY = "lockstep"  # of the file's metadata: the checksum and the plain data, as JSON
 
 
 class CacheError(Exception):
@@ -33,45 +24,25 @@ class CacheError(Exception):
 
 def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Writes ``path`` atomically and removes temporary files that killed processes left. Raises OSError."""
-    blocks, directory, at = [], {}, 0
-    for name, array in arrays.items():
-        array = np.ascontiguousarray(array)
-        directory[name] = [array.dtype.str, list(array.shape), at]
-        padding = -array.nbytes % _ALIGN
-        blocks += [array.tobytes(), bytes(padding)]
-        at += array.nbytes + padding
-    header = json.dumps({"meta": meta, "arrays": directory, "bytes": at}).encode()
-    header += b" " * (-(len(header) + _FIXED.size) % _ALIGN)
-    body_crc = 0
-    for block in blocks:
-        body_crc = zlib.crc32(block, body_crc)
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    content = save(arrays, {_KEY: json.dumps([_checksum(meta, arrays), meta])})
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, durable=True, locked=True) as file:
-        file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
-        file.write(header)
-        file.writelines(blocks)
+        file.write(content)
 
 
-def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Reads the header. Returns it and the CRC-32 of the rest of ``file``."""
-    fixed = file.read(_FIXED.size)
-    if len(fixed) < _FIXED.size:
-        raise CacheError("too short")
-    magic, length, header_crc, body_crc = _FIXED.unpack(fixed)
-    if magic != _MAGIC:
-        raise CacheError("not written by this version")
-    if length > _MOST_HEADER:
-        raise CacheError("the header is too long")
-    raw = file.read(length)
-    if zlib.crc32(raw) != header_crc:
-        raise CacheError("the header is damaged")
-    return json.loads(raw), body_crc
+def _checksum(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
+    """CRC-32 of all that a file holds."""
+    layout = [(name, array.dtype.str, array.shape) for name, array in sorted(arrays.items())]
+    total = zlib.crc32(json.dumps([meta, layout]).encode())
+    for name, *_ in layout:
+        total = zlib.crc32(arrays[name], total)
+    return total
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Returns the metadata without reading the arrays. Raises as `open_arrays` does."""
-    with open(path, "rb", opener=open_own) as file:
-        return _read_header(file)[0]["meta"]
+    return _read(open_own(path), "np", with_arrays=False)[1]
 
 
 def open_arrays(path: Path, *, own: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -80,18 +51,22 @@ def open_arrays(path: Path, *, own: bool = True) -> tuple[dict[str, Any], dict[s
     Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened, or with ``own``
     belongs to another user.
     """
-    with open(path, "rb", opener=open_own if own else open_file) as file:
-        header, body_crc = _read_header(file)
-        start = file.tell()
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if len(mapped) - start != header["bytes"]:
-        raise CacheError("truncated")
-    with memoryview(mapped) as view, view[start:] as body:
-        if zlib.crc32(body) != body_crc:
-            raise CacheError("the contents are damaged")
-    arrays = {}
-    for name, (dtype, shape, at) in header["arrays"].items():
-        count = math.prod(map(operator.index, shape))
-        flat = np.frombuffer(mapped, dtype, count, start + at) if count else np.empty(0, dtype)
-        arrays[name] = flat.reshape(shape)
-    return header["meta"], arrays
+    checksum, meta, arrays = _read((open_own if own else open_file)(path), "pt", with_arrays=True)
+    if checksum != _checksum(meta, arrays):
+        raise CacheError("the contents are damaged")
+    return meta, arrays
+
+
+def _read(descriptor: int, framework: str, *, with_arrays: bool) -> tuple[int, dict[str, Any], dict[str, np.ndarray]]:
+    """The checksum, the metadata and the arrays of an open file, which is closed. Only PyTorch maps them."""
+    try:
+        with safe_open(f"/dev/fd/{descriptor}", framework) as file:
+            checksum, meta = json.loads(file.metadata()[_KEY])
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys() if with_arrays}  # noqa: SIM118
+    except (SafetensorError, TypeError, KeyError, ValueError, RecursionError):
+        raise CacheError("damaged, or not written by this version") from None
+    finally:
+        os.close(descriptor)
+    for array in arrays.values():
+        array.flags.writeable = False
+    return checksum, meta, arrays
