@@ -174,6 +174,7 @@ def exchange_by_way_of_the_host() -> None:
     virtual_ranks.sum_over_processes = lambda ctx, flat: sum_on_host(ctx, flat.cpu()).to(flat.device)
 
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]  # ends with 1 after a signal
 STOPPED = 75  # how train.py ends when a signal has asked it to stop
 WRITTEN_S, ENDED_S = 120.0, 60.0  # until a first checkpoint is there; after a signal
 
@@ -184,13 +185,14 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
         whole = training(options, folder, "whole")
         expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
         wanted, differing = read_checkpoint(Path(folder, "whole", "last.pt")), []
-        for name, number, code, flags in (
-            ("stopped", signal.SIGTERM, STOPPED, ()),
-            ("stopped in a process group", signal.SIGTERM, STOPPED, ("--spawn", "1")),  # of NCCL on a GPU
-            ("killed", signal.SIGKILL, -signal.SIGKILL, ()),
+        for name, start, number, code in (
+            ("stopped", [], signal.SIGTERM, STOPPED),
+            ("stopped in a process group", TORCHRUN, signal.SIGTERM, 1),  # of NCCL on a GPU
+            ("killed", [], signal.SIGKILL, -signal.SIGKILL),
         ):
             last = Path(folder, name, "last.pt")
-            at, seconds = break_off([*training(options, folder, name), *flags], last, number, code)
+            python, *command = training(options, folder, name)
+            at, seconds = break_off([python, *start, *command], last, number, code)
             yield f"{name}: ended {seconds:.1f} s after the signal"
             again = [sys.executable, "train.py", "--resume", str(last)]
             expect(subprocess.run(again, cwd=ROOT, check=False).returncode, 0, again)

@@ -116,7 +116,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
         detector = load_detector(weights_of(options))[0].eval().fuse().to(ctx.device)
         loader = open_loader(options, ctx)
         started = time.monotonic()
-        found[device], objects = score_on_objects(detector, loader.dataset, IMAGES, ctx)
+        found[device], objects = score_on_objects(detector, loader.samples, IMAGES, ctx)
         yield f"device {device}: {found[device]:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
         loader.close()
     if abs(found[options.device] - found["cpu"]) > SAME_SCORE:
