@@ -22,6 +22,7 @@ import torch
 from utils.logger import _early, get_logger
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
+from tests.helpers.messages import MESSAGES, key_of  # noqa: E402
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
 CPU_TIMES = pytest.StashKey[Path]()
@@ -41,7 +42,12 @@ LONGER_S = {  # by name: how long, and why
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew-messages", action="store_true", help="write tests/messages.txt: tests.helpers.messages")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    MESSAGES.renew = config.getoption("renew_messages")
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it
@@ -65,12 +71,33 @@ def spent_s(config: pytest.Config) -> float:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fails a test that takes too long and is not marked ``slow``."""
     began, spent = monotonic(), spent_s(item.config)
-    result = yield
+    with MESSAGES.of_test(item):
+        result = yield
     seconds = max(spent_s(item.config) - spent, WAITING * (monotonic() - began))
     most, _ = LONGER_S.get(item.name.split("[")[0], (MOST_S, ""))
     if seconds > BUSY * most and item.get_closest_marker("slow") is None:
         pytest.fail(f"took {seconds:.1f} s of {most:g} s: make it smaller, or mark it slow")
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in argument for argument in config.args):
+        MESSAGES.collected = [key_of(item) for item in items]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if MESSAGES.renew and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["messages"] = (MESSAGES.provoked, MESSAGES.collected)
+    elif MESSAGES.renew:
+        MESSAGES.write()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """A process of pytest-xdist has ended."""
+    provoked, MESSAGES.collected = node.workeroutput.get("messages", ({}, []))
+    MESSAGES.provoked |= provoked
 
 
 @pytest.fixture(scope="session")

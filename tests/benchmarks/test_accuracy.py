@@ -17,8 +17,8 @@ from benchmarks.accuracy import runs as runs_module
 from benchmarks.accuracy.runs import Bench, copy_data
 from benchmarks.accuracy.summary import Runs, difference, read_runs
 from benchmarks.accuracy.variants import Variant, read_variants
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from utils.errors import UserError
 
 pytestmark = pytest.mark.benchmarks
 
@@ -29,10 +29,10 @@ def test_a_key_that_a_side_would_ignore_is_refused(tmp_path):
     assert read_variants(path)["a"].flags == ("--set", "lr0=0.1")
     for line in ("{model: m, epochs: 2, lr: 1}", "{model: m, epochs: 2, set: {nbs: 16}}", "{epochs: 2}"):
         path.write_text(f"a: {line}\n")
-        with pytest.raises(UserError, match="a: "):
+        with refused():
             read_variants(path)
     path.write_text("a: {model: m, epochs: 2, peer: ultralytics, flags: --noplots}\n")
-    with pytest.raises(UserError, match="flags"):
+    with refused():
         read_variants(path)
 
 
@@ -62,7 +62,7 @@ def test_a_key_that_a_side_would_ignore_is_refused(tmp_path):
 def test_a_file_that_declares_no_variants_is_refused(tmp_path, text):
     path = tmp_path / "variants.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"variants\.yaml:"):
+    with refused():
         read_variants(path)
 
 

@@ -22,11 +22,11 @@ from data.folds import (
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.fitness import Fitness
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from tools.kfold.cross_validate import make_folds
 from tools.kfold.lists import data_of, write_folds
 from utils.config.search_settings import KfoldConfig
-from utils.errors import UserError
 
 
 def random_groups(seed: int, images: int = 300, groups: int = 90, classes: int = 6):
@@ -85,7 +85,7 @@ def test_every_fold_gets_a_group():
     """Also where all boxes are in two images."""
     counts = np.array([[9], [9], [0], [0]])
     assert sorted(assign_folds(np.arange(4), counts, 4, 0)) == [0, 1, 2, 3]
-    with pytest.raises(UserError, match="only 2 groups of images"):
+    with refused():
         assign_folds(np.array([0, 1, 1]), counts[:3], 3, 0)
 
 
@@ -164,7 +164,7 @@ def test_whole_groups_are_held_out(config):
     assert names
     assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
     one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
-    with pytest.raises(UserError, match="--val-fraction: the 3 training images are near-duplicates of each other"):
+    with refused():
         validation_images(one, 0.2)
     assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
 
@@ -187,12 +187,12 @@ def label_of(image: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("groups", "line"),
-    [("(", "not a regular expression"), ("patient", "does not match 18 of 18 images"), ("no.csv", "no such file")],
+    "groups",
+    ["(", "patient", "no.csv"],
 )
-def test_groups_that_cannot_be_used(config, groups, line):
+def test_groups_that_cannot_be_used(config, groups):
     index = pooled_index(load_dataset_spec(config.data), config)
-    with pytest.raises(UserError, match=line.replace("(", r"\(")):
+    with refused():
         groups_of(index, groups, False)
 
 

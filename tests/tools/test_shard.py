@@ -21,10 +21,10 @@ from data.open import open_data
 from data.spec.dataset_spec import DataSource
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from tools.shard import main, write_set
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
 from utils.store.shards import fingerprint_of
 
@@ -145,21 +145,21 @@ def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
 
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     out = written(source, tmp_path / "out")
-    with pytest.raises(UserError, match="exists; remove it"):
+    with refused():
         main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
-    with pytest.raises(UserError, match="--megabytes 0: must be from 1"):
+    with refused():
         main([str(source), str(tmp_path / "o"), "--megabytes", "0"])
-    with pytest.raises(UserError, match="in shards, which are neither listed nor copied"):
+    with refused():
         open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
     (out / "data.yaml").write_text("{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}")
-    with pytest.raises(UserError, match="must be the only entry"):
+    with refused():
         index_of(out)
     (out / "data.yaml").write_text("{train: train.shards, val: val.shards, names: [a, b]}")
-    with pytest.raises(UserError, match=r"names: not those of train\.shards: class 0 is"):
+    with refused():
         index_of(out)
     (out / "data.yaml").write_text("{train: train.shards, names: [a, b]}")
     (out / "train.shards").unlink()
-    with pytest.raises(UserError, match=r"train.shards: no such file"):
+    with refused():
         index_of(out)
 
 
@@ -168,7 +168,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device", "x.tar")
 
     monkeypatch.setattr("tools.shard.write_arrays", fail)
-    with pytest.raises(UserError, match=r"x.tar: no space left on device"):
+    with refused():
         written(source, tmp_path / "new" / "out")
     assert list((tmp_path / "new").glob("*out*")) == []
 
@@ -179,26 +179,26 @@ def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
     tar = bytearray((out / "train-00000.tar").read_bytes())
     tar[700] ^= 1
     (out / "train-00000.tar").write_bytes(tar)
-    with pytest.raises(UserError, match=r"train-00000.tar: bytes 512 to \d+ are not those of images/train/"):
+    with refused():
         read_bytes(index.path(0))
     (out / "train-00000.tar").unlink()
-    with pytest.raises(UserError, match=r"train-00000.tar: not found \(named by .*train.shards\)"):
+    with refused():
         read_bytes(index.path(0))
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    "make",
     [
-        (os.mkfifo, "is a pipe or device"),
-        (os.mkdir, "is a folder"),
-        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        os.mkfifo,
+        os.mkdir,
+        lambda path: path.symlink_to(path),
     ],
 )
-def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, make: Callable, reason: str):
+def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, make: Callable):
     out = written(source, tmp_path / "out")
     (out / "train-00000.tar").unlink()
     make(out / "train-00000.tar")
-    with pytest.raises(UserError, match=rf"train-00000\.tar: cannot be read \({reason}"):
+    with refused():
         read_bytes(index_of(out).path(0))
 
 
@@ -247,5 +247,5 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     else:
         meta[name] = change
     write_arrays(out / "train.shards", meta, arrays)
-    with pytest.raises(UserError, match=r"not an index of shards|names: not those"):
+    with refused():
         index_of(out)

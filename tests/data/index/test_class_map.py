@@ -16,10 +16,10 @@ from data.loading.worker import collate
 from data.shared_memory import new_pixels
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from utils.boxes import xywh_to_xyxy
 from utils.config.settings import Hyperparameters
-from utils.errors import UserError
 from utils.structures import DetectionTable, SampleKey
 
 NAMES = ["car", "truck", "van", "person"]
@@ -77,21 +77,21 @@ def test_an_existing_class_may_take_others_in(root):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ({"classes": {"vam": "car"}}, r"classes: 'vam' is not one of the names \(did you mean 'van'\?\)"),
-        ({"classes": ["car"]}, r"classes: expected 'class: new name' lines, got \['car'\]"),
-        ({"classes": {"car": None}}, r"classes: car: expected the name of a class, got None"),
-        ({"classes": {"car": "a\nb"}}, r"classes: car: expected the name of a class"),
-        ({"classes": {"car": ""}}, r"classes: car: expected the name of a class, got ''"),
-        ({"classes": {"car": "x"}, "ignore": ["car"]}, r"'car' is in 'classes' and in 'ignore'; remove one of the two"),
-        ({"ignore": "van"}, r"ignore: expected a list of classes, got 'van'"),
-        ({"names": [*NAMES, "bus"], "ignore": NAMES}, r"'train' has 4 images and no object of the class bus"),
-        ({"ignore": NAMES}, r"classes: all classes are ignored; there is nothing to learn"),
+        {"classes": {"vam": "car"}},
+        {"classes": ["car"]},
+        {"classes": {"car": None}},
+        {"classes": {"car": "a\nb"}},
+        {"classes": {"car": ""}},
+        {"classes": {"car": "x"}, "ignore": ["car"]},
+        {"ignore": "van"},
+        {"names": [*NAMES, "bus"], "ignore": NAMES},
+        {"ignore": NAMES},
     ],
 )
-def test_mistakes_are_one_line(root, content, message):
-    with pytest.raises(UserError, match=message):
+def test_mistakes_are_one_line(root, content):
+    with refused():
         index_of(root, content=content)
 
 

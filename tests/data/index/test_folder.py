@@ -16,10 +16,10 @@ import pytest
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from data.spec.folder import split_of
+from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from train import main as train
-from utils.errors import UserError
 
 NAMES = ["light", "dark"]
 
@@ -246,7 +246,7 @@ def test_two_folders_of_one_split_are_an_error(source, tmp_path):
     (tmp_path / "export" / "validation").symlink_to("valid")
     assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
     (tmp_path / "export" / "Val").mkdir()
-    with pytest.raises(UserError, match=r"export/Val and .*/export/valid are both 'val'; rename one"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
 
 
@@ -255,7 +255,7 @@ def test_yolo_txt_beside_another_format_is_an_error(source, tmp_path):
     roboflow_coco(source, tmp_path / "export")
     (tmp_path / "export" / "valid" / "_annotations.coco.json").unlink()
     shutil.copytree(source / "labels" / "val", tmp_path / "export" / "valid", dirs_exist_ok=True)
-    with pytest.raises(UserError, match=r"export/valid has YOLO txt, other splits COCO JSON; write a YAML"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
 
 
@@ -267,7 +267,7 @@ def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):
 def test_lists_of_names_that_differ_are_an_error(source, tmp_path):
     darknet(source, tmp_path / "export")
     (tmp_path / "export" / "valid" / "_darknet.labels").write_text("dark\nlight\n")
-    with pytest.raises(UserError, match=r"valid/_darknet.labels: other classes than in .*/train/_darknet.labels"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
 
 
@@ -275,7 +275,7 @@ def test_a_coco_json_that_is_cut_is_named(source, tmp_path):
     roboflow_coco(source, tmp_path / "export")
     path = tmp_path / "export" / "valid" / "_annotations.coco.json"
     path.write_text(path.read_text()[:100])
-    with pytest.raises(UserError, match=r"valid/_annotations.coco.json: has no categories"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
 
 
@@ -286,7 +286,7 @@ def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
     assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
     for path in (tmp_path / "export").rglob("*.xml"):
         path.write_text("<annotation></annotation>")
-    with pytest.raises(UserError, match=r"export/train, .*/valid: no object in any XML"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
 
 
@@ -294,10 +294,10 @@ def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(so
     (tmp_path / "export").mkdir()
     copy_images(source, "train", tmp_path / "export")
     (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
-    with pytest.raises(UserError, match=r"4 images, files of \.xml; neither .* python -m tools.convert"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
     (tmp_path / "export" / "000.txt").write_text("Car 0.00 0 -1.58 7.0 3.0 14.0 20.0 1.65 1.67 3.64 0 1 2 3\n")
-    with pytest.raises(UserError, match="neither a YAML"):
+    with refused():
         load_dataset_spec(tmp_path / "export")
 
 
@@ -321,7 +321,7 @@ def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsy
     assert "7 images, files of .csv, folders images; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
     assert f"python -m tools.convert {tmp_path / 'export'} export.json" in line
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="0 images, no other files"):
+    with refused():
         load_dataset_spec(tmp_path / "empty")
 
 
@@ -350,7 +350,7 @@ def test_names_of_splits(name, split):
 def test_a_list_that_is_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "val.txt").symlink_to(tmp_path / "gone.txt")
     (tmp_path / "classes.txt").write_text("a\n")
-    with pytest.raises(UserError, match=r"val\.txt: a link to nothing; restore the list of images, or remove the link"):
+    with refused():
         load_dataset_spec(tmp_path)
 
 
@@ -361,6 +361,6 @@ def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
     assert len(load_dataset_spec(tmp_path).names) == 300_000
     with open(tmp_path / "classes.txt", "a") as file:
         file.write("a7\n")
-    with pytest.raises(UserError, match="classes 7 and 300000 are both called 'a7'"):
+    with refused():
         load_dataset_spec(tmp_path)
     assert time.process_time() - start < 3

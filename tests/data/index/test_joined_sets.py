@@ -15,9 +15,9 @@ from data.loading.build import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader
 from data.sampler import EpochOrder, KeyedDistributedSampler, inverse_frequency_weights
 from data.spec.dataset_yaml import load_dataset_spec
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import Hyperparameters
-from utils.errors import UserError
 
 
 @pytest.fixture
@@ -64,17 +64,16 @@ def test_the_names_may_be_in_another_order_and_classes_chosen(root):
 
 def test_without_an_object_of_the_chosen_classes_there_is_nothing_to_train_on(root):
     spec = spec_of(root, names=["light", "dark", "glow", "other"]).use_classes(["other"])
-    with pytest.raises(UserError, match=r"both.yaml: 'train' has 8 images and no object of the class other; there"):
+    with refused():
         load_index(spec, "train", progress=False)
 
 
 def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
     """Every image would be a region to ignore, and nothing background."""
-    message = r"'train' has no image in which all objects of '{}' are labeled: .* each data set leaves one out"
     merged = spec_of(root, classes={"light": "x", "glow": "x"})
-    with pytest.raises(UserError, match=message.format("x")):
+    with refused():
         load_index(merged, "train", progress=False)
-    with pytest.raises(UserError, match=message.format("object")):
+    with refused():
         load_index(spec_of(root), "train", progress=False, single_cls=True)
     load_index(spec_of(root, classes={"light": "x", "dark": "x"}), "train", progress=False)  # a labels both
     load_index(spec_of(root).use_classes(["dark"]), "train", progress=False, single_cls=True)
@@ -106,24 +105,24 @@ def test_held_out_images_are_those_of_the_whole(root):
 
 
 def test_what_does_not_join_says_so(root):
-    with pytest.raises(UserError, match=r"'train' joins other data sets, which are not copied; name one, or"):
+    with refused():
         list_split(spec_of(root), "train")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ({"train": ["a/data.yaml", "images"]}, r"images: not a YAML of a data set; name YAMLs only"),
-        ({"train": ["a/data.yaml", "c/data.yaml"]}, r"c/data.yaml: not a YAML of a data set"),
-        ({"train": ["both.yaml"]}, r"both.yaml names other YAMLs itself"),
-        ({"test": ["a/data.yaml"]}, r"data.yaml: has no 'test' split"),
-        ({"train": ["a/data.yaml", "a/../a/data.yaml"]}, r"train: joins .*a/data.yaml twice; name it once"),
-        ({"annotations": "c.json"}, r"train: joins other data sets; 'annotations' belong in their YAMLs"),
-        ({"names": ["light", "dark"]}, r"names: without 'glow', a class of a data set that it joins; add it"),
+        {"train": ["a/data.yaml", "images"]},
+        {"train": ["a/data.yaml", "c/data.yaml"]},
+        {"train": ["both.yaml"]},
+        {"test": ["a/data.yaml"]},
+        {"train": ["a/data.yaml", "a/../a/data.yaml"]},
+        {"annotations": "c.json"},
+        {"names": ["light", "dark"]},
     ],
 )
-def test_mistakes_are_one_line(root, content, message):
-    with pytest.raises(UserError, match=message):
+def test_mistakes_are_one_line(root, content):
+    with refused():
         spec_of(root, **content)
 
 
@@ -153,7 +152,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     assert not (index.classes[~index.crowd] == 0).any()  # it has labels of light objects, which are not used
     data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
     twice = load_dataset_spec(data)
-    with pytest.raises(UserError, match=r"data.yaml: two of its classes are 'x' of old.pt"):
+    with refused():
         twice.extended(("x",), "old.pt")
 
 

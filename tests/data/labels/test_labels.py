@@ -12,7 +12,7 @@ from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, NOT_FINIT
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import parse_voc
 from data.labels.yolo import YOLO, parse_yolo, polygon_area
-from utils.errors import UserError
+from tests.helpers.messages import refused
 
 
 def kinds(problems):
@@ -80,10 +80,7 @@ def test_rows_of_keypoints_are_refused(tmp_path, keypoints, numbers, count):
     points[..., :2] = center[:, None] + rng.uniform(-0.5, 0.5, (count, keypoints, 2)) * size[:, None]
     points[1::9] = 0  # objects without labeled keypoints
     rows = np.concatenate([center, size, points.reshape(count, -1)], 1)
-    what = (
-        rf"1\.txt: each row has {5 + keypoints * numbers} fields, a box and {keypoints} keypoint.* of {numbers} numbers"
-    )
-    with pytest.raises(UserError, match=what):
+    with refused():
         labels_on_disk(tmp_path, rows)
     if count > 1:
         labels_on_disk(tmp_path, [*rows[:-1], center[0]])  # of different lengths
@@ -122,7 +119,7 @@ def test_malformed_yolo_rows_are_reported():
     expected = [BAD_ROW] * 5 + [UNKNOWN_CLASS] * 2 + [NOT_FINITE] * 3
     assert kinds(raw.problems) == list(enumerate(expected, 1))
     assert [r[0] for r in parse_yolo(b"7 0.5 0.5 0.1 0.1\n99 0.5 0.5 0.2 0.1", None).rows] == [0, 0]
-    with pytest.raises(LabelFileError, match="not text"):
+    with refused(LabelFileError):
         parse_yolo(b"\xff\xfe0\0", 2)
 
 
@@ -143,7 +140,7 @@ def test_malformed_voc_objects_are_reported():
 
 @pytest.mark.parametrize("data", [b"", b"<annotation>\n<object>", b"<svg></svg>", b"not xml"])
 def test_files_that_are_not_voc_are_refused(data):
-    with pytest.raises(LabelFileError, match=r"^\d+: "):
+    with refused(LabelFileError):
         parse_voc(data, {})
 
 
@@ -175,20 +172,20 @@ def test_malformed_coco_annotations_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("{\n\n,}", r"a\.json:3: malformed JSON"),
-        ("[]", "not a COCO JSON"),
-        ('{"images": []}', "no list of 'annotations'"),
-        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "without id and file_name"),
-        (json.dumps(coco([], images=((1, "a"), (1, "b")))), "same id"),
+        "{\n\n,}",
+        "[]",
+        '{"images": []}',
+        '{"images": [{"id": 1}], "annotations": [], "categories": []}',
+        json.dumps(coco([], images=((1, "a"), (1, "b")))),
     ],
 )
-def test_files_that_are_not_coco_are_refused(tmp_path, text, message):
+def test_files_that_are_not_coco_are_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UserError, match=message):
+    with refused():
         read_coco(tmp_path / "a.json", ("a",))
-    with pytest.raises(UserError, match="no such file"):
+    with refused():
         read_coco(tmp_path / "b.json", ("a",))
 
 
@@ -294,16 +291,16 @@ def test_ambiguous_voc_objects_are_bad_rows(old, new, what):
 
 
 @pytest.mark.parametrize(
-    ("begin", "what"),
+    "begin",
     [
-        ('<!DOCTYPE annotation [<!ENTITY e "5">]>', "declares the entity 'e'"),
-        ('<!DOCTYPE annotation [<!ENTITY e SYSTEM "file:///etc/passwd">]>', "declares the entity 'e'"),
-        ('<?xml version="1.0" encoding="utf-7"?>', "encoding that cannot be read"),
-        ('<?xml version="1.0" encoding="nonsense"?>', "malformed XML"),
+        '<!DOCTYPE annotation [<!ENTITY e "5">]>',
+        '<!DOCTYPE annotation [<!ENTITY e SYSTEM "file:///etc/passwd">]>',
+        '<?xml version="1.0" encoding="utf-7"?>',
+        '<?xml version="1.0" encoding="nonsense"?>',
     ],
 )
-def test_xml_with_entities_or_unknown_encodings_is_refused(begin, what):
-    with pytest.raises(LabelFileError, match=what):
+def test_xml_with_entities_or_unknown_encodings_is_refused(begin):
+    with refused(LabelFileError):
         parse_voc(begin.encode() + voc(("a", 1, 2, 30, 40)), {"a": 0})
 
 
@@ -311,22 +308,22 @@ ANNOTATION = '{"id": 1, "image_id": 9, "category_id": 1, "bbox": [1, 2, 30, 40]}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "what"),
+    ("old", "new"),
     [
-        ('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":', "the key 'bbox' is used twice"),
-        ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]", "malformed JSON"),
-        ('{"id": 5', '{"id": 1', "two categories have the same id"),
-        ('{"id": 1,', '{"id": true,', "an image without id"),
-        ('"name": "b"', '"name": null', "a category without id and name"),
-        ('{"images"', "\0" * 5000 + '{"images"', "not a COCO JSON"),
+        ('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":'),
+        ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]"),
+        ('{"id": 5', '{"id": 1'),
+        ('{"id": 1,', '{"id": true,'),
+        ('"name": "b"', '"name": null'),
+        ('{"images"', "\0" * 5000 + '{"images"'),
     ],
 )
-def test_ambiguous_coco_files_are_refused(tmp_path, old, new, what):
+def test_ambiguous_coco_files_are_refused(tmp_path, old, new):
     text = json.dumps(coco([json.loads(ANNOTATION)]))
     path = tmp_path / "x.json"
     assert old in text
     path.write_text(text.replace(old, new, 1) if "true" not in new else text.replace('"id": 9', '"id": true'))
-    with pytest.raises(UserError, match=what):
+    with refused():
         read_coco(path, ("a", "b"))
 
 

@@ -25,11 +25,11 @@ from data.index import scan
 from data.loading.damaged_images import DamagedImages
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
 from utils.drawing.draw import encode_image
-from utils.errors import UserError
 from utils.files.checked_open import open_own
 from utils.machine import decoder_warnings
 from utils.machine.decoder_warnings import pass_on, watched
@@ -85,9 +85,7 @@ def test_a_damaged_middle_is_detected_from_the_bytes(kind):
 def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa: F811
     root = tmp_path / "set"
     write_set(root, damaged=20)
-    with pytest.raises(
-        UserError, match=r"'train': 20 of 24 images can't be used .*000\.jpg: unreadable image: damaged"
-    ):
+    with refused():
         load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache", max_bad=0.9)
     assert [os.path.basename(p) for p in index.paths] == ["020.jpg", "021.jpg", "022.jpg", "023.jpg"]
@@ -205,7 +203,7 @@ def test_all_processes_together_count_each_damaged_file_once(tmp_path):
     ours.check()
     theirs.check()
     theirs.add(index.path(2), "Corrupt")
-    with pytest.raises(UserError, match="3 of 4 images are damaged"):
+    with refused():
         ours.check()
 
 
@@ -219,10 +217,10 @@ def test_a_pipe_named_jpg_is_a_bad_file(tmp_path, by):
         names = sorted((root / "images/train").iterdir())
         (root / "list.txt").write_text("".join(f"images/train/{p.name}\n" for p in names))
         path.write_text(path.read_text().replace("train: images/train", "train: list.txt"))
-    with pytest.raises(UserError, match=r"2 of 6 images can't be used .*a pipe or device, not a file"):
+    with refused():
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
-    with pytest.raises(UserError, match="is a pipe or device, not a file"):
+    with refused():
         read_image(root / "images/train/pipe.jpg")
 
 
@@ -233,7 +231,7 @@ def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
     (root / "images/train/more.gif").mkdir()
     (root / "images/train/pages.png").mkdir()
     (root / "images/train/003.jpg").rename(root / "images/train/pages.png/003.jpg")
-    with pytest.raises(UserError, match=r"1 of 5 images can't be used .*extra.jpg: .*an empty folder, not a file"):
+    with refused():
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
 
@@ -279,7 +277,7 @@ def test_without_a_cache_folder_the_list_is_in_a_folder_of_this_user(tmp_path, m
     if taken == "folder":
         images.add(index.path(0), "damaged")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        with pytest.raises(UserError, match=rf"first: .*000\.jpg\); the damaged ones are listed in {folder}/"):
+        with refused():
             images.check()
         return
     take_name(folder, taken.removesuffix(" folder"))
@@ -287,8 +285,7 @@ def test_without_a_cache_folder_the_list_is_in_a_folder_of_this_user(tmp_path, m
         folder.unlink()
         folder.mkdir()
         os.chown(folder, 65534, 65534)
-    reason = r"belongs to another user \(uid 65534\)" if taken.endswith("folder") else "is not a folder"
-    with pytest.raises(UserError, match=rf"^{folder}: {reason}; name a writable folder with --cache-dir or TMPDIR"):
+    with refused():
         images.add(index.path(0), "damaged")
 
 
@@ -301,7 +298,7 @@ def test_an_incomplete_line_of_the_damage_list_does_not_hide_the_next(tmp_path):
     path.write_bytes(b'5\n[["a"], 1]\n[1, 2]\n\xff\n["images/tra')
     damaged = DamagedImages(index, "train", cache_dir=str(tmp_path / "c"), max_bad=0.2)
     damaged.add(index.path(1), "Corrupt")
-    with pytest.raises(UserError, match=r"1 of 4 images are damaged .*001\.jpg"):
+    with refused():
         damaged.check()
 
 
@@ -311,7 +308,7 @@ def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
     path = tmp_path / "x.jpg"
     path.write_bytes(data[:-2] + b"\xff\xa9" + data[-2:])
     read_image(path, lambda *_: pytest.fail("the decoder complains"))
-    with pytest.raises(HiddenDamageError, match=r"x\.jpg: damaged image \(marker 0xffa9 among the coded data"):
+    with refused(HiddenDamageError):
         check_image(path, decode=True)
     path.write_bytes(data)
     assert check_image(path, decode=True) == (320, 320)
@@ -389,5 +386,5 @@ def test_decoder_warnings_of_many_threads_are_all_counted(tmp_path, monkeypatch)
     images = DamagedImages(index, "train", cache_dir=str(tmp_path / "cache"), max_bad=0.5)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda i: images.add(index.path(i), "damaged"), range(20)))
-    with pytest.raises(UserError, match="'train': 20 of 24 images are damaged"):
+    with refused():
         images.check(log=False)

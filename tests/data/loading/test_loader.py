@@ -21,11 +21,11 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.worker import collate, collate_quad
 from data.sampler import BatchRequest, EpochOrder, KeyedDistributedSampler
 from data.shared_memory import new_pixels
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.structures import Sample, SampleKey
 
 SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
@@ -231,23 +231,22 @@ def test_a_damaged_file_is_one_line(tmp_path, workers):
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, workers=workers)
-    with pytest.raises(UserError, match=r"004\.png") as caught:
+    with refused():
         list(islice(loader, 3))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
-        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
-        ({"batch_size": 1, "ctx": rank_of(0, 2)}, "--batch-size 1: is the total over 2 processes"),
-        ({"quad": True, "batch_size": 6}, "needs a multiple of 4"),
-        ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "needs a multiple of 16"),
+        {"imgsz": 100},
+        {"imgsz": 640_000_000},
+        {"batch_size": 1, "ctx": rank_of(0, 2)},
+        {"quad": True, "batch_size": 6},
+        {"quad": True, "ctx": rank_of(0, 4), "batch_size": 8},
     ],
 )
-def test_impossible_loader_settings_are_one_line(open_loader, options, message):
-    with pytest.raises(UserError, match=message):
+def test_impossible_loader_settings_are_one_line(open_loader, options):
+    with refused():
         open_loader(**options)
 
 

@@ -16,6 +16,7 @@ from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.table import PyramidLayout
+from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -126,21 +127,20 @@ def test_training_images_are_rendered_on_the_training_device(loader_of, batches_
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--render-on device: .* --render-on host"),
-        ({"render_on": "host", "cache": "device"}, "--cache device: .* add --render-on device"),
+        {"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])},
+        {"render_on": "host", "cache": "device"},
     ],
 )
-def test_settings_that_exclude_each_other_are_one_line(batches_of, options, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_settings_that_exclude_each_other_are_one_line(batches_of, options):
+    with refused():
         batches_of(**options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_data_set_that_does_not_fit_into_memory_is_one_line(batches_of, monkeypatch):
     monkeypatch.setattr("data.cache.device.MAX_FRACTION", 1e-9)
-    with pytest.raises(UserError, match=r"--cache device: needs .* use --cache ram"):
+    with refused():
         batches_of(cache="device")
 
 

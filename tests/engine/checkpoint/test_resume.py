@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from engine.checkpoint.resume import (
     resumed_position,
 )
 from engine.checkpoint.run import open_run
+from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
 
 STORED = {
@@ -68,7 +67,7 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
     for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
         write_checkpoint(STORED | {"progress": {"epoch": epoch}}, tmp_path / name)
     check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
-    with pytest.raises(UserError, match=r"epoch1.pt: the run has gone on to epoch 3 .* move last.pt elsewhere"):
+    with refused():
         check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
     (tmp_path / "last.pt").write_bytes(b"damaged")
     check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
@@ -79,7 +78,7 @@ def test_what_a_run_cannot_change_is_refused(name, old, new):
     before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
     stored = dataclasses.asdict(before)
     assert resumed_config(stored, before, {name}, "x.pt") == (before, [])
-    with pytest.raises(UserError, match=re.escape(f"--{name} {new}: the run being resumed has {old}")):
+    with refused():
         resumed_config(stored, now, {name}, "x.pt")
 
 

@@ -13,13 +13,13 @@ import train
 from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import score_detections
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 
 NAMES = ("RBC", "WBC", "a:b", "AP50")
@@ -45,20 +45,19 @@ def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text",
     [
-        ("AP:RBD", "no class 'RBD' (did you mean 'RBC'?); the classes are RBC, WBC"),
-        ("AP:9", "no class '9'"),
-        ("AP5", "neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class"),
-        ("AP:", "neither a metric"),
-        ("", "neither a metric"),
-        ("mAP:RBC", "neither a metric"),
+        "AP:RBD",
+        "AP:9",
+        "AP5",
+        "AP:",
+        "",
+        "mAP:RBC",
     ],
 )
-def test_an_unknown_metric_or_class_is_refused(text, line):
-    with pytest.raises(UserError) as refused:
+def test_an_unknown_metric_or_class_is_refused(text):
+    with refused():
         Fitness.parse(text, NAMES)
-    assert line in str(refused.value)
 
 
 def test_the_fitness_of_a_class_is_that_of_pycocotools():
@@ -71,7 +70,7 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
         assert Fitness.parse(f"AP75:c{number}", names).of(result) == pytest.approx(precision[5, :, number, 0].mean())
     assert Fitness.parse("AP", names).of(result) == result.ap
     assert np.isnan(Fitness.parse(names[-1], names).of(result))
-    with pytest.raises(UserError, match="no object of this class"):
+    with refused():
         Fitness.parse(names[-1], names).check_objects(gt)
 
 

@@ -26,6 +26,7 @@ from engine.inference.runtimes.backends import move_constants
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import is_exported
 from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_graph, write_weights
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils.errors import UserError
@@ -108,7 +109,7 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
         torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5)
         assert expected_scores.amax() - expected_scores.amin() > 0.2  # there is something to compare
     if not metadata.dynamic:
-        with pytest.raises(UserError, match="takes canvases of 64x96"):
+        with refused():
             model(images(1, 96, 64))
 
 
@@ -301,7 +302,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
     for domain in ("com.microsoft", "my.domain"):
         node.domain = proto.graph.node[0].domain = proto.opset_import[-1].domain = domain
         (folder / "a.onnx").write_bytes(proto.SerializeToString())
-        with pytest.raises(UserError, match="cannot be opened"):
+        with refused():
             runtime.open_model(folder / "a.onnx", device=CPU)
 
 
@@ -375,12 +376,12 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
         assert torch.equal(found[0], expected[0])
     assert not is_exported(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
-    with pytest.raises(UserError, match=r"holds 0 \.xml files"):
+    with refused():
         open_model(tmp_path / "folder.onnx", device=CPU)
 
 
 def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
-    with pytest.raises(UserError, match="--opset 99: torch wrote opset"):
+    with refused():
         build_onnx(nn.Conv2d(3, 4, 1), options(opset=99), 32)
 
 

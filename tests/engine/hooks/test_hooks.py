@@ -18,8 +18,8 @@ from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.results import Results
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.validation import Validation
+from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 
 MAIN = DistributedContext.single()
 OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
@@ -143,7 +143,7 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path):
     read()
     trainer.progress.count_losses((1.0,), is_finite=True)
     read()
-    with pytest.raises(UserError, match=r"2 steps in a row not finite; stopped\. No checkpoint yet"):
+    with refused():
         read()
     assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 0: a.jpg b.jpg\n" * 3
 

@@ -17,9 +17,9 @@ from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
 from engine.inference.runtimes.open import open_model
 from models.detector import build_detector
 from models.postprocess.detections import detections_to_score, select_detections, suppression_iou
+from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import xyxy_to_cxcywh
-from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
     assert scores[0].tolist() == [[0, 0, pytest.approx(0.9)], [pytest.approx(0.8), 0, 0], [0, 0, 0], [0, 0, 0]]
     for number in (3.0, -1.0, 77.0, torch.nan):
         rows[1, 5] = number
-        with pytest.raises(UserError, match=f"detects the class {number:g}, but its classes are 0 to 2"):
+        with refused():
             decoded(opened(rows, replace(OURS, layout="end2end")))
 
 
@@ -84,7 +84,7 @@ def test_an_output_for_another_number_of_images_is_refused():
     session = Session("onnx", lambda images: output, {}, (None, 3, 64, 96))
     model = ExportedModel(session, OURS, Path("a.onnx"), CPU, reopen=lambda: model)
     assert decoded(model, batch=1)[0].shape == (1, 5, 4)
-    with pytest.raises(UserError, match="returns 1 outputs for 2 images"):
+    with refused():
         decoded(model, batch=2)
 
 
@@ -109,20 +109,20 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
     pixels = torch.rand(images, 3, 64, 96)
     (output,) = model(pixels)
     torch.testing.assert_close(output[:, 0, 0], pixels.mean((1, 2, 3)))
-    with pytest.raises(UserError, match="takes canvases of 64x96 pixels"):
+    with refused():
         model(torch.zeros(1, 3, 96, 64))
 
 
 @pytest.mark.parametrize(
-    ("shape", "metadata", "message"),
+    ("shape", "metadata"),
     [
-        ((7, 5), replace(OURS, names=("a",)), "does not fit 1 class"),
-        ((300, 6), ExportMetadata(), "no class names"),
-        ((5,), OURS, "not one of a detector"),
+        ((7, 5), replace(OURS, names=("a",))),
+        ((300, 6), ExportMetadata()),
+        ((5,), OURS),
     ],
 )
-def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata, message: str):
-    with pytest.raises(UserError, match=message):
+def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata):
+    with refused():
         opened(torch.zeros(shape), metadata)
 
 
@@ -155,18 +155,18 @@ def test_foreign_metadata_is_read_without_running_it():
     plain = {"names": {0: "cat"}, "stride": 32, "imgsz": [64, 64], "batch": 1}  # a YAML's
     assert parse_metadata(plain).names == ("cat",)
     for broken in ("__import__('os').getcwd()", "{0: open('x')}", "{1: 'cat'}", "((((", "{0: 1"):
-        with pytest.raises(UserError, match="damaged metadata"):
+        with refused():
             parse_metadata({"names": broken})
     assert parse_metadata({"stride": "[8, 16, 32]"}).stride == 32
     for key, broken in (("stride", "[1, 'a']"), ("imgsz", "['x', 640]"), ("batch", "-1"), ("imgsz", "[1, 2, 3]")):
-        with pytest.raises(UserError, match=f"damaged metadata .'{key}'"):
+        with refused():
             parse_metadata({key: broken})
-    with pytest.raises(UserError, match="not detection"):
+    with refused():
         parse_metadata({"task": "segment"})
     for broken in ("7", '{"source": 7}', '["a"]', '{"source": "' + "a" * 5000 + '"}'):
-        with pytest.raises(UserError, match="is not ours"):
+        with refused():
             parse_metadata({"lockstep": f'{{"version": 1, "layout": "raw", "data": {broken}}}'})
-    with pytest.raises(UserError, match="newer version"):
+    with refused():
         parse_metadata({"lockstep": '{"version": 99}'})
 
 
@@ -203,11 +203,11 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
         pytest.importorskip("onnxruntime")
     if name == "a.xml":
         pytest.importorskip("openvino")
-    with pytest.raises(UserError, match="no such file"):
+    with refused():
         open_model(tmp_path / name, device=CPU)
     (tmp_path / name).write_bytes(b"not a model")
     (tmp_path / "a.bin").write_bytes(b"")
-    with pytest.raises(UserError, match="cannot be opened"):
+    with refused():
         open_model(tmp_path / name, device=CPU, trust=True)
 
 
@@ -223,6 +223,6 @@ def test_weights_beside_an_onnx_file_are_read_from_its_folder_only(tmp_path: Pat
     node = onnx.helper.make_node("Conv", ["images", "w"], ["output"])
     graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:], [weights])
     (tmp_path / "best.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    with pytest.raises(UserError, match=r"best\.onnx: cannot be opened"):
+    with refused():
         open_model(tmp_path / "best.onnx", device=CPU)
     assert capfd.readouterr().err == ""

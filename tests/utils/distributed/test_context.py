@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.collectives import (
     broadcast_object,
@@ -45,17 +46,17 @@ def test_a_plain_process_has_rank_zero_of_one():
 def test_an_incomplete_environment_is_refused(monkeypatch, names):
     for name in names:
         monkeypatch.setenv(name, "1")
-    with pytest.raises(UserError, match="is incomplete"):
+    with refused():
         DistributedContext.from_environment("cpu")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
-    [("tpu", "must be cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "must be cpu"), ("²", "must be cpu")],
+    "text",
+    ["tpu", "0,", "7", "0,x", "²"],
 )
-def test_absent_devices_are_one_line(monkeypatch, text, complaint):
+def test_absent_devices_are_one_line(monkeypatch, text):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=complaint):
+    with refused():
         parse_devices(text)
 
 
@@ -63,9 +64,9 @@ def test_several_gpus_are_parsed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
-    with pytest.raises(UserError, match="twice"):
+    with refused():
         parse_devices("1,1")
-    with pytest.raises(UserError, match="this machine has GPUs 0 to 1"):
+    with refused():
         parse_devices("2")
 
 
@@ -89,7 +90,7 @@ ncclSystemError: System call (e.g. socket, malloc) or external library call fail
 Last error:
 Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), error: No space left on device (28)"""
     ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
-    with pytest.raises(UserError, match="--shm-size=8g or --ipc=host") as first, report_errors_once(ctx):
+    with refused() as first, report_errors_once(ctx):
         raise dist.DistBackendError(text)
     assert type(first.value) is UserError
     with pytest.raises(PeerFailure), report_errors_once(ctx):

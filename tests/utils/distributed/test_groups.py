@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from engine.parallel.sync_bn import convert_sync_bn
+from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import consecutive_group, node_group, one_per_node_group, sync_bn_group
-from utils.errors import UserError
 
 
 def _sum(handle, value: int) -> int:
@@ -77,9 +77,8 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
 @pytest.mark.parametrize("size", [3, 16])
 def test_groups_that_do_not_divide_the_run_are_one_line(size):
     ctx = replace(DistributedContext.single(), world_size=8, local_rank=0)
-    with pytest.raises(UserError, match=rf"groups of {size} .* 8 of this run .*use 1, 2, 4, 8") as caught:
+    with refused():
         sync_bn_group(ctx, size)
-    assert "\n" not in str(caught.value)
 
 
 def test_one_process_forms_every_group():

@@ -11,6 +11,7 @@ from dataclasses import astuple
 import pytest
 import torch
 
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.distributed import launch as launching
@@ -24,7 +25,7 @@ from utils.distributed.launch import (
     torchrun_variables,
 )
 from utils.distributed.spawn import free_port
-from utils.errors import PeerFailure, UserError
+from utils.errors import PeerFailure
 from utils.machine.resources import machine_name
 
 STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4",
@@ -83,21 +84,20 @@ def test_the_first_node_of_a_list_is_expanded(nodes, first):
 
 
 @pytest.mark.parametrize(
-    ("environ", "flags", "line"),
+    ("environ", "flags"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two'; it must be a whole number, 0 or more"),
-        ({**BY_HAND, "RANK": "2"}, {}, "rank 2 of 2 processes"),
-        ({**BY_HAND, "MASTER_PORT": "99999"}, {}, "MASTER_PORT is 99999"),
-        (BY_HAND | {"LOCAL_WORLD_SIZE": "2"}, {"local_rank": 3}, "local rank 3 of 2 processes on this node"),
-        (AT, {}, "incomplete: RANK, WORLD_SIZE missing"),
-        (STEP | {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, but srun has started 4 processes"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}, "set MASTER_ADDR to the name of that machine"),
+        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}),
+        ({**BY_HAND, "RANK": "2"}, {}),
+        ({**BY_HAND, "MASTER_PORT": "99999"}, {}),
+        (BY_HAND | {"LOCAL_WORLD_SIZE": "2"}, {"local_rank": 3}),
+        (AT, {}),
+        (STEP | {"WORLD_SIZE": "8"}, {}),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}),
     ],
 )
-def test_contradictory_variables_are_one_line(environ, flags, line):
-    with pytest.raises(UserError, match=line) as caught:
+def test_contradictory_variables_are_one_line(environ, flags):
+    with refused():
         read_launch(environ=environ, **flags)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_flag_of_older_launchers_is_read():
@@ -203,7 +203,7 @@ class _Store:
         ([["a"], ["b"]], 0),  # one GPU for each task, which is its number 0
         ([["a", "b"], ["a", "b"]], 1),
         ([["a", "b"], ["c", "d"]], 1),
-        ([["a"], ["a"]], "2 processes on this node but 1 GPUs"),
+        ([["a"], ["a"]], None),
     ],
 )
 def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
@@ -214,8 +214,8 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     machine = machine_name()
     store = _Store([[machine, 0, 0, 2, seen[0]], [machine, 0, 1, 2, seen[1]]])
     launch = Launch("srun", 1, 2, 1, 2, 0, "h", 1)
-    if isinstance(expected, str):
-        with pytest.raises(UserError, match=expected):
+    if expected is None:
+        with refused():
             rendezvous._locate_on_node(store, launch, "")
     else:
         assert rendezvous._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
@@ -226,7 +226,7 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     [
         (["a", "b", "c"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cuda:2")]),
         (["a", "b"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cpu")]),
-        (["a"], 3, ["2 processes on this node but 1 GPUs", "2 processes on this node", (0, 1, "cpu")]),
+        (["a"], 3, [None, None, (0, 1, "cpu")]),
     ],
 )
 def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, processes, expected):
@@ -237,8 +237,8 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
     notes = [[machine, 0, rank, processes, gpus] for rank in range(processes)]
     for rank, position in enumerate(expected):
         launch = Launch("torchrun", rank, processes, rank, processes, 0, "h", 1)
-        if isinstance(position, str):
-            with pytest.raises(UserError, match=position):
+        if position is None:
+            with refused():
                 rendezvous._locate_on_node(_Store(notes), launch, "", 1)
         else:
             found = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
@@ -269,30 +269,30 @@ def small_machine(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("small_machine")
 @pytest.mark.parametrize(
-    ("count", "device", "threads", "files", "line"),
+    ("count", "device", "threads", "files", "fits"),
     [
-        (4, "cpu", 0, [], ""),
-        (5, "cpu", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they shall share"),
-        (5, "", 0, [], "5 processes on 4 CPU cores"),
-        (5, "", None, [], "5 processes on 4 CPU cores; start at most 4$"),  # val.py
-        (5, "", 0, ["nvidia0"], ""),
-        (5, "cpu", 0, ["nvidia0"], "5 processes on 4 CPU cores"),
-        (8, "cpu", 1, [], ""),
-        (9, "cpu", 1, [], "9 processes need about 5.4 GB before the first batch, and 4.8 GB are free; start at most 8"),
-        (9, "0", 0, ["nvidia0"], "9 processes need about 5.4 GB"),
+        (4, "cpu", 0, [], True),
+        (5, "cpu", 0, [], False),
+        (5, "", 0, [], False),
+        (5, "", None, [], False),  # val.py
+        (5, "", 0, ["nvidia0"], True),
+        (5, "cpu", 0, ["nvidia0"], False),
+        (8, "cpu", 1, [], True),
+        (9, "cpu", 1, [], False),
+        (9, "0", 0, ["nvidia0"], False),
     ],
 )
 @pytest.mark.parametrize("flag", ["--spawn", "--nproc_per_node"])
-def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, flag, count, device, threads, files, line):
+def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, flag, count, device, threads, files, fits):
     monkeypatch.setattr(os, "listdir", lambda _: ["null", *files])
     if flag == "--nproc_per_node":
         for name, value in {**torchrun_variables(0, count, 5), "TORCHELASTIC_RUN_ID": "1"}.items():
             monkeypatch.setenv(name, value)
     spawned = count if flag == "--spawn" else 0
-    if not line:
+    if fits:
         check_processes(spawned, device, None, threads=threads)
         return
-    with pytest.raises(UserError, match=f"^{flag} {count}: .*{line}"):
+    with refused():
         check_processes(spawned, device, None, threads=threads)
 
 

