@@ -17,8 +17,8 @@ import cv2
 import numpy as np
 
 from utils.errors import UserError
-from utils.files.checked_open import check_owner
 from utils.files.folders import temporary_folder
+from utils.files.safe_io import check_owner
 from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator

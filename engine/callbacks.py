@@ -20,10 +20,10 @@ from typing import Any
 
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from models.detector import Detector
-from utils.config.yaml_files import suggestion
 from utils.distributed.collectives import broadcast_object
 from utils.errors import UserError
-from utils.files.checked_open import open_direct
+from utils.files.safe_io import open_direct
+from utils.files.schema import suggestion
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
 Callback = Callable[["RunState"], None]

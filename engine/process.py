@@ -19,8 +19,7 @@ from models.heads.base import DetectionHead
 from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, TrainConfig, changed_settings, closing_epochs
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checked_open import open_direct
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import open_direct, write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
 from utils.strings import counted
 

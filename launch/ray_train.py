@@ -31,7 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from utils.config.parser import flags_of, parse_config  # noqa: E402 (imports need ROOT)
+from utils.config.flags import flags_of  # noqa: E402 (imports need ROOT)
+from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.distributed.spawn import end_with_parent, failure_reason, free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402

@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(argv: list[str]) -> None:
-    from utils.config.yaml_files import suggestion
     from utils.errors import UserError
+    from utils.files.schema import suggestion
     from utils.machine.limits import require_package
     from utils.program import COMMANDS, VERSION
 

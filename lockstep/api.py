@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lockstep.keywords import NOT_KEYWORDS, check_text, flags_of_keywords, in_python, path_text
 from lockstep.run import Run
-from utils.config.parser import flag_of
+from utils.config.flags import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.spawn import end_with_parent, failure_reason
 from utils.errors import INTERRUPTED, REQUEUE, UserError

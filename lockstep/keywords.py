@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from utils.config.other_programs import foreign_flags, reason, translated
-from utils.config.parser import flag_of, program_of
+from utils.config.flags import flag_of
+from utils.config.other_programs import HYPERPARAMETERS, flags_of, foreign_flags, reason, translated
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError, has_control_characters, one_line
+from utils.files.schema import suggestion
 
 NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for them
     TrainConfig: ("data", "callbacks", "resume", "override", "local_rank"),
@@ -31,14 +31,14 @@ _ELSEWHERE = {
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     """The flags that mean ``keywords``, hyper-parameters among them; None: not given. Prints a line for each keyword of
     other programs that changes nothing, and raises UserError for those that are unknown or have another name."""
-    program, flags = program_of(command), []
+    known, flags = flags_of(command), []
     for name, value in keywords.items():
         flag = "--" + name.replace("_", "-")
-        action = program.flags.get(flag) or program.flags.get(translated(command, flag)[0])
+        action = known.get(flag) or known.get(translated(command, flag)[0])
         is_switch = isinstance(action, argparse.BooleanOptionalAction)
         if value is None:
             continue
-        if name in program.hyperparameters and "--set" in program.flags:
+        if name in HYPERPARAMETERS and "--set" in known:
             flags.append(f"--set={name}={json.dumps(value, default=float)}")  # JSON is YAML
         elif action is None or name in _ELSEWHERE or (isinstance(value, bool) and not is_switch):
             flags += _of_other_program(command, name, value, is_ours=action is not None)
@@ -51,12 +51,11 @@ def _of_other_program(command: str, name: str, value: Any, *, is_ours: bool) -> 
     """The flags that mean a keyword of Ultralytics; those of a keyword ``is_ours`` may be used as they are."""
     if why := _ELSEWHERE.get(name):
         raise UserError(f"{name}={value!r}: {why}")
-    program = program_of(command)
     try:
-        flags = foreign_flags(command, name, str(value), program)
+        flags = foreign_flags(command, name, str(value))
     except UserError as error:
-        known = [flag.removeprefix("--").replace("-", "_") for flag in program.flags]
-        why = str(error) or f"unknown{suggestion(name, [*known, *program.hyperparameters])}"
+        known = [flag.removeprefix("--").replace("-", "_") for flag in flags_of(command)]
+        why = str(error) or f"unknown{suggestion(name, [*known, *HYPERPARAMETERS])}"
         raise UserError(f"{name}={value!r}: {in_python(command, why)}") from None
     if flags and not is_ours:
         raise UserError(f"{name}={value!r}: write {in_python(command, ' '.join(flags))}")
@@ -68,7 +67,7 @@ def _of_other_program(command: str, name: str, value: Any, *, is_ours: bool) -> 
 
 def in_python(command: str, message: str) -> str:
     """``message`` with keywords in place of the command's flags: ``check=False`` for ``--no-check``."""
-    flags = program_of(command).flags
+    flags = flags_of(command)
 
     def keyword(match: re.Match[str]) -> str:
         no, name, rest, value = match[1] or "", match[2], match[3] or "", match[4] or ""

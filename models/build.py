@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from models.weights.origin import RANDOM, Origin
 from utils.config.settings import TrainConfig, check_image_size
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checkpoint import RANDOM, Origin
 from utils.logger import get_logger
 from utils.strings import counted
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from models.heads.base import DetectionHead
 from models.spec import LayerSpec, ModelSpec, checked_anchors
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError, first_line
+from utils.files.schema import suggestion
 
 MAX_REPEATS = 1000  # of a row; more would take hours to build
 MAX_CHANNELS = 1 << 16

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.pixels import PixelFormat
-from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
+from utils.files.schema import suggestion
 from utils.logger import get_logger, log_when_configured
 
 MODEL_FOLDER = CONFIGS / "models"

@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from engine.checkpoint.run import LOCK_NAME
-from utils.config.parser import flags_of
+from utils.config.flags import flags_of
 from utils.config.settings import TrainConfig
 from utils.distributed.spawn import end_with_parent, failure_reason
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
-from utils.files.checked_open import open_direct
 from utils.files.checkpoint import read_checkpoint
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
+from utils.files.safe_io import open_direct
 from utils.machine.limits import DISK_FULL
 from utils.machine.stop_signals import StopSignals
 from utils.program import start_of

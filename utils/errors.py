@@ -36,11 +36,11 @@ class UserError(Exception):
 
     The message is one line that names what is wrong, where (file and line if there is one), and what to do.
     Entry scripts print it as ``error: <message>`` and exit with code 2. The middle of a very long message, which may
-    quote a file, is left out.
+    quote a file, is left out unless ``whole``.
     """
 
-    def __init__(self, message: str) -> None:
-        if len(message) > MAX_CHARACTERS:
+    def __init__(self, message: str, *, whole: bool = False) -> None:
+        if len(message) > MAX_CHARACTERS and not whole:
             message = f"{message[: MAX_CHARACTERS * 2 // 3]} ... {message[-MAX_CHARACTERS // 4 :]}"
         super().__init__(message)
 

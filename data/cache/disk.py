@@ -34,9 +34,9 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import USABLE_FRACTION, discard, hold, make_room
-from utils.files.checked_open import open_own
 from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
+from utils.files.safe_io import open_own
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.threads import map_ahead

@@ -33,9 +33,9 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import CacheError
 from utils.files.caches import close_quietly, discard, make_room
-from utils.files.checked_open import open_own
 from utils.files.folders import SHARED_MEMORY
-from utils.files.locks import FileLock, flock, is_still_named, remove_abandoned
+from utils.files.locks import FileLock
+from utils.files.safe_io import flock, is_still_named, open_own, remove_abandoned
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory

@@ -21,9 +21,9 @@ from data.labels.label_format import (
     LabelSource,
     LabelsPerSplit,
 )
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_text
+from utils.files.schema import suggestion
 from utils.logger import get_logger
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"

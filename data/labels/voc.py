@@ -17,7 +17,7 @@ from xml.parsers import expat
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import CORNERS, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
-from utils.config.yaml_files import suggestion
+from utils.files.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _AMBIGUITY = ""  # key of an object's fields: why they are ambiguous

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from data.index.index import DatasetIndex
 from utils.errors import UserError
-from utils.files.checked_open import make_own_folder, open_own
 from utils.files.folders import cache_folder
+from utils.files.safe_io import make_own_folder, open_own
 from utils.logger import get_logger
 
 _MAX_BYTES = 10_000  # per image: its path and the warning

@@ -27,8 +27,8 @@ from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normal
 from data.image_io.channels import with_channels
 from data.render.letterbox import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.files.schema import suggestion
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 

@@ -20,9 +20,10 @@ from data.labels.formats import format_of
 from data.spec.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
-from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
+from utils.files.schema import suggestion
 from utils.store.address import MIRRORS, SHARDS, is_url, store_of
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets

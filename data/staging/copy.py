@@ -23,9 +23,8 @@ from data.staging.file_exchange import Piece
 from data.staging.plan import StagePlan
 from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
-from utils.files.checked_open import check_owner
 from utils.files.locks import FileLock
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import check_owner, write_whole
 from utils.machine.limits import DISK_FULL
 from utils.strings import counted
 

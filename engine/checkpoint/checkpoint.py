@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from utils.distributed.collectives import gather_arrays, is_parallel, unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
+from utils.files.schema import Bounds, Count, build
 
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
@@ -35,38 +36,18 @@ if TYPE_CHECKING:
 class Progress:
     """Where a run stands, at a step boundary. Everything random is keyed by these numbers, so no RNG is saved."""
 
-    epoch: int = 0  # epochs completed
-    batch: int = 0  # micro-batches of the next epoch taken
-    step: int = 0  # micro-batches taken by each rank
-    updates: int = 0  # optimizer steps taken
+    epoch: Count = 0  # epochs completed
+    batch: Count = 0  # micro-batches of the next epoch taken
+    step: Count = 0  # micro-batches taken by each rank
+    updates: Count = 0  # optimizer steps taken
     loss_sums: list[float] = field(default_factory=list)  # over the finite steps of the epoch; empty: none yet
-    finite_steps: int = 0  # of the epoch
-    bad_steps: int = 0  # non-finite ones in a row
+    finite_steps: Count = 0  # of the epoch
+    bad_steps: Count = 0  # non-finite ones in a row
     joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
     best_fitness: float = -1.0  # of `engine.evaluation.fitness`
-    best_epoch: int = -1
+    best_epoch: Annotated[int, Bounds(-1)] = -1
     confidence: float | None = None  # with the best F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
-
-    @classmethod
-    def of(cls, stored: dict[str, Any], path: str | Path) -> Progress:
-        """From a checkpoint. Raises UserError for values that no run writes."""
-        fresh = cls()
-        for name, value in stored.items():
-            kind = type(getattr(fresh, name, None)) if isinstance(name, str) else type(None)
-            if name == "confidence":
-                good = value is None or type(value) is float
-            elif kind is list:
-                good = type(value) is list and all(type(v) in (int, float) for v in value)
-            elif kind is float:
-                good = type(value) in (int, float)
-            elif kind is int:
-                good = type(value) is int and (-1 if name == "best_epoch" else 0) <= value < 2**62
-            else:
-                good = type(value) is kind and kind is not type(None)
-            if not good:
-                raise UserError(f"{path}: damaged checkpoint ('progress' has {str(name)[:60]}: {str(value)[:60]})")
-        return cls(**stored)
 
     def record_fitness(self, fitness: float) -> bool:
         """Notes the ``fitness`` after the epochs completed, which may be nan. Returns whether it is the best so far."""
@@ -107,6 +88,26 @@ class TrainState(Protocol):
     scaler: torch.amp.GradScaler
 
 
+class StoredConfig(TypedDict):
+    """`TrainConfig`, of which these are read by name."""
+
+    epochs: int
+    batch_size: int
+
+
+class StoredData(TypedDict):
+    """Where the data set is (`utils.files.folders.describe_location`), and its fingerprint."""
+
+    fingerprint: str
+
+
+class StoredRun(TypedDict):
+    """Also world_size and device."""
+
+    seconds: float
+    epoch_batches: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
     """What all checkpoints of a run have in common."""
@@ -115,13 +116,13 @@ class RunDescription:
     names: list[str]  # of the classes
     imgsz: int = 0
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
-    config: dict[str, Any]  # of `TrainConfig`
+    config: StoredConfig
     hyp: dict[str, Any]  # of `Hyperparameters`
-    data: dict[str, str]  # where the data set is, and its fingerprint
+    data: StoredData
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
-    origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.origin.Origin`
+    origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.checkpoint.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
 
@@ -135,7 +136,7 @@ class Checkpoint(RunDescription):
     ema: dict[str, Tensor]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
-    run: dict[str, Any] = field(default_factory=dict)  # world_size, device, seconds, epoch_batches
+    run: StoredRun
     metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # their state by the names of their classes
@@ -152,22 +153,9 @@ class Checkpoint(RunDescription):
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
-        missing = [key for key in _SETTINGS if key not in content]
-        if missing:
-            raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
-        content["progress"] = Progress.of(content["progress"], path)
-        for key, name, kind in _TYPED:
-            if type(content.get(key, {}).get(name)) is not kind:
-                raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
-        for key, kind in (("hooks", dict), ("pretrained", list), ("teacher", str)):
-            part = content.get(key, {})
-            if not isinstance(part, dict) or not all(isinstance(value, kind) for value in part.values()):
-                raise UserError(f"{path}: damaged checkpoint ('{key}' is not a {kind.__name__} by name)")
-        names = content.get("val_images", [])
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{path}: damaged checkpoint ('val_images' is not a list of names)")
         known = {f.name for f in fields(cls)} - {"path"}
-        return cls(path=path, **{key: value for key, value in content.items() if key in known})
+        values = {key: value for key, value in content.items() if key in known}
+        return build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
 
     def content(self) -> dict[str, Any]:
         """The content of the checkpoint file."""
@@ -216,12 +204,7 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 
 _STATE = ("model", "ema", "optimizer", "scaler")
-_SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
 _OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
-_TYPED = (  # values that are read by name
-    ("config", "epochs", int), ("config", "batch_size", int), ("data", "fingerprint", str),
-    ("run", "epoch_batches", int), ("run", "seconds", float),
-)  # fmt: skip
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.files.checked_open import open_direct
+from utils.files.safe_io import open_direct
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 

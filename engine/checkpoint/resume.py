@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
-from utils.config.parser import from_mapping, read_recipe, with_overrides
+from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
+from utils.files.schema import build
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
@@ -53,7 +54,7 @@ def resumed_config(
     stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path
 ) -> tuple[TrainConfig, list[str]]:
     """The stored settings, overridden by those that the command line gives, and a line for each that changed."""
-    base = from_mapping(TrainConfig, stored, f"{path}: config")
+    base = build(TrainConfig, stored, f"{path}: config")
     changes: dict[str, Any] = {name: getattr(current, name) for name in _OF_THE_PROCESS}
     kept, added = [] if "hyp" in given else base.override, current.override
     changes["override"] = kept if kept[len(kept) - len(added) :] == added else [*kept, *added]  # a restart repeats them
@@ -77,7 +78,7 @@ def resumed_hyperparameters(
 ) -> tuple[Hyperparameters, list[str]]:
     """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and lines for
     the log, such as those that changed. ``pretrained``: as in `read_recipe`."""
-    before = from_mapping(Hyperparameters, stored, f"{path}: hyp")
+    before = build(Hyperparameters, stored, f"{path}: hyp")
     lines: list[str] = []
     base = before
     if "hyp" in given:

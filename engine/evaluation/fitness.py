@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.evaluation.metrics import METRICS
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.files.schema import suggestion
 from utils.structures import EvalResult, GroundTruth
 
 CLASS_METRIC = "AP"  # of a class that is named without a metric

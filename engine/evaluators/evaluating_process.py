@@ -26,12 +26,12 @@ from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts
 from engine.process import choose_kernels
 from models.build import build_starting_model
-from utils.config.parser import from_mapping
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.collectives import post_message, read_message
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import BEAT_S, Heartbeat
 from utils.errors import UserError, first_line
+from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
 
@@ -99,11 +99,11 @@ class _Scorer:
     def __init__(
         self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
     ) -> None:
-        theirs = from_mapping(TrainConfig, setup["config"], "the run")
+        theirs = build(TrainConfig, setup["config"], "the run")
         own = {name: getattr(config, name) for name in MAY_DIFFER if name in given}
         config = replace(theirs, **own)
         self._ctx, self._details = ctx, not config.noplots
-        self._hyp = from_mapping(Hyperparameters, setup["hyp"], "the run")
+        self._hyp = build(Hyperparameters, setup["hyp"], "the run")
         self._amp_dtype = getattr(torch, setup["amp"]) if setup["amp"] else None
         if ctx.device.type == setup["device"]:
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import evaluators
 from utils.distributed.store_barrier import has_died
 from utils.errors import UserError
+from utils.files.schema import check
 from utils.logger import get_logger
 from utils.strings import rank_list
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, Targets
@@ -160,6 +161,19 @@ class _Pending:
     progress: dict[str, Any] | None = None
 
 
+class _AfterEpoch(TypedDict):
+    ema: dict[str, Tensor]
+    progress: Progress
+
+
+class _StoredEpoch(TypedDict):
+    """`_Pending` in a checkpoint."""
+
+    row: dict[str, float]
+    is_refining: bool
+    after_epoch: _AfterEpoch | None
+
+
 class RemoteValidation(Hook):
     """Lets the evaluating processes validate. The result of an epoch counts at the end of the next one, as it would
     have at its own end. An epoch that may be the last is left to the training processes, and so is one whose scores are
@@ -272,22 +286,17 @@ def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
     stored = checkpoint.hooks.get(RemoteValidation.__name__)
     if stored is None:
         return None
-    row, taken = stored.get("row"), stored.get("after_epoch")
-    good = isinstance(row, dict) and all(isinstance(name, str) and type(row[name]) in (int, float) for name in row)
-    good = good and isinstance(stored.get("is_refining"), bool)
-    if good and taken is not None:
-        good = isinstance(taken, dict) and all(isinstance(taken.get(name), dict) for name in ("ema", "progress"))
-        good = good and len(taken) == 2 and _shapes(taken["ema"]) == _shapes(checkpoint.ema)
-    if not good:
-        raise UserError(f"{checkpoint.path}: damaged checkpoint ('hooks' holds what no run writes)")
-    progress = asdict(Progress.of(taken["progress"], checkpoint.path)) if taken else None
+    stored = check(stored, _StoredEpoch, f"{checkpoint.path}: damaged checkpoint: hooks")
+    if (taken := stored["after_epoch"]) and _shapes(taken["ema"]) != _shapes(checkpoint.ema):
+        raise UserError(f"{checkpoint.path}: damaged checkpoint: hooks: ema has other tensors than the model")
+    progress = asdict(taken["progress"]) if taken else None
     number = progress["epoch"] if progress else checkpoint.progress.epoch
-    epoch = Epoch(number, row, is_pending=True)
+    epoch = Epoch(number, stored["row"], is_pending=True)
     return _Pending(epoch, stored["is_refining"], taken and taken["ema"], progress)
 
 
-def _shapes(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.shape if isinstance(value, Tensor) else None for name, value in state.items()}
+def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state.items()}
 
 
 def common_facts(index: DatasetIndex) -> dict[str, str]:

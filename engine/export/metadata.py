@@ -14,9 +14,9 @@ from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
-from models.weights.origin import UNKNOWN, Origin
 from utils.config.pixels import PixelFormat
 from utils.distributed.agreement import product_version
+from utils.files.checkpoint import UNKNOWN, Origin
 from utils.files.folders import PROJECT
 from utils.program import COMMANDS, VERSION
 from utils.strings import counted

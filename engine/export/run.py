@@ -34,10 +34,10 @@ from engine.inference.runtimes.own_exports import record_export
 from models.detector import Detector
 from models.weights.download import fetch_weights, origin_of
 from models.weights.load import load_detector
-from models.weights.origin import Origin
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
+from utils.files.checkpoint import Origin
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import configure_logging, get_logger

@@ -7,7 +7,7 @@ import logging
 from engine.hooks.hook import Action, Hook, Training
 from engine.parallel.step_values import StepValues
 from utils.errors import UserError, one_line
-from utils.files.checked_open import open_direct
+from utils.files.safe_io import open_direct
 from utils.strings import counted
 
 log = logging.getLogger("lockstep")

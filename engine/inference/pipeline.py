@@ -23,8 +23,8 @@ from models.postprocess.detections import DETECTION_IOU, select_detections
 from models.postprocess.tiles import Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.config.settings import check_image_size, class_numbers
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.files.schema import suggestion
 from utils.logger import get_logger
 from utils.structures import Detections, DetectionTable
 

@@ -19,7 +19,7 @@ from utils.distributed.collectives import all_objects
 from utils.distributed.context import DistributedContext
 from utils.distributed.store_barrier import has_died, this_process
 from utils.errors import Stopped
-from utils.files.checked_open import open_direct
+from utils.files.safe_io import open_direct
 from utils.machine import decoder_warnings
 from utils.machine.stop_signals import StopSignals
 

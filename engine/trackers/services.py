@@ -17,7 +17,7 @@ from engine.hooks.hook import Training
 from engine.trackers.background import BackgroundTracker, RunNote, Service
 from engine.trackers.result_files import CompositeTracker, ResultFiles, Tracker, TrackerHook
 from utils.errors import UserError, first_line
-from utils.files.checked_open import open_file
+from utils.files.safe_io import open_file
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 

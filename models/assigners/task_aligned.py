@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.assigners.candidates import LEAST_OVERLAP, match_one_to_one, resolve_conflicts, widened
+from models.assigners.candidates import ALPHA, BETA, LEAST_OVERLAP, match_one_to_one, resolve_conflicts, widened
 from models.box_coding import Shapes, grid_levels
 from utils.boxes import ArrayT, cxcywh_to_xyxy, iou, scale_boxes
 
@@ -177,7 +177,7 @@ class TaskAlignedAssigner:
     same metric, so that a target's one cell is the best of its many: consistent matching (YOLOv10, Wang et al. 2024).
     """
 
-    def __init__(self, *, topk: int, alpha: float, beta: float, one_to_one: bool = False):
+    def __init__(self, *, topk: int, alpha: float = ALPHA, beta: float = BETA, one_to_one: bool = False):
         self.topk, self.alpha, self.beta, self.one_to_one = topk, alpha, beta, one_to_one
 
     @torch.no_grad()

@@ -87,5 +87,4 @@ class AnchorHead(DetectionHead):
 
     @property
     def unused_hyperparameters(self) -> set[str]:
-        unused = super().unused_hyperparameters | {"dfl", "tal_topk"}
-        return unused if self.is_dual else unused | {"tal_alpha", "tal_beta"}
+        return super().unused_hyperparameters | {"dfl", "tal_topk"}

@@ -88,4 +88,4 @@ class YOLOXHead(DetectionHead):
 
     @property
     def unused_hyperparameters(self) -> set[str]:
-        return super().unused_hyperparameters | {"anchor_t", "tal_topk", "tal_alpha", "tal_beta"}
+        return super().unused_hyperparameters | {"anchor_t", "tal_topk"}

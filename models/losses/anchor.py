@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
+from models.assigners.candidates import ALPHA, BETA, LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import NO_OBJECT, Criterion, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -56,7 +56,7 @@ class LevelPairs(NamedTuple):
 
 
 @torch.no_grad()
-def best_of_levels(levels: Sequence[LevelPairs], num_targets: int, alpha: float, beta: float) -> list[LevelPairs]:
+def best_of_levels(levels: Sequence[LevelPairs], num_targets: int) -> list[LevelPairs]:
     """The levels with at most one valid pair a target: the pair of highest score^alpha * CIoU^beta (the alignment of
     anchor-free heads) whose output no other target has."""
     if num_targets == 0:
@@ -69,7 +69,7 @@ def best_of_levels(levels: Sequence[LevelPairs], num_targets: int, alpha: float,
         return torch.cat([c.view(num_targets, size) for c, size in zip(columns, sizes)], 1)[None]
 
     overlap = by_target([pairs.overlap.clamp(min=LEAST_OVERLAP) for pairs in levels])
-    metric = by_target([pairs.score for pairs in levels]).pow(alpha) * overlap.pow(beta)
+    metric = by_target([pairs.score for pairs in levels]).pow(ALPHA) * overlap.pow(BETA)
     metric *= by_target([pairs.valid for pairs in levels])
     num_outputs = sum(pairs.objectness.shape[0] for pairs in levels)
     chosen, matched = match_one_to_one(by_target(rows), metric, overlap, num_outputs)
@@ -109,8 +109,7 @@ class AnchorLoss(Criterion):
             ignored = [found._replace(cells=cells) for cells in of_levels]
         levels = [self._pairs(*given, targets.rows) for given in zip(raw, self.anchors, ignored, strict=True)]
         if self.settings.one_to_one:
-            hyp = self.settings.hyp
-            levels = best_of_levels(levels, len(targets.rows), hyp.tal_alpha, hyp.tal_beta)
+            levels = best_of_levels(levels, len(targets.rows))
         totals = [self._sums(pairs, weight) for pairs, weight in zip(levels, self.level_weights, strict=True)]
         box, obj, cls, positives = (sum(column) for column in zip(*totals))
         return self.weighted((box, obj, cls), positives)

@@ -61,9 +61,7 @@ class AnchorFreeLoss(Criterion):
             self.register_buffer("taught", torch.tensor(settings.taught), persistent=False)
             self.names, self.gains = (*self.names, "distill"), (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
-        self.assigner = TaskAlignedAssigner(
-            topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=settings.one_to_one
-        )
+        self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, one_to_one=settings.one_to_one)
         self._compiled_terms: Callable[..., LossOutput] | None = None
 
     def compile_terms(self) -> None:

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.weights.origin import UNKNOWN, Origin
-from utils.config.parser import from_mapping
 from utils.config.settings import WEIGHTS_SUFFIXES, setting
-from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.checked_open import open_own
+from utils.files.checkpoint import UNKNOWN, Origin
 from utils.files.folders import CONFIGS, cache_folder
 from utils.files.locks import FileLock
+from utils.files.safe_io import open_own
+from utils.files.schema import build, suggestion
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class WeightsEntry:
 def known_weights(catalog: Path = CATALOG) -> dict[str, WeightsEntry]:
     """The entries of the catalog by name, in its order: permissive licenses first."""
     entries = load_yaml(catalog) or {}
-    return {name: from_mapping(WeightsEntry, entry, f"{catalog}: {name}") for name, entry in entries.items()}
+    return {name: build(WeightsEntry, entry, f"{catalog}: {name}") for name, entry in entries.items()}
 
 
 def is_url(text: str) -> bool:
@@ -76,7 +76,7 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
             raise UserError(text)
         hint = suggestion(name, known) or f"; names: {', '.join(known)}"
         raise UserError(f"{name_or_path}: no such file or name of public weights{hint}")
-    entry = from_mapping(WeightsEntry, known[name], f"{catalog}: {name}")
+    entry = build(WeightsEntry, known[name], f"{catalog}: {name}")
     if not is_url(entry.url):
         raise UserError(f"{catalog}: {name}: url must begin with http:// or https://, got {entry.url!r}")
     return entry
@@ -113,8 +113,8 @@ def _public_origin(path: Path) -> Origin:
     """What the catalog says of a file, by its checksum, or by its name if that is unknown or the file is missing."""
     entries, digest = known_weights(CATALOG), ""
     if path.is_file():
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        status = path.stat()
+        digest = _digest(path, status.st_size, status.st_mtime_ns)
     for name, entry in entries.items():
         if digest and entry.sha256.lower() == digest:
             return Origin(f"{name}, a public file", entry.license)
@@ -122,6 +122,12 @@ def _public_origin(path: Path) -> Origin:
     if entry is None or (digest and entry.sha256):  # another file of this name
         return Origin(f"{path.name}, a file of unknown origin", UNKNOWN)
     return Origin(path.name, f"{entry.license}, if it was the public file of this name")
+
+
+@functools.lru_cache(maxsize=4)
+def _digest(path: Path, *_: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.cache  # once a process

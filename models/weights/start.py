@@ -8,11 +8,11 @@ from typing import Any
 from models.detector import Detector
 from models.weights.download import fetch_weights, origin_of_run
 from models.weights.load import model_of
-from models.weights.origin import Origin
 from models.weights.read import StoredWeights, read_weights
 from models.weights.transfer import transfer_weights
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.files.checkpoint import Origin
 from utils.logger import get_logger
 from utils.strings import counted
 

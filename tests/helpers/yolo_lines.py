@@ -13,7 +13,7 @@ from typing import Any
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, TrainConfig, ValConfig
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 
 PROGRAMS = {
     "train.py": TrainConfig,
@@ -164,14 +164,11 @@ def draw_hyperparameters(chance: random.Random) -> dict[str, Any]:
 
 def said(config: type, arguments: list[str]) -> str:
     """What a script says of a command line: "" if it accepts it, else its line. Other exceptions are bugs."""
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
+        try:
             parse_config(config, arguments, "")
-    except UserError as error:
-        return f"error: {' '.join(str(error).split())}\n"  # as utils.entrypoint prints it
-    except SystemExit as ended:
-        return errors.getvalue() if ended.code else ""  # after --help
+        except UserError as error:
+            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.entrypoint prints it
     return ""
 
 

@@ -16,7 +16,7 @@ from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, reached, write_report
 from tools.search.study import JOURNAL, REASON, TRIALS, SharedStudy, best_of
 from tools.search.trial import run_trial
-from utils.config.parser import flags_of
+from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig, check_stored, folder_of, train_config
 from utils.errors import UserError
 from utils.files.locks import FileLock

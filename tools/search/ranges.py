@@ -18,12 +18,13 @@ from typing import Any
 
 import optuna
 
-from utils.config.parser import from_mapping, read_recipe, unknown_key, with_overrides
+from utils.config.parser import read_recipe, unknown_hyperparameter, with_overrides
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters, closing_epochs
-from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
+from utils.files.schema import build, suggestion
 
 FORMAT = "[FROM, TO], [FROM, TO, log], {choice: [...]} or a single value"
 Scalar = float | int | None
@@ -106,13 +107,13 @@ def read_space(config: SearchConfig) -> Space:
     fields = {field.name: field for field in dataclasses.fields(Hyperparameters)}
     for name in values:
         if name not in fields:
-            raise UserError(f"{path}: {unknown_key(Hyperparameters, str(name))}")
+            raise UserError(f"{path}: {unknown_hyperparameter(str(name))}")
     ranges = {name: _range(name, value, f"{path}: {name}") for name, value in values.items() if _is_range(value)}
     if not ranges:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
     usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
     own = {k: v for k, v in values.items() if k not in ranges}
-    fixed = from_mapping(Hyperparameters, asdict(usual) | own, str(path))
+    fixed = build(Hyperparameters, asdict(usual) | own, str(path))
     base = with_overrides(fixed, config.override)
     for item in config.override:
         if (name := item.partition("=")[0].strip()) in ranges:
@@ -149,7 +150,7 @@ def _range(name: str, value: Any, where: str) -> Range:
 
 def _checked(name: str, value: Any, where: str) -> Scalar:
     """As the hyper-parameter holds it. Raises UserError for a value that it cannot have."""
-    found = getattr(from_mapping(Hyperparameters, {name: value}, where.removesuffix(f": {name}")), name)
+    found = getattr(build(Hyperparameters, {name: value}, where.removesuffix(f": {name}")), name)
     if isinstance(found, float) and math.isnan(found):
         raise UserError(f"{where}: must be a number, got {value!r}")
     return found

@@ -10,30 +10,40 @@ import functools
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
-from utils.config.settings import WEIGHTS_SUFFIXES
-from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.flags import flag_actions, given_values
+from utils.config.search_settings import KfoldConfig, SearchConfig
+from utils.config.settings import WEIGHTS_SUFFIXES, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
+from utils.files.schema import build, suggestion
 from utils.program import COMMANDS
 
 _MOST_NAMED = 12
 _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
+_CONFIGS: dict[str, type] = {
+    **{"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig},
+    **{"kfold": KfoldConfig, "search": SearchConfig},
+}
+HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 _table = functools.cache(lambda: load_yaml(CONFIGS / "other_programs.yaml"))
 
 
-class Program(NamedTuple):
-    """The command line of a command of ours."""
-
-    flags: Mapping[str, argparse.Action]  # by name, such as --epochs
-    hyperparameters: Collection[str]  # that --set accepts
-    # The settings that flags change from their defaults; raises UserError for mistakes.
-    changes: Callable[[Sequence[str]], Mapping[str, Any]]
+def flags_of(command: str) -> dict[str, argparse.Action]:
+    """What argparse does with each flag of a command of ours."""
+    return flag_actions(_CONFIGS[command])
 
 
-Programs = Callable[[str], Program]  # by the name of the command
+def _changes(command: str, arguments: Sequence[str]) -> bool:
+    """Whether a command line, also of YOLOv5, changes a setting. Raises UserError for mistakes."""
+    cls = _CONFIGS[command]
+    values, defaults = given_values(cls, rewritten(command, arguments)[0]), {f.name: f.default for f in fields(cls)}
+    changed = build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
+    return changed != Hyperparameters() or any(value != defaults[name] for name, value in values.items())
 
 
 def tables(command: str) -> dict[str, dict]:
@@ -47,14 +57,20 @@ def translated(command: str, flag: str) -> list[str]:
     return ours.split() if ours else [flag]
 
 
-def rewritten(
-    command: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """The command line in ``flags`` of ours, and a line for the log about each flag left out since it changes nothing.
+def translate(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`rewritten`. Raises UserError with what to write instead of arguments of the ``yolo`` command."""
+    values, rest = yolo_arguments(arguments)
+    if values:
+        raise UserError(command_line(command, values, rest), whole=True)
+    return rewritten(command, arguments)
+
+
+def rewritten(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command line in flags of ours, and a line for the log about each flag left out since it changes nothing.
 
     Raises UserError with what to write instead of a flag or value that the command does not have.
     """
-    table, lines, kept = tables(command), list[str](), list[str]()
+    table, flags, lines, kept = tables(command), flags_of(command), list[str](), list[str]()
     groups = [[""]]  # each a flag and what follows it
     for argument in arguments:
         flag, separator, value = argument.partition("=")
@@ -72,7 +88,7 @@ def rewritten(
             continue
         if flag not in flags and flag in table["refused"]:
             raise UserError(f"{flag}: {table['refused'][flag]}")
-        if flag not in flags and flag.startswith("--") and "--set" in flags and key in hyperparameters:
+        if flag not in flags and flag.startswith("--") and "--set" in flags and key in HYPERPARAMETERS:
             shown = shlex.quote(f"{key}={values[0] if values else 'VALUE'}")
             raise UserError(f"{flag}: is a hyper-parameter; write --set {shown}")
         if found := [f"{value}: {reasons[value]}" for value in values if value in reasons]:
@@ -101,19 +117,19 @@ def other_task(weights: str) -> str:
     return f"{weights}: {why}; use {match[1]}{match[3] or ''}" if match else ""
 
 
-def unknown_hyperparameter(key: str, train: Program) -> str:
-    """Says what ``key`` is instead of a hyper-parameter. ``train`` is train.py."""
+def unknown_hyperparameter(key: str) -> str:
+    """Says what ``key`` is instead of a hyper-parameter."""
     flag = "--" + key.replace("_", "-")
     ours = translated("train", flag)[0]
     if _synonym(key) != key:
         return f"unknown key '{key}' (did you mean '{_synonym(key)}'?)"
-    if ours in train.flags:
+    if ours in flags_of("train"):
         return f"'{key}': is a flag, not a hyper-parameter; give it as {ours}"
     _, why = _table()["of_yolov5"].get(key, ("", reason("train", flag)))
-    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, train.hyperparameters)}"
+    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
 
 
-def recipe(values: dict[Any, Any], where: str, programs: Programs) -> tuple[dict[Any, Any], list[str]]:
+def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str]]:
     """The hyper-parameters among ``values`` of the YAML file ``where``, and the lines without effect here.
 
     Raises UserError that names all other lines, with reasons, or the command line that an args.yaml stands for.
@@ -122,29 +138,29 @@ def recipe(values: dict[Any, Any], where: str, programs: Programs) -> tuple[dict
     if {"mode", "model"} <= values.keys():
         left_out = table["not_of_the_run"] + (table["chosen_by_auto"] if texts.get("optimizer") == "auto" else [])
         given = {str(key): text for key, text in texts.items() if key not in left_out}
-        line = command_line("train", given, (), programs, defaults=False)
+        line = command_line("train", given, (), defaults=False)
         raise UserError(f"{where}: contains all arguments of a run of Ultralytics; {line}")
-    train, of_yolov5 = programs("train"), table["of_yolov5"] if values.keys() & table["signs_of_yolov5"] else {}
+    of_yolov5 = table["of_yolov5"] if values.keys() & table["signs_of_yolov5"] else {}
     kept: dict[Any, Any] = {}
     unused: dict[str, list[str]] = {}  # by reason
     mistakes: list[str] = []
     for key, text in texts.items():
         off, why = of_yolov5.get(key, ("", ""))
-        if key in train.hyperparameters and not off:
+        if key in HYPERPARAMETERS and not off:
             kept[key] = values[key]
-        elif re.fullmatch(off, _plain(text)) if off else not _has_effect(str(key), text, train):
+        elif re.fullmatch(off, _plain(text)) if off else not _has_effect(str(key), text):
             unused.setdefault(why, []).append(f"{key} {text[:40]}")
         else:
-            mistakes.append(f"'{key}': {why}; remove it" if off else unknown_hyperparameter(str(key), train))
+            mistakes.append(f"'{key}': {why}; remove it" if off else unknown_hyperparameter(str(key)))
     if mistakes:
         more = [f"and {len(mistakes) - _MOST_NAMED} more"] if len(mistakes) > _MOST_NAMED else []
         raise UserError(f"{where}: {'; '.join([*mistakes[:_MOST_NAMED], *more])}")
     return kept, [", ".join(items) + f" ({why})" * bool(why) for why, items in unused.items()]
 
 
-def _has_effect(key: str, text: str, train: Program) -> bool:
+def _has_effect(key: str, text: str) -> bool:
     try:
-        return bool(train.changes(foreign_flags("train", key, text, train)))
+        return _changes("train", foreign_flags("train", key, text))
     except UserError:
         return True
 
@@ -168,9 +184,7 @@ def yolo_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Sequence[s
     return given, arguments[len(words) :]
 
 
-def command_line(
-    command: str, given: Mapping[str, str], rest: Sequence[str], programs: Programs, *, defaults: bool = True
-) -> str:
+def command_line(command: str, given: Mapping[str, str], rest: Sequence[str], *, defaults: bool = True) -> str:
     """What to write instead of ``command`` with the values and flags of `yolo_arguments`, whose mode may name another
     command. ``defaults``: also write flags that set the default."""
     mode, modes = given.get("mode", ""), _table()["modes"]
@@ -181,30 +195,29 @@ def command_line(
         return text
     if mode in modes and not (mode == "train" and command in ("kfold", "search")):
         command = modes[mode]
-    program = programs(command)
     line, without = [], []
-    for key, value in [*_with_our_keys(given, program).items(), (None, "")]:
+    for key, value in [*_with_our_keys(given, command).items(), (None, "")]:
         try:
-            flags = list(rest) if key is None else foreign_flags(command, key, value, program)
-            if program.changes(flags) or defaults:
+            flags = list(rest) if key is None else foreign_flags(command, key, value)
+            if _changes(command, flags) or defaults:
                 line += flags
         except UserError as error:
             name = shlex.join(rest) if key is None else key or f"={value}"
             without.append(f"{name} ({error})".removesuffix(" ()"))
-    for name, action in program.flags.items():
+    for name, action in flags_of(command).items():
         if action.required and not any(word.partition("=")[0] == name for word in line):
             line += [name, action.dest.upper()]
     ending = f". Without an equivalent: {', '.join(without)}" if without else ""
     return f"settings are flags here; write {COMMANDS[command].typed} {shlex.join(line)}".rstrip() + ending
 
 
-def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]:
+def _with_our_keys(given: Mapping[str, str], command: str) -> dict[str, str]:
     """``given`` with the model to start from, or the checkpoint to resume, under the name of our flag."""
     model, resume, pretrained = (given.get(key, "") for key in ("model", "resume", "pretrained"))
-    has_weights = model.endswith(WEIGHTS_SUFFIXES) or "--model" not in program.flags
+    has_weights = model.endswith(WEIGHTS_SUFFIXES) or "--model" not in flags_of(command)
     no = ("", "false", "none")
     names, more = {}, {}  # None: left out
-    if "--resume" in program.flags and resume.lower() not in no:  # with True, model= names the checkpoint
+    if "--resume" in flags_of(command) and resume.lower() not in no:  # with True, model= names the checkpoint
         names = {"model": None}
         more = {"resume": model} if resume.lower() == "true" and has_weights and model else {}
     elif has_weights:
@@ -214,7 +227,7 @@ def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]
     return {name: value for key, value in {**given, **more}.items() if (name := names.get(key, key))}
 
 
-def foreign_flags(command: str, key: str, value: str, program: Program) -> list[str]:
+def foreign_flags(command: str, key: str, value: str) -> list[str]:
     """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError with the reason if there are
     none."""
     table, plain, flag, hyperparameter = _table(), _plain(value), "--" + key.replace("_", "-"), _synonym(key)
@@ -222,8 +235,8 @@ def foreign_flags(command: str, key: str, value: str, program: Program) -> list[
         if re.fullmatch(pattern, plain):
             return flags.replace("{}", value).split()
     name, *fixed = translated(command, flag)
-    action = None if key in table["other_meaning"] else program.flags.get(name)
-    is_set = "--set" in program.flags and hyperparameter in program.hyperparameters
+    action = None if key in table["other_meaning"] else flags_of(command).get(name)
+    is_set = "--set" in flags_of(command) and hyperparameter in HYPERPARAMETERS
     if (plain == "none" and (is_set or action)) or (plain == "true" and key in table["when_true"]):
         return []
     if len(value.splitlines()) != 1:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from utils.errors import UserError
+from utils.files.schema import Bounds, build
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -25,17 +25,13 @@ class PixelFormat:
     by 65535 / 4095 when they are read. Images of three channels are RGB, those of one are gray.
     """
 
-    channels: int = 3
-    bits: int = 8
+    channels: Annotated[int, Bounds(1, MOST_CHANNELS)] = 3
+    bits: Annotated[int, Bounds(8, 16)] = 8
 
     @classmethod
     def checked(cls, channels: Any, bits: Any, where: str) -> PixelFormat:
-        """From the values of a file. Raises UserError, which begins with ``where``, for others than numbers in
-        range."""
-        for name, value, low, high in (("channels", channels, 1, MOST_CHANNELS), ("bits", bits, 8, 16)):
-            if type(value) is not int or not low <= value <= high:
-                raise UserError(f"{where}: {name}: must be a whole number from {low} to {high}, got {value!r}")
-        return cls(channels, bits)
+        """From the values of a file. Raises UserError, which begins with ``where``, for values out of range."""
+        return build(cls, {"channels": channels, "bits": bits}, where)
 
     @property
     def dtype(self) -> np.dtype:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from utils.config import search_settings, settings
-from utils.config.parser import type_of
+from utils.files.schema import type_of
 
 COMMANDS: dict[str, type] = {
     "train.py": settings.TrainConfig,
@@ -88,7 +88,7 @@ def _names(field: dataclasses.Field, cls: type) -> str:
     flag = field.name.replace("_", "-")
     if field.metadata["positional"]:
         return f"`{flag.upper()}`"
-    if type_of(field, cls)[0] is bool:
+    if type_of(field, cls) is bool:
         return ", ".join([f"`--{flag} / --no-{flag}`", *(f"`{alias}`" for alias in field.metadata["aliases"])])
     return ", ".join(f"`{name}`" for name in (f"--{flag}", *field.metadata["aliases"]))
 
@@ -108,7 +108,7 @@ def _text(value: Any) -> str:
 
 def _values(field: dataclasses.Field, cls: type) -> str:
     """The type, choices and bounds of a setting."""
-    meta, kind = field.metadata, type_of(field, cls)[0]
+    meta, kind = field.metadata, type_of(field, cls)
     is_list = typing.get_origin(kind) is list
     element = typing.get_args(kind)[0] if is_list else kind
     if meta["choices"]:

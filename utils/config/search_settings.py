@@ -36,7 +36,7 @@ class KfoldConfig(TrainConfig):
     )
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
     noplots: bool = setting(True, help="do not write plots for each training")
-    project: str = setting("runs/kfold", help="folder of runs")
+    project: str = setting("runs/kfold", help="folder of runs", is_line=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class SearchConfig(KfoldConfig):
     folds: int = setting(
         0, low=2, also=0, aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
     )
-    project: str = setting("runs/search", help="folder of searches")
+    project: str = setting("runs/search", help="folder of searches", is_line=True)
 
     @property
     def unit(self) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.files.schema import suggestion
 
 FIND_BATCH_SIZE = -1  # as --batch-size
 ALL_RANKS = -1  # as --sync-bn
@@ -66,6 +66,7 @@ def setting(
     aliases: tuple[str, ...] = (),
     bare: Any = None,
     positional: bool = False,
+    is_line: bool = False,
 ) -> Any:
     """A dataclass field with the metadata that its flag or YAML key needs.
 
@@ -77,9 +78,10 @@ def setting(
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
         positional: the values are given without a flag.
+        is_line: a line of the log contains the text.
     """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare, "positional": positional}
+    metadata |= {"also": also, "aliases": aliases, "bare": bare, "positional": positional, "is_line": is_line}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -128,8 +130,6 @@ class Hyperparameters:
     one2one: float = setting(4.0, low=0, help="gain of the one-to-one loss (models with end2end)")
     anchor_t: float = setting(4.0, low=1, help="maximum width or height ratio between an anchor and its target")
     tal_topk: int = setting(10, low=1, help="candidates per target in task-aligned assignment")
-    tal_alpha: float = setting(0.5, low=0, help="exponent of the class score in task-aligned assignment")
-    tal_beta: float = setting(6.0, low=0, help="exponent of the IoU in task-aligned assignment")
     hsv_h: float = setting(0.015, low=0, high=0.5, help="hue jitter, +- fraction of the color circle")
     hsv_s: float = setting(0.7, low=0, high=1, help="saturation jitter, +- fraction")
     hsv_v: float = setting(0.4, low=0, high=1, help="value jitter, +- fraction")
@@ -166,7 +166,7 @@ class Hyperparameters:
 class _RunConfig:
     """Flags of all commands but export.py."""
 
-    name: str = setting("exp", help="name of this run")
+    name: str = setting("exp", help="name of this run", is_line=True)
     exist_ok: bool = setting(False, help="write into an existing run folder")
     offline: bool = setting(False, help="never download weights")
 
@@ -313,7 +313,7 @@ class TrainConfig(_DataConfig):
     tracker: list[str] = setting(
         factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"
     )
-    project: str = setting("runs/train", help="folder of runs")
+    project: str = setting("runs/train", help="folder of runs", is_line=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +351,7 @@ class ValConfig(_TileConfig, _DataConfig):
     save_json: bool = setting(True, help="write predictions.json in COCO format")
     per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects per class")
     verbose: bool = setting(True, help="print one line per class")
-    project: str = setting("runs/val", help="folder of runs")
+    project: str = setting("runs/val", help="folder of runs", is_line=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,7 +399,7 @@ class DetectConfig(_TileConfig):
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, low=1, help="process every n-th frame of a video")
     max_frames: int = setting(0, low=0, help="stop a video or stream after n frames; 0: never")
-    project: str = setting("runs/detect", help="folder of runs")
+    project: str = setting("runs/detect", help="folder of runs", is_line=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,7 +458,7 @@ class CompareConfig(_RunConfig):
     draws: int = setting(1000, low=100, help="bootstrap samples for the confidence intervals")
     seed: int = setting(0, low=0, help="seed of the bootstrap")
     noplots: bool = setting(False, help="do not write curves.png")
-    project: str = setting("runs/compare", help="folder of runs")
+    project: str = setting("runs/compare", help="folder of runs", is_line=True)
 
 
 def class_numbers(classes: Iterable[int | str], names: Mapping[int, str], owner: str) -> tuple[int, ...]:

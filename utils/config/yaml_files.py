@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,13 @@ import yaml
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text
+from utils.files.schema import TOO_LONG, fits_64_bits
 
 MOST_NESTED = 100  # levels of a YAML
 MOST_VALUES = 200_000
 MOST_BYTES = 1 << 24
-TOO_LONG = "a number of more than 64 bits"
 _MERGE, _VALUE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "value", "str"))  # keys <<, =, and others
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-
-
-def suggestion(name: str, known: typing.Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
-
-
-def fits_64_bits(number: int) -> bool:
-    """Whether torch, numpy and checkpoints can hold ``number``."""
-    return abs(number) < 2**63
 
 
 def load_yaml(path: str | Path) -> Any:
@@ -59,6 +46,19 @@ def parse_yaml(text: str) -> Any:
         value = _load(text, yaml.SafeLoader)
     _check_value(value)
     return value
+
+
+def parse_override(item: str) -> tuple[str, Any]:
+    """The key and the value, which is YAML, of ``key=value`` after ``--set``. Raises UserError."""
+    key, separator, text = item.partition("=")
+    if not separator:
+        raise UserError(f"--set {item}: must be key=value")
+    try:
+        return key.strip(), parse_yaml(text)
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
+        raise UserError(f"--set {item}: {getattr(error, 'problem', None) or 'malformed YAML'}") from None
+    except RecursionError:
+        raise UserError(f"--set {key}: the value is nested too deeply") from None
 
 
 def _load(text: str, loader: type) -> Any:

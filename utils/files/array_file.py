@@ -12,8 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from utils.files.checked_open import open_file, open_own
-from utils.files.safe_io import atomic_write
+from utils.files.safe_io import atomic_write, open_file, open_own
 
 _KEY = "lockstep"  # of the file's metadata: the checksum and the plain data, as JSON
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.files.array_file import CacheError, read_meta
-from utils.files.checked_open import open_own
-from utils.files.locks import flock
+from utils.files.safe_io import flock, open_own
 from utils.logger import get_logger
 from utils.strings import counted
 

@@ -11,7 +11,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,7 @@ from torch import Tensor
 from utils import program
 from utils.errors import UserError, first_line
 from utils.files.safe_io import atomic_write, open_regular
+from utils.files.schema import check
 from utils.machine.limits import explanation
 
 FORMAT = "lockstep"
@@ -29,12 +30,39 @@ _IS_FOLDER = 0x10  # among an entry's attributes
 MAX_DIMENSIONS = 16
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-_KINDS = {  # of a checkpoint's entries
-    **dict.fromkeys(("version", "imgsz"), int),
-    **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
-    **dict.fromkeys(("config", "hyp", "data", "metrics", "origin"), dict),
-    **{"names": list, "program": str},
-}
+
+UNKNOWN = "unknown"
+
+
+class Origin(NamedTuple):
+    """Where weights come from, as checkpoints and exported files store it: text; `UNKNOWN` where nothing says."""
+
+    weights: str  # that training started from
+    license: str  # of the trained weights
+
+
+RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
+
+
+class Stored(TypedDict, total=False):
+    """What a checkpoint may hold, among other things."""
+
+    version: int
+    program: str
+    model_spec: dict
+    names: list[str]
+    imgsz: int
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    optimizer: dict
+    scaler: dict
+    progress: dict
+    run: dict
+    config: dict
+    hyp: dict
+    data: dict
+    metrics: dict
+    origin: dict
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
@@ -75,13 +103,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         content = _load(file, path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
-    for key, kind in _KINDS.items():
-        if not isinstance(content.get(key, kind()), kind) and (key, content[key]) != ("ema", None):
-            raise UserError(f"{path}: damaged checkpoint ('{key}' is not of type {kind.__name__})")
-    for key in ("model", "ema"):
-        for name, tensor in (content.get(key) or {}).items():
-            if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided):
-                raise UserError(f"{path}: damaged checkpoint ('{key}' holds '{str(name)[:100]}', not a dense tensor)")
+    content = check(content, Stored, f"{path}: damaged checkpoint")
+    for name, tensor in {**content.get("model", {}), **(content.get("ema") or {})}.items():
+        if tensor.layout != torch.strided:
+            raise UserError(f"{path}: damaged checkpoint: '{name[:100]}' is not a dense tensor")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files.checked_open import OTHERS_WRITE, check_owner
+from utils.files.safe_io import OTHERS_WRITE, check_owner, flock, is_still_named, remove_abandoned
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
@@ -79,9 +79,6 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
 
     It is locked; those that killed processes left behind are removed first. Raises OSError if it cannot be created.
     """
-    # With logging; --help reads paths with this module.
-    from utils.files.locks import flock, is_still_named, remove_abandoned
-
     path = Path(path)
     prefix = f".{path.name[:60]}"
     remove_abandoned(folder for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp") if folder.is_dir())

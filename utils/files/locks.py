@@ -12,58 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import functools
 import math
 import os
-import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
-from utils.files.checked_open import open_direct, open_own
+from utils.files.safe_io import POLL_S, flock, is_still_named, open_direct, open_own
 from utils.logger import get_logger
 
-_POLL_S = 0.1
 _held: set[int] = set()  # descriptors of this process's FileLocks
-
-
-def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> None:
-    """Locks an open file until its last descriptor is closed, also in forked children. Converts an existing lock.
-
-    Raises:
-        BlockingIOError: another process has held a lock for ``patience_s`` seconds.
-        OSError: the system or the file system has no locks.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        raise OSError(errno.ENOTSUP, "this system has no file locks") from None
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_POLL_S)
-
-
-def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Removes files and folders whose writers held a lock on them and have ended. Without file locks, removes
-    nothing."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe
-            try:
-                flock(handle)
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    os.unlink(path)
-            finally:
-                os.close(handle)
 
 
 class FileLock:
@@ -87,7 +45,7 @@ class FileLock:
         while holder := self._try():
             if time.monotonic() >= deadline:
                 return holder
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         return ""
 
     def wait(self, what: str) -> FileLock:
@@ -155,11 +113,3 @@ def _close_in_children() -> None:
     """Makes forked children close the descriptors; the parent keeps its locks."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in range(len(_held))])
-
-
-def is_still_named(descriptor: int, path: str | Path) -> bool:
-    """Whether ``path`` still names the open file, and not a file that has replaced it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

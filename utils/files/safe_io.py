@@ -1,7 +1,8 @@
-"""Atomic writes, and reads that are restricted to regular files.
+"""Atomic writes, and opening files only if they are what they should be.
 
 A reader of a file that `atomic_write` replaces finds either the old or the new content, also after a crash or on a full
-disk. `open_regular` refuses pipes, which block, devices, which have no end, and files that are far too large.
+disk. A pipe blocks whoever opens it, a device has no end, and a file may be far too large. Where other users may create
+files, as in /dev/shm or in the folder of temporary files, one of them may have taken the name of ours.
 """
 
 from __future__ import annotations
@@ -10,13 +11,23 @@ import contextlib
 import errno
 import io
 import os
+import shutil
+import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UserError
-from utils.files.checked_open import open_descriptor
 
+POLL_S = 0.1  # of waiting for a lock
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_REASONS = {  # why a file is not opened, for the user
+    errno.EISDIR: "is a folder, not a file",
+    errno.EINVAL: "is a pipe or device, not a file",
+    errno.ENXIO: "is a pipe or device, not a file",  # opened for writing, without a reader
+    errno.ELOOP: "is a symbolic link",
+}
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
@@ -34,8 +45,6 @@ def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = Fals
     prefix = f".{path.name[:60]}"
     temporary = path.with_name(f"{prefix}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     if locked:
-        from utils.files.locks import flock, remove_abandoned  # with logging; --help reads YAML with this module
-
         remove_abandoned(path.parent.glob(f"{prefix}.*.tmp"))
     try:
         with open(temporary, "xb") as file:
@@ -136,3 +145,117 @@ def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
         reason = f"has {status.st_size / 2**30:,.2f} GiB, more than such a file can need"
         raise OSError(errno.EFBIG, reason, os.fspath(path))
     return handle, status.st_size
+
+
+def open_descriptor(path: str | os.PathLike, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
+    """An open regular file and its status. Raises OSError, with a reason for the user, for anything else."""
+    # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
+    handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+        raise OSError(number, _REASONS[number], os.fspath(path))
+    return handle, status
+
+
+def open_file(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
+    """`open_descriptor` as an ``opener`` of `open`."""
+    return open_descriptor(path, flags)[0]
+
+
+def open_direct(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
+    """Opens a regular file, but not through a symbolic link; also an ``opener`` of `open`.
+
+    Raises PermissionError, with a reason for the user, if there is something else.
+    """
+    try:
+        return open_descriptor(path, flags | os.O_NOFOLLOW)[0]
+    except OSError as error:
+        if error.errno not in _REASONS:
+            raise
+        raise PermissionError(errno.EPERM, _REASONS[error.errno], os.fspath(path)) from None
+
+
+def open_own(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
+    """Like `open_direct`, and raises PermissionError for a file that `check_owner` refuses."""
+    handle = open_direct(path, flags)
+    try:
+        check_owner(path, os.fstat(handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def make_own_folder(path: str | os.PathLike) -> None:
+    """Creates a folder that only this user may enter, unless it exists.
+
+    Raises OSError, with a reason for the user, if there is something else, or a folder that `check_owner` refuses or
+    that others may write to.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder", os.fspath(path)) from None
+        check_owner(path, status)
+        if status.st_mode & OTHERS_WRITE:
+            raise PermissionError(errno.EPERM, "may be written by other users", os.fspath(path)) from None
+
+
+def check_owner(path: str | os.PathLike, status: os.stat_result) -> None:
+    """Raises PermissionError if a file or folder belongs to another user.
+
+    Root and the owner of the folder that contains it are trusted: they could replace it anyway, and network file
+    systems may show one owner for all files.
+    """
+    if status.st_uid not in (os.geteuid(), 0, os.stat(os.path.dirname(path) or ".").st_uid):
+        raise PermissionError(errno.EPERM, f"belongs to another user (uid {status.st_uid})", os.fspath(path))
+
+
+def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> None:
+    """Locks an open file until its last descriptor is closed, also in forked children. Converts an existing lock.
+
+    Raises:
+        BlockingIOError: another process has held a lock for ``patience_s`` seconds.
+        OSError: the system or the file system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError(errno.ENOTSUP, "this system has no file locks") from None
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+def remove_abandoned(paths: Iterable[Path]) -> None:
+    """Removes files and folders whose writers held a lock on them and have ended. Without file locks, removes
+    nothing."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe
+            try:
+                flock(handle)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
+            finally:
+                os.close(handle)
+
+
+def is_still_named(descriptor: int, path: str | Path) -> bool:
+    """Whether ``path`` still names the open file, and not a file that has replaced it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

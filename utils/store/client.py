@@ -25,10 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError, one_line
-from utils.files.checked_open import make_own_folder
 from utils.files.folders import cache_folder
-from utils.files.locks import flock, remove_abandoned
-from utils.files.safe_io import read_text, write_whole
+from utils.files.safe_io import flock, make_own_folder, read_text, remove_abandoned, write_whole
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.store.address import MIRRORS, store_of

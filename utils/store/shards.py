@@ -25,7 +25,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.caches import cache_limit
-from utils.files.checked_open import make_own_folder, open_descriptor
+from utils.files.safe_io import make_own_folder, open_descriptor
 from utils.store.address import MIRRORS, SHARDS
 from utils.store.client import fetch, forget, refresh
 from utils.strings import FlatStrings

@@ -9,19 +9,31 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
 
-from utils.config.pixels import PixelFormat
+from utils.config.pixels import MOST_CHANNELS, PixelFormat
 from utils.errors import UserError, one_line
+from utils.files.schema import Bounds, Fraction, build, check
 from utils.structures import GRAY
 
 KEY = "lockstep"
 VERSION = 1
 LAYOUTS = ("raw", "end2end", "deepstream")
+_TEXTS = ("description", "date", "author", "version", "license")
+_OWN = (
+    "nms_iou",
+    "box_voting",
+    "validation_iou",
+    "squares",
+    "confidence",
+    "bits",
+    "data",
+)  # fields of `ExportMetadata`
 MOST_CLASSES = 100_000
 MOST_SIDE = 2**16  # pixels
 LONGEST_PATH = 4096
+Side = Annotated[int, Bounds(1, MOST_SIDE)]
 
 
 def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
@@ -40,20 +52,20 @@ class ExportMetadata:
     """
 
     names: tuple[str, ...] | None = None
-    stride: int = 32
-    imgsz_hw: tuple[int, int] | None = None  # pixels
-    batch: int = 1
+    stride: Annotated[int, Bounds(1, 4096)] = 32
+    imgsz_hw: tuple[Side, Side] | None = None  # pixels
+    batch: Side = 1
     dynamic: bool = False  # any batch and any canvas of whole strides
     end2end: bool = False  # rows of final detections, or boxes of a head that needs no NMS
     task: str = "detect"
-    channels: int = 3
-    bits: int = 8  # of a channel
+    channels: Annotated[int, Bounds(1, MOST_CHANNELS)] = 3
+    bits: Annotated[int, Bounds(8, 16)] = 8  # of a channel
     layout: str | None = None
-    nms_iou: float | None = None  # None: the detections need no NMS
+    nms_iou: Fraction | None = None  # None: the detections need no NMS
     box_voting: bool = False  # by the NMS inside
-    validation_iou: float | None = None  # as published for the model's head
+    validation_iou: Fraction | None = None  # as published for the model's head
     squares: bool = False  # whether validation pads images to squares by default
-    confidence: float | None = None  # threshold with the best F1 in validation
+    confidence: Fraction | None = None  # threshold with the best F1 in validation
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
     date: str = ""
@@ -115,57 +127,38 @@ class ExportMetadata:
 def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
     """The inverse of `ExportMetadata.as_text`, also of files that others wrote: missing keys are allowed, no code in
     them is run. Raises UserError for values that no export has."""
-    names = _names(_literal(text, "names"))
     task = text.get("task", "detect")
     if task != "detect":
         raise UserError(f"the model's task is '{str(task)[:60]}', not detection")
-    channels = _literal(text, "channels")
-    channels = 3 if channels is None else PixelFormat.checked(channels, 8, "its metadata").channels
-    known: dict[str, Any] = {
-        key: str(text[key]) for key in ("description", "date", "author", "version", "license") if key in text
-    }
-    stride = _literal(text, "stride")
-    if isinstance(stride, list | tuple) and stride:
-        stride = stride[-1]  # of the coarsest level
-    if stride is not None:
-        known["stride"] = int(_number("stride", stride, 1, 4096))
-    if (batch := _literal(text, "batch")) is not None:
-        known["batch"] = int(_number("batch", batch, 1, MOST_SIDE))
-    args = _literal(text, "args")
-    parsed = ExportMetadata(
-        names=names,
-        channels=channels,
-        imgsz_hw=_image_size(_literal(text, "imgsz")),
-        end2end=_literal(text, "end2end") is True,
-        dynamic=isinstance(args, dict) and args.get("dynamic") is True,
-        **known,
-    )
-    return _with_own(parsed, text[KEY]) if KEY in text else parsed
+    args, stride, sides = (_literal(text, key) for key in ("args", "stride", "imgsz"))
+    values = {key: _literal(text, key) for key in ("channels", "batch")}
+    values |= {"stride": stride[-1] if isinstance(stride, list | tuple) and stride else stride}  # of the coarsest level
+    values |= {key: str(text[key]) for key in _TEXTS if key in text}
+    if sides not in (None, []):
+        sides = list(sides) if isinstance(sides, list | tuple) else [sides]
+        values["imgsz_hw"] = sides * 2 if len(sides) == 1 else sides
+    values = {key: value for key, value in values.items() if value is not None}
+    values |= {"names": _names(_literal(text, "names")), "end2end": _literal(text, "end2end") is True}
+    values |= {"dynamic": isinstance(args, dict) and args.get("dynamic") is True}
+    return build(ExportMetadata, values | (_own(text[KEY]) if KEY in text else {}), "damaged metadata")
 
 
-def _with_own(parsed: ExportMetadata, text: str) -> ExportMetadata:
+def _own(text: str) -> dict[str, Any]:
+    """The fields that only this program stores."""
+    where = f"damaged metadata: {KEY}"
     try:
         own = json.loads(text)
-        if not isinstance(own, dict):
-            raise TypeError
-        if own.get("version", 0) > VERSION:
-            raise UserError(f"exported by a newer version (format {own['version']}); update this program")
-        if own.get("layout") not in LAYOUTS:
-            raise ValueError
-        fractions = {
-            key: None if own.get(key) is None else _number(key, own[key], 0, 1)
-            for key in ("nms_iou", "validation_iou", "confidence")
-        }
-        bits = PixelFormat.checked(3, own.get("bits", 8), f"damaged metadata ('{KEY}')").bits
-        data = own.get("data", {})
-        if not all(isinstance(value, str) and len(value) < LONGEST_PATH for value in data.values()):
-            raise ValueError
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"damaged metadata ('{KEY}' is not ours)") from None
-    known = {"version", "layout", "needs_nms", "box_voting", "squares", "preprocessing", "bits", "data", *fractions}
-    details = {key: value for key, value in own.items() if key not in known}
-    flags = {key: own.get(key) is True for key in ("box_voting", "squares")}
-    return replace(parsed, layout=own["layout"], bits=bits, data=data, details=details, **flags, **fractions)
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{where}: not JSON") from None
+    own = check(own, dict, where)
+    if check(own.get("version", 0), int, f"{where}: version") > VERSION:
+        raise UserError(f"exported by a newer version (format {own['version']}); update this program")
+    known = {"layout": own.get("layout")} | {key: own[key] for key in _OWN if key in own}
+    check(known["layout"], str, f"{where}: layout", {"choices": LAYOUTS})
+    if any(len(path) >= LONGEST_PATH for path in check(known.get("data", {}), dict[str, str], where).values()):
+        raise UserError(f"{where}: data: a path is too long")
+    not_details = {*known, "version", "needs_nms", "preprocessing"}
+    return known | {"details": {key: value for key, value in own.items() if key not in not_details}}
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:
@@ -179,12 +172,6 @@ def _literal(text: Mapping[str, str], key: str) -> Any:
         raise UserError(f"damaged metadata ('{key}' is {value[:60]!r})") from None
 
 
-def _number(key: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise UserError(f"damaged metadata ('{key}' is {str(value)[:60]!r})")
-    return value
-
-
 def _names(value: Any) -> tuple[str, ...] | None:
     if value is None or value in ({}, []):
         return None
@@ -195,14 +182,3 @@ def _names(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, list | tuple) or len(value) > MOST_CLASSES:
         raise UserError("damaged metadata ('names' does not number the classes from 0)")
     return tuple(one_line(str(name)) for name in value)
-
-
-def _image_size(value: Any) -> tuple[int, int] | None:
-    if value is None or value == []:
-        return None
-    sides = list(value) if isinstance(value, list | tuple) else [value]
-    sides = sides * 2 if len(sides) == 1 else sides
-    if len(sides) != 2:
-        raise UserError(f"damaged metadata ('imgsz' is {str(value)[:60]!r})")
-    height, width = (int(_number("imgsz", side, 1, MOST_SIDE)) for side in sides)
-    return height, width

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from engine.inference.runtimes.backends import openvino_files
 from utils.errors import UserError
-from utils.files.checked_open import OTHERS_WRITE, make_own_folder
 from utils.files.folders import cache_folder
-from utils.files.safe_io import open_regular
+from utils.files.safe_io import OTHERS_WRITE, make_own_folder, open_regular
 from utils.logger import get_logger
 
 RECORD = Path("exports", "sha256")  # in the cache folder: a line for each file

@@ -28,7 +28,7 @@ from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xywh_to_xyxy
 from utils.files import array_file as index_cache
-from utils.files.locks import flock
+from utils.files.safe_io import flock
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "datasets"
 NAMES = ("cat", "dog", "cow")

@@ -30,7 +30,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
 from utils.drawing.draw import encode_image
-from utils.files.checked_open import open_own
+from utils.files.safe_io import open_own
 from utils.machine import decoder_warnings
 from utils.machine.decoder_warnings import pass_on, watched
 

@@ -26,6 +26,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.schema import build
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
@@ -317,7 +318,7 @@ def test_a_flipped_bit_is_refused(tmp_path):
 @pytest.mark.parametrize("value", [{"epoch": -1}, {"epoch": True}, {"steps": 1}, {"loss_sums": ["x"]}, {5: 5}])
 def test_an_impossible_progress_is_refused(value):
     with refused():
-        Progress.of(value, "last.pt")
+        build(Progress, value, "last.pt: damaged checkpoint: progress")
 
 
 @pytest.mark.parametrize("weight", ["x", None, {}, torch.zeros(2, 2).to_sparse()])

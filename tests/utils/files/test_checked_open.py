@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.helpers.hostile_files import TAKEN, take_name
-from utils.files.checked_open import make_own_folder, open_direct, open_own
+from utils.files.safe_io import make_own_folder, open_direct, open_own
 
 REASONS = {"pipe": "is a pipe or device", "link": "is a symbolic link", "folder": "is a folder"}
 

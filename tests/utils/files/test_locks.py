@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.hostile_files import take_name
-from utils.files.locks import FileLock, flock, remove_abandoned
+from utils.files.locks import FileLock
+from utils.files.safe_io import flock, remove_abandoned
 from utils.logger import configure_logging
 
 HOLDER = """

@@ -1,0 +1,131 @@
+"""Command lines of the dataclasses of `utils.config.settings`: one flag per field."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING
+from typing import Any, NoReturn
+
+from utils.config.settings import TOPICS, changed_settings, default_of
+from utils.errors import UserError
+from utils.files.schema import check, hints_of, suggestion, type_of
+from utils.program import COMMANDS
+
+
+def command_of(cls: type) -> str:
+    """ "train" for `TrainConfig`."""
+    return cls.__name__.removesuffix("Config").lower()
+
+
+def flag_name(name: str) -> str:
+    """The flag of the field ``name``."""
+    return "--" + name.replace("_", "-")
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            flag = message.split(": ", 1)[1].split()[0].split("=")[0]
+            message += suggestion(flag, self._option_string_actions)
+        raise UserError(message)
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults that say nothing are left out: most help texts say what an empty value means."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
+
+
+def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
+    """A parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    required = [field for field in fields.values() if default_of(field) is MISSING]
+    command = COMMANDS[command_of(cls)].typed
+    usage = " ".join(["%(prog)s", *map(_usage, required), "[flags]"])
+    parser = _Parser(prog=command, description=description, usage=usage, formatter_class=_Help, allow_abbrev=False)
+    for topic, names in TOPICS.items():
+        if shown := [fields[name] for name in names.split() if name in fields]:
+            group = parser.add_argument_group(topic)
+            for field in shown:
+                _add_flag(group, field, cls)
+    return parser
+
+
+def _usage(field: dataclasses.Field) -> str:
+    name = field.name.upper()
+    return f"{name} ..." if field.metadata["positional"] else f"--{field.name} {name}"
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
+    kind, meta, default = type_of(field, owner), field.metadata, default_of(field)
+    origin = typing.get_origin(kind) or kind
+    options: dict[str, Any] = {"help": meta["help"]}
+    if origin is list:
+        options |= {"nargs": "+", "type": typing.get_args(kind)[0], "choices": meta["choices"]}
+    if meta["positional"]:
+        group.add_argument(field.name, **options)
+        return
+    options |= {"dest": field.name} | ({"required": True} if default is MISSING else {"default": default})
+    if origin is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif origin is not list:
+        options |= {"type": origin, "choices": meta["choices"]}
+        if meta["bare"] is not None:
+            options |= {"nargs": "?", "const": meta["bare"]}
+    elif field.name == "override":
+        options |= {"action": "extend", "metavar": "KEY=VALUE"}
+    group.add_argument(flag_name(field.name), *meta["aliases"], **options)
+
+
+def dashed(arguments: Sequence[str]) -> list[str]:
+    """Arguments with ``-`` for each ``_`` in the names of flags."""
+    split = [argument.partition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments]
+    return [flag.replace("_", "-") + separator + value for flag, separator, value in split]
+
+
+@functools.cache
+def _explicit_parser(cls: type) -> argparse.ArgumentParser:
+    parser = build_parser(cls, "")
+    for action in parser._actions:
+        action.default, action.required = argparse.SUPPRESS, False
+    return parser
+
+
+@functools.cache
+def flag_actions(cls: type) -> dict[str, argparse.Action]:
+    """What argparse does with each flag, by all its names."""
+    found = build_parser(cls, "")._option_string_actions.items()
+    return {name: action for name, action in found if action.dest != "help"}
+
+
+def given_values(cls: type, arguments: Sequence[str]) -> dict[str, Any]:
+    """The checked values of the fields that a command line in flags of ``cls`` sets explicitly; none is required."""
+    return checked_values(cls, vars(_explicit_parser(cls).parse_args(arguments)))
+
+
+def checked_values(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` by field, checked. Raises UserError that names the flag."""
+    fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
+    return {name: check(value, hints[name], flag_name(name), fields[name].metadata) for name, value in values.items()}
+
+
+def flags_of(config: Any) -> list[str]:
+    """The command line that gives ``config``."""
+    return [word for name, value in changed_settings(config).items() for word in flag_of(name, value)]
+
+
+def flag_of(name: str, value: Any) -> list[str]:
+    """The words of a command line that set the field ``name``."""
+    flag = flag_name(name)
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, list | tuple):
+        return [flag, *map(str, value)]
+    return [f"{flag}={value}"]

@@ -1,0 +1,151 @@
+"""Checks plain data, of YAML, command lines and the headers of files, against type hints.
+
+Bounds are in the metadata of a dataclass field (see `utils.config.settings.setting`), or in that of a type:
+``Annotated[int, Bounds(1)]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from utils.errors import UserError, one_line
+
+T = TypeVar("T")
+
+
+class Bounds(NamedTuple):
+    """Inclusive; None: none."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+Count = Annotated[int, Bounds(0)]
+Fraction = Annotated[float, Bounds(0, 1)]
+TOO_LONG = "a number of more than 64 bits"
+_LONGEST = 100  # characters of a value in a message
+
+hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))  # takes milliseconds
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def fits_64_bits(number: int) -> bool:
+    """Whether torch, numpy and checkpoints can hold ``number``."""
+    return abs(number) < 2**63
+
+
+def parts_of(hint: Any) -> tuple[Any, bool, Bounds]:
+    """A hint without ``Annotated`` and ``| None``, whether None is allowed, and its bounds."""
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    hint = typing.get_args(hint)[0] if optional else hint
+    hint, bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint, Bounds())
+    return hint, optional, bounds
+
+
+def type_of(field: dataclasses.Field, owner: type) -> Any:
+    """The type of a field without ``| None``."""
+    return parts_of(hints_of(owner)[field.name])[0]
+
+
+def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] | None = None) -> T:
+    """Builds a dataclass from a mapping (None: empty).
+
+    Raises UserError that begins with ``where`` for unknown and missing keys and for wrong values. ``unknown``: says
+    what to do about an unknown key.
+    """
+    values = {} if values is None else values
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: must be 'key: value' lines, got {type(values).__name__}")
+    fields, hints = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls)
+    for key in values:
+        if key not in fields:
+            text = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
+            raise UserError(f"{where}: {text}")
+    for name, field in fields.items():
+        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where}: has no '{name}'")
+    return cls(**{k: check(v, hints[k], f"{where}: {k}", fields[k].metadata) for k, v in values.items()})
+
+
+def check(value: Any, hint: Any, where: str, bounds: Mapping[str, Any] | None = None) -> Any:
+    """Returns ``value`` as ``hint`` says: whole numbers become floats, lists tuples, and mappings dataclasses.
+
+    Args:
+        hint: a class, also a dataclass or TypedDict, whose further keys stay as they are; a list, dict or tuple of
+            such; also with ``| None``.
+        bounds: ``low`` and ``high``, inclusive; ``also``, a value beyond them; ``choices``, the allowed values, of a
+            list the allowed elements; ``is_line``, whether text must be a single line.
+
+    Raises UserError that begins with ``where``.
+    """
+    hint, optional, own = parts_of(hint)
+    if hint is Any or (optional and value is None):
+        return value
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, where)
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    required = getattr(hint, "__required_keys__", None)  # of a TypedDict
+    if required is not None:
+        kind = dict
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
+            value = float(value)
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
+        raise UserError(f"{where}: must be {kind.__name__}{' or null' * optional}, got {_shown(value)}")
+    if required is not None:
+        if missing := sorted(required - value.keys()):
+            raise UserError(f"{where}: has no '{missing[0]}'")
+        known = hints_of(hint)
+        return {k: check(v, known[k], f"{where}: {k}") if k in known else v for k, v in value.items()}
+    if kind in (list, tuple):
+        element = parts[0] if parts else Any
+        if kind is tuple and ... not in parts and len(value) != len(parts):
+            raise UserError(f"{where}: must be {len(parts)} values, got {_shown(value)}")
+        value = kind(check(v, element, f"{where} ({i})") for i, v in enumerate(value))
+    elif kind is dict and parts:
+        for key in value:
+            check(key, parts[0], f"{where}: the key {_shown(key)}")
+        value = {k: check(v, parts[1], f"{where}: {str(k)[:_LONGEST]}") for k, v in value.items()}
+    elif kind is int and not fits_64_bits(value):
+        raise UserError(f"{where}: {TOO_LONG}")
+    if bounds or own != Bounds():
+        _check_bounds(value, where, bounds or own._asdict())
+    return value
+
+
+def _check_bounds(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
+    choices, also, low, high = (bounds.get(name) for name in ("choices", "also", "low", "high"))
+    if isinstance(value, float) and math.isinf(value):
+        raise UserError(f"{where}: must be a finite number, got {value!r}")
+    if bounds.get("is_line") and one_line(value) != value:
+        raise UserError(f"{where}: {value!r} contains a control character or is not UTF-8; choose another name")
+    for part in value if isinstance(value, list) else [value]:
+        if choices and part not in choices:
+            raise UserError(f"{where}: must be one of {', '.join(choices)}, got {_shown(part)}")
+    if also is not None and value == also:
+        return
+    if low is not None and not value >= low:
+        instead = "" if also is None else f" or {also}"
+        raise UserError(f"{where}: must be at least {low}{instead}, got {value!r}")
+    if high is not None and not value <= high:
+        raise UserError(f"{where}: must be at most {high}, got {value!r}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
