@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability, SizeScores
+from engine.evaluation.analysis import KINDS, SIZES, Analysis, Calibration, ErrorSplit, Reliability, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
-from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.boxes import xyxy_to_xywh
 from utils.files.safe_io import atomic_write, write_csv, write_whole
 from utils.strings import aligned, counted

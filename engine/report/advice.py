@@ -10,10 +10,9 @@ import numpy as np
 
 from data.box_sizes import remedy_for_small_boxes
 from data.check.census import Census
-from engine.evaluation.analysis import Calibration
+from engine.evaluation.analysis import KINDS, Calibration, ErrorSplit
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.report import silenced_text
-from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.strings import counted, format_duration
 from utils.structures import EvalResult
 

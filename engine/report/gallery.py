@@ -11,14 +11,15 @@ from markupsafe import Markup
 from data.check.issues import LABEL_ERRORS, MISSED, SPURIOUS, Box, Issue
 from data.check.photos import CROP_SIDE, PHOTO_SIDE, Album, Photos, Source, View
 from data.check.scanned import CheckedSplit, learned_names
-from engine.evaluation.tide import CLASS, CORRECT, ImageErrors, worst_backgrounds, worst_images
-from engine.evaluation.tide import MISSED as MISSED_OBJECT
+from engine.evaluation.analysis import CLASS
+from engine.evaluation.analysis import MISSED as MISSED_OBJECT
+from engine.report.image_errors import CORRECT, ImageErrors, worst_backgrounds, worst_images
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing.page import Card, Gallery, code
 from utils.strings import counted
 from utils.structures import DetectionTable
 
-# By kind of error, in the order of `engine.evaluation.tide.KINDS`: the words, and the class of the style sheet.
+# By kind of error, in the order of `engine.evaluation.analysis.KINDS`: the words, and the class of the style sheet.
 KIND_WORDS = ("wrong class", "badly placed", "wrong class and badly placed", "duplicate", "spurious", "missed")
 KIND_STYLES = ("class", "location", "both", "duplicate", "spurious", "missed")
 LABEL_LEGEND = (

@@ -21,11 +21,10 @@ from data.check.photos import Photos
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from data.sampler import class_repeats, repeat_factors
-from engine.evaluation.analysis import Analysis, analyze
+from engine.evaluation.analysis import KINDS, Analysis, ErrorSplit, analyze
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
-from engine.evaluation.tide import KINDS, ErrorSplit, find_image_errors, worst_backgrounds
 from engine.report.advice import (
     BALANCING,
     Findings,
@@ -36,6 +35,7 @@ from engine.report.advice import (
     where_it_is_wrong,
 )
 from engine.report.gallery import KIND_STYLES, KIND_WORDS, LABEL_LEGEND, ErrorGalleries
+from engine.report.image_errors import find_image_errors, worst_backgrounds
 from engine.report.validation import reliability_figure
 from models.losses.base import class_weights
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.evaluation.analysis import Calibration
-from engine.evaluation.tide import KINDS, ErrorSplit
+from engine.evaluation.analysis import KINDS, Calibration, ErrorSplit
 from utils.drawing.figures import COLORS, FAINT, MARK, label_axes, new_figure, save_figure
 
 if TYPE_CHECKING:

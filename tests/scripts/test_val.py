@@ -21,8 +21,8 @@ import train
 import val
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
+from engine.evaluation.analysis import KINDS
 from engine.evaluation.report import write_predictions
-from engine.evaluation.tide import KINDS
 from models.detector import build_detector
 from tests.helpers.exports import lively
 from tests.helpers.exports import write_weights as lively_weights

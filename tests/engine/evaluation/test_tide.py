@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from engine.evaluation.analysis import KINDS, split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import score_detections
-from engine.evaluation.tide import KINDS, split_errors
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
 from utils.structures import GroundTruth
 

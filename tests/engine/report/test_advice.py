@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.check.census import Census
-from engine.evaluation.tide import KINDS, ErrorSplit
+from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
 from utils.structures import EvalResult
 

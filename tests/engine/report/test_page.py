@@ -17,9 +17,8 @@ from data.check.census import take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding, ScanReport
 from data.sampler import repeat_factors
-from engine.evaluation.analysis import analyze
+from engine.evaluation.analysis import KINDS, analyze
 from engine.evaluation.metrics import METRICS, score_detections
-from engine.evaluation.tide import KINDS
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
 from engine.report.plots import RunReport, TimeBudget
 from tests.helpers.html_page import HtmlPage, check_pictures, check_self_contained

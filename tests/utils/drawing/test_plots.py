@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.evaluation.analysis import measure_calibration
+from engine.evaluation.analysis import measure_calibration, split_errors
 from engine.evaluation.matching import match_detections, sort_by_class
-from engine.evaluation.tide import split_errors
 from engine.report.validation import plot_errors, plot_reliability
 from tests.helpers.scoring import make_table, random_case
 from utils.drawing.draw import class_colors, draw_batch, draw_boxes, draw_detections, text_mask, tile_images

@@ -3,22 +3,18 @@
 import numpy as np
 import pytest
 
-from engine.evaluation.matching import match_detections
-from engine.evaluation.tide import (
+from engine.evaluation.analysis import (
     BACKGROUND,
     BOTH,
     CLASS,
-    CORRECT,
     DUPLICATE,
-    IGNORED,
     KINDS,
     LOCATION,
     MISSED,
-    find_image_errors,
     split_errors,
-    worst_backgrounds,
-    worst_images,
 )
+from engine.evaluation.matching import match_detections
+from engine.report.image_errors import CORRECT, IGNORED, find_image_errors, worst_backgrounds, worst_images
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
 
 IDS = (30, 4, 100, 7, 1)  # not in the order of the images
