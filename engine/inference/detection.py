@@ -6,6 +6,7 @@ import errno
 import itertools
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,7 +137,6 @@ class Drawing(NamedTuple):
     item: Detected | FileProblem | Exception
     pixels: np.ndarray | None = None  # uint8 (H, W, 3) RGB, if they are needed
     encoded: bytes = b""  # of an image file, if it is written
-    error: Exception | None = None
 
 
 class Output:
@@ -165,7 +165,7 @@ class Output:
             if self._media is not None and not item.frame.is_video:
                 encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
         except Exception as error:
-            return Drawing(item, error=error)
+            return Drawing(replace(item, found=error))
         return Drawing(item, None if encoded and not self._config.view_img else pixels, encoded)
 
     def write(self, drawing: Drawing) -> Drawing | None:
@@ -193,8 +193,6 @@ class Output:
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         stem = self._stem_of(frame.path, is_video=frame.is_video)
         self._files.write(frame.path, stem, frame.index if frame.is_video else None, as_rgb8(frame.image), found)
-        if drawing.error is not None:
-            raise drawing.error
         if self._media is not None and frame.is_video:
             self._media.frame(stem, drawing.pixels, frame.fps / self._config.vid_stride)
         elif self._media is not None:

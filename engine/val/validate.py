@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from engine.inference.data_set import class_columns, open_for_models
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import detections_to_score, suppression_iou
+from models.postprocess.detections import detections_to_score
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
@@ -42,7 +42,14 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     models, spec = open_models(config, ctx)
     canvas_hw = _common_canvas(models)
     if len(models) == 1:
-        _validate_one(config, models[0], spec, canvas_hw, ctx)
+        with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
+            if ctx.is_main:
+                check_run_dir(config.project, config.name, config.exist_ok)
+        result, evaluator, index = score(config, models[0], spec, canvas_hw, ctx)
+        if result is not None:
+            imgsz = max(canvas_hw) if canvas_hw else config.imgsz or models[0].imgsz
+            rect = not models[0].squares if config.rect is None else config.rect
+            _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, models[0].stride)
         return
     rows = []
     for model in models:
@@ -102,13 +109,10 @@ def score(
     spec: DatasetSpec,
     canvas_hw: tuple[int, int] | None,
     ctx: DistributedContext,
-    before: Callable[[], None] = lambda: None,
 ) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
     """The scores of a file on rank 0, None elsewhere; the evaluator, with the detections; and the data.
 
-    Args:
-        canvas_hw: the canvas of every image, as a file of fixed size needs it; None: as ``config`` says.
-        before: called when the data is open.
+    ``canvas_hw``: the canvas of every image, as a file of fixed size needs it; None: as ``config`` says.
     """
     imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
     if tiles := Tiles.of(config, model.tile or spec.tile):
@@ -123,7 +127,7 @@ def score(
         canvas_hw=canvas_hw,
         squares=model.squares,
     )
-    iou_thres = suppression_iou(model.nms_iou, config.iou_thres)
+    iou_thres = model.nms_iou if config.iou_thres is None else config.iou_thres
     find = partial(
         detections_to_score,
         conf_thres=config.conf_thres,
@@ -162,27 +166,7 @@ def score(
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
-    before()
     return evaluator.run(scored, loader), evaluator, loader.index
-
-
-def _validate_one(
-    config: ValConfig,
-    model: InferenceModel,
-    spec: DatasetSpec,
-    canvas_hw: tuple[int, int] | None,
-    ctx: DistributedContext,
-) -> None:
-    def check_folder() -> None:
-        with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
-            if ctx.is_main:
-                check_run_dir(config.project, config.name, config.exist_ok)
-
-    result, evaluator, index = score(config, model, spec, canvas_hw, ctx, check_folder)
-    if ctx.is_main:
-        imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
-        rect = not model.squares if config.rect is None else config.rect
-        _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, model.stride)
 
 
 def _report(

@@ -60,7 +60,9 @@ def select_detections(
     boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
     box_voting &= iou_thres is not None
     least = min(conf_thres, LEAST_VOTE) if box_voting else conf_thres
-    allowed = _allowed_scores(scores, least, multi_label)
+    allowed = scores > least  # the (box, class) pairs that are candidates: bool (B, N, C)
+    if not multi_label:
+        allowed &= scores.argmax(-1, keepdim=True) == torch.arange(scores.shape[-1], device=scores.device)
     wanted = None if classes is None else _class_mask(classes, scores.shape[-1]).to(scores.device)
     if iou_thres is None:
         shown = allowed if wanted is None else allowed & wanted
@@ -84,8 +86,8 @@ def detections_to_score(
 
     ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
 
-    ``iou_thres``: see `suppression_iou`. With ``single_cls`` all classes count as one. ``classes``:
-    numbers of the model's classes that are detected, numbered anew in this order; None: all.
+    ``iou_thres``: of NMS; None: the model's. With ``single_cls`` all classes count as one. ``classes``: numbers of the
+    model's classes that are detected, numbered anew in this order; None: all.
     """
     boxes, scores = model.decode(raw)
     if single_cls:
@@ -95,7 +97,7 @@ def detections_to_score(
         boxes,
         scores,
         conf_thres=conf_thres,
-        iou_thres=suppression_iou(model.nms_iou, iou_thres),
+        iou_thres=model.nms_iou if iou_thres is None else iou_thres,
         max_det=max_det,
         classes=classes,
         box_voting=box_voting,
@@ -105,26 +107,6 @@ def detections_to_score(
     number = found.classes.new_zeros(scores.shape[-1])
     number[classes] = torch.arange(len(classes), device=number.device)
     return found._replace(classes=number[found.classes])
-
-
-def suppression_iou(of_model: float | None, given: float | None = None, default: float | None = None) -> float | None:
-    """The IoU threshold of NMS: ``given`` if not None; None, which means no NMS, for a model that needs none; otherwise
-    ``default`` or, without one, that of the model.
-
-    ``of_model``: ``nms_iou`` of the model.
-    """
-    if given is not None or of_model is None:
-        return given
-    return of_model if default is None else default
-
-
-def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool) -> Tensor:
-    """Which (box, class) pairs are candidates: bool (B, N, C)."""
-    allowed = scores > conf_thres
-    if not multi_label:
-        best = scores.argmax(-1, keepdim=True)
-        allowed &= best == torch.arange(scores.shape[-1], device=scores.device)
-    return allowed
 
 
 def _class_mask(classes: Sequence[int], num_classes: int) -> Tensor:

@@ -14,7 +14,7 @@ import val
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
-from models.postprocess.detections import select_detections, suppression_iou
+from models.postprocess.detections import select_detections
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
@@ -113,9 +113,7 @@ def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
         assert not torch.equal(raw[0], raw[3])
         assert torch.equal(pair.decode(raw)[0], pair.head.decode_branch(raw[3:])[0])
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
-    assert (suppression_iou(pair.nms_iou), suppression_iou(one.nms_iou)) == (None, None)
-    assert suppression_iou(many.nms_iou) == many.head.validation_iou
-    assert (suppression_iou(many.nms_iou, default=0.45), suppression_iou(one.nms_iou, 0.5, 0.45)) == (0.45, 0.5)
+    assert (pair.nms_iou, one.nms_iou, many.nms_iou) == (None, None, many.head.validation_iou)
 
 
 def test_mistakes_in_end2end_are_one_line() -> None:

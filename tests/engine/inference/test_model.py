@@ -16,7 +16,7 @@ from engine.inference.runtimes.exported import ExportedModel
 from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
 from engine.inference.runtimes.open import open_model
 from models.detector import build_detector
-from models.postprocess.detections import detections_to_score, select_detections, suppression_iou
+from models.postprocess.detections import detections_to_score, select_detections
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import xyxy_to_cxcywh
@@ -183,7 +183,7 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         found = model.decode(model(images))
         assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
         detections = detections_to_score(model, model(images))
-        wanted = select_detections(*found, conf_thres=0.001, iou_thres=suppression_iou(iou), max_det=300)
+        wanted = select_detections(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 
 
