@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 import pytest
 
 from engine.inference.hub import HubModel
 from engine.inference.predictor import Predictor, load
-from tests.helpers.tiny import write_weights
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", ("disc", "ring"))
 
 
 @pytest.fixture

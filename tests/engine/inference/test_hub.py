@@ -17,17 +17,12 @@ import engine.inference.results
 import hubconf
 from engine.inference.hub import HubModel
 from engine.inference.predictor import load
+from tests.engine.inference.conftest import picture
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
-from tests.helpers.tiny import write_weights
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("disc", "ring")
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", NAMES)
 
 
 @pytest.fixture
@@ -35,12 +30,6 @@ def model(weights) -> HubModel:
     model = HubModel(weights, "cpu")
     model.conf, model.max_det = 0.0, 5
     return model
-
-
-def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
-    """RGB."""
-    noise = np.random.default_rng(seed).integers(0, 255, (8, 8, 3)).astype(np.uint8)
-    return cv2.resize(noise, (width, height))
 
 
 SCRIPT = """
@@ -133,19 +122,15 @@ def test_attributes_are_used(model, monkeypatch):
         model.cuda(7)
     with refused():
         model("https://example.com/a.jpg")
+    model.classes = 0  # not taken for all classes
+    with refused():
+        model(image)
 
 
 @pytest.mark.parametrize("size", [-3, 64.0, (64, 64), "64"])
 def test_a_size_is_one_whole_number(model, size):
     with refused():
         model(picture(), size=size)
-
-
-def test_classes_are_a_list(model):
-    """The number 0 is not taken for all classes."""
-    model.classes = 0
-    with refused():
-        model(picture())
 
 
 def test_boxes_in_four_forms(model):

@@ -26,8 +26,8 @@ from engine.inference.pipeline import Pipeline
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from tests.data.image_io.test_decode import jpeg_with_exif
+from tests.engine.inference.conftest import picture
 from tests.helpers.messages import refused
-from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.logger import configure_logging, get_logger
@@ -35,19 +35,8 @@ from utils.machine.threads import Ahead
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", ("disc", "ring"))
-
-
-@pytest.fixture(scope="module")
 def predictor(weights) -> Predictor:
     return load(weights, device="cpu", conf=0.0, max_det=5)
-
-
-def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
-    """RGB."""
-    noise = np.random.default_rng(seed).integers(0, 255, (8, 8, 3)).astype(np.uint8)
-    return cv2.resize(noise, (width, height))
 
 
 def rows(results: list[Results]) -> list[list[list[float]]]:
@@ -438,26 +427,6 @@ def test_odd_shapes(predictor, shape):
     assert result.plot().shape == (*shape[:2], 3)
 
 
-def test_two_channels_are_refused(predictor):
-    with refused():
-        predictor(np.zeros((4, 4, 2), np.uint8), color="rgb")
-
-
-def test_pil_images_without_a_range_are_refused(predictor):
-    pillow = pytest.importorskip("PIL.Image")
-    with refused():
-        predictor(pillow.new("F", (8, 8)))
-
-
-def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
-    pillow = pytest.importorskip("PIL.Image")
-    path = tmp_path / "a.png"
-    cv2.imwrite(str(path), picture())
-    path.write_bytes(path.read_bytes()[:400])
-    with refused():
-        predictor(pillow.open(path))
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -475,6 +444,12 @@ def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
         {"batch_size": -1},
         {"device": 7},
         {"color": "BGR"},
+        {"classes": 0},
+        {"classes": "0"},
+        {"classes": [0.5]},
+        {"max_det": 2.5},
+        {"imgsz": (64, 64)},
+        {"imgsz": 64.0},
     ],
 )
 def test_unfit_settings_are_one_line(weights, predictor, settings):
@@ -501,22 +476,6 @@ def test_models_that_cannot_be_opened(arguments):
         load(path, device=device)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"classes": 0},
-        {"classes": "0"},
-        {"classes": [0.5]},
-        {"max_det": 2.5},
-        {"imgsz": (64, 64)},
-        {"imgsz": 64.0},
-    ],
-)
-def test_settings_of_another_type_are_user_errors(predictor, settings):
-    with refused():
-        predictor(picture(), color="rgb", **settings)
-
-
 def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, monkeypatch):
     monkeypatch.setattr(get_logger(), "propagate", True)
     given = {"device": "cpu", "conf": 0.0, "max_det": 5}
@@ -533,12 +492,18 @@ def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
         assert rows(same) == rows(plain)
 
 
-def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights):
+def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_path):
     pillow = pytest.importorskip("PIL.Image")
-    with refused():
-        predictor(pillow.new("RGB", (0, 10)))
-    with refused():
-        predictor("a\0b.jpg")
+    cv2.imwrite(str(tmp_path / "a.png"), picture())
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:400])
+    for source in (
+        pillow.new("RGB", (0, 10)),
+        pillow.new("F", (8, 8)),
+        pillow.open(tmp_path / "a.png"),
+        "a\0b.jpg",
+    ):
+        with refused():
+            predictor(source)
     with refused():
         next(predictor.stream("clip.mp4", vid_stride=0))
     with refused():

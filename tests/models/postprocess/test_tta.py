@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from models.detector import build_detector
-from models.postprocess.tta import IDENTITY, VIEWS, TestTimeAugmentation, View, to_canvas
+from models.postprocess.tta import IDENTITY, VIEWS, TestTimeAugmentation, View
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils import structures
 
@@ -56,16 +56,6 @@ def test_all_views_find_an_object_where_it_is(canvas):
     assert scores.shape == (3, len(views), 1)
     np.testing.assert_array_equal(boxes[:, :2], corners[:, None].expand(-1, 2, -1).float())
     np.testing.assert_allclose(boxes, corners[:, None].expand(-1, len(views), -1).float(), atol=0.75)
-
-
-def test_frames_of_the_views_equal_hand_computed_ones():
-    view = View(0.67, True)
-    height, width = 224, 96
-    assert view.content_hw((height, width)) == (150, 64)
-    in_view = torch.tensor([[10.0, 30.0, 20.0, 60.0]])  # 44 to 54 from the right side
-    expected = [44 * 96 / 64, 30 * 224 / 150, 54 * 96 / 64, 60 * 224 / 150]
-    np.testing.assert_allclose(to_canvas(in_view, view, (height, width))[0], expected, rtol=1e-6)
-    np.testing.assert_array_equal(to_canvas(in_view, IDENTITY, (height, width)), in_view)
 
 
 @pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])
