@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.drawing.detection_writer import WRITABLE, Window, crops_of, safe_name
+from utils.drawing.detection_writer import WRITABLE, Window, crops_of, safe_name, write_yolo_labels
 from utils.drawing.draw import class_colors, draw_boxes, write_image
-from utils.drawing.yolo_labels import write_yolo_labels
 from utils.errors import UserError
 from utils.machine.limits import require_package
 from utils.strings import counted

@@ -19,7 +19,8 @@ import numpy as np
 import yaml
 
 from utils.boxes import scale_boxes, xyxy_to_xywh
-from utils.drawing.yolo_labels import FRACTION_DIGITS, write_yolo_labels
+from utils.config.settings import DetectConfig
+from utils.drawing.detection_writer import FRACTION_DIGITS, DetectionFiles, write_yolo_labels
 from utils.files.safe_io import write_whole
 from utils.strings import image_ids_of
 from utils.structures import DetectionTable
@@ -187,3 +188,11 @@ FORMATS: dict[str, Callable[[Annotated], None]] = {
     "labelstudio": write_label_studio,
     "cvat": write_cvat,
 }
+
+
+def write_annotations(config: DetectConfig, files: DetectionFiles) -> None:
+    """The files of ``config.save_format``, next to ``files``."""
+    images = [AnnotatedImage(*each) for each in files.annotated]
+    run = Annotated(files.run_dir, files.names, Path(config.weights).stem, images)
+    for name in dict.fromkeys(config.save_format):
+        FORMATS[name](run)

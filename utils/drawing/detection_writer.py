@@ -15,10 +15,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.boxes import xyxy_to_xywh
+from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import write_image
-from utils.drawing.yolo_labels import write_yolo_labels
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.strings import image_ids_of
@@ -26,6 +25,7 @@ from utils.structures import DetectionTable
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
+FRACTION_DIGITS = 9  # of the image's size, in YOLO's labels: a hundred-thousandth of a pixel of 10,000
 _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that `DetectionFiles` gives to the frames of videos
 
 
@@ -162,6 +162,16 @@ def crops_of(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int
             yield row, crop
 
 
+def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
+    """A line per detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
+    columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
+    rows = np.concatenate(columns, 1)
+    form = "%d" + f" %.{FRACTION_DIGITS}f" * 4 + " %.6f" * scores + "\n"
+    write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
+
+
 class DetectionFiles:
     """Writes the files of each frame into ``run_dir``, as the ``save_*`` flags of ``config`` ask. For the frames of
     videos, STEM is STEM_FRAME:
@@ -170,15 +180,15 @@ class DetectionFiles:
       sixth number;
     - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg;
-    - ``save_format``: the files of these formats (`utils.drawing.annotation_formats`), and in images/ a copy of each
-      image file, and each video frame as a JPEG.
+    - ``save_format``: in images/ a copy of each image file, and each video frame as a JPEG; ``annotated`` has the name,
+      size and detections of each, for `utils.drawing.annotation_formats`.
     """
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
         self.run_dir, self.names, self._config = Path(run_dir), names, config
         self._records: list[dict[str, Any]] = []  # for predictions.json
         self._labels: list[str] = []  # of all frames, with detections or without
-        self._annotated: list[tuple[str, tuple[int, int], DetectionTable]] = []  # as in `AnnotatedImage`
+        self.annotated: list[tuple[str, tuple[int, int], DetectionTable]] = []
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
@@ -200,17 +210,10 @@ class DetectionFiles:
             self._write_crops(label, image, found)
         if self._config.save_format:
             path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
-            self._annotated.append((path.name, image.shape[:2], found))
+            self.annotated.append((path.name, image.shape[:2], found))
 
     def close(self) -> None:
         """Writes the files that hold all frames."""
-        if self._config.save_format:
-            from utils.drawing.annotation_formats import FORMATS, Annotated, AnnotatedImage
-
-            images = [AnnotatedImage(*each) for each in self._annotated]
-            run = Annotated(self.run_dir, self.names, Path(self._config.weights).stem, images)
-            for name in dict.fromkeys(self._config.save_format):
-                FORMATS[name](run)
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             for record in self._records:

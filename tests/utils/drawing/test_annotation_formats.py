@@ -13,7 +13,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from utils.boxes import xywh_to_xyxy
 from utils.config.settings import DetectConfig
-from utils.drawing.annotation_formats import FORMATS, Annotated, AnnotatedImage
+from utils.drawing.annotation_formats import FORMATS, Annotated, AnnotatedImage, write_annotations
 from utils.drawing.detection_writer import DetectionFiles
 from utils.structures import DetectionTable
 
@@ -41,7 +41,7 @@ def written(tmp_path_factory):
         tables[name] = make_table(0 if name == "ü.bmp" else 9, (height, width), seed)
         files.write(str(sources / name), name[:-4], None, image, tables[name])
         assert (folder / "images" / name).read_bytes() == (sources / name).read_bytes()
-    files.close()
+    write_annotations(config, files)
     return folder, tables
 
 
@@ -159,10 +159,11 @@ def test_odd_names_leave_files_that_can_be_read(tmp_path):
 
 
 def test_frames_of_a_video_are_images(tmp_path):
-    files = DetectionFiles(tmp_path, NAMES, DetectConfig(weights="w.pt", source="", save_format=["voc", "voc"]))
+    config = DetectConfig(weights="w.pt", source="", save_format=["voc", "voc"])
+    files = DetectionFiles(tmp_path, NAMES, config)
     for number in (0, 25):
         files.write("clip.mp4", "clip", number, np.full((32, 48, 3), 200, np.uint8), make_table(2, (32, 48), number))
-    files.close()
+    write_annotations(config, files)
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("[!.]*.*"))
     stems = ("clip_000000", "clip_000025")
     assert found == [f"Annotations/{stem}.xml" for stem in stems] + [f"images/{stem}.jpg" for stem in stems]
