@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.drawing.detection_writer import WRITABLE, Window, crops_of, safe_name, write_yolo_labels
+from utils.drawing.detection_writer import WRITABLE, Window, crops_of, write_crops, write_yolo_labels
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.machine.limits import require_package
@@ -220,11 +220,8 @@ class Results:
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
         """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, where STEM is that of ``file_name``."""
-        stem, classes = Path(file_name).stem, self._classes()
-        for row, crop in self.crops():
-            folder = Path(save_dir) / safe_name(self.names[classes[row]])
-            folder.mkdir(parents=True, exist_ok=True)
-            write_image(folder / f"{stem}_{row}.jpg", crop)
+        names = [self.names[c] for c in self._classes()]
+        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.numpy().xyxy, names)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
         """A record of each detection: name, class, confidence, and box with x1, y1, x2, y2."""

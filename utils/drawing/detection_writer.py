@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,16 @@ def crops_of(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int
             yield row, crop
 
 
+def write_crops(
+    folder: Path, stem: str, image: np.ndarray, boxes_xyxy_px: np.ndarray, class_names: Sequence[str]
+) -> None:
+    """Writes the pixels of each box (N, 4), see `crops_of`, to FOLDER/CLASS/STEM_ROW.jpg."""
+    for row, crop in crops_of(image, boxes_xyxy_px):
+        path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_image(path, crop)
+
+
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
     """A line per detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,9 +217,11 @@ class DetectionFiles:
             self._labels.append(label)
             self._records += self._rows(source, label, frame, found)
         if self._config.save_crop:
-            self._write_crops(label, image, found)
+            write_crops(
+                self.run_dir / "crops", label, image, found.boxes_xyxy_px, [self.names[c] for c in found.classes]
+            )
         if self._config.save_format:
-            path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
+            path = self._write_image(source, label, image, is_frame=frame is not None)
             self.annotated.append((path.name, image.shape[:2], found))
 
     def close(self) -> None:
@@ -220,19 +232,17 @@ class DetectionFiles:
                 record["image_id"] = ids[record["image_id"]]
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
-    def _copy_image(self, source: str, label: str) -> Path:
-        """Copies an image file into images/, which saves labeling tools from losses of another compression."""
-        path = self.run_dir / "images" / (label + Path(source).suffix)
+    def _write_image(self, source: str, label: str, image: np.ndarray, *, is_frame: bool) -> Path:
+        """Writes into images/ a frame of a video, or copies an image file, which saves labeling tools from losses of
+        another compression."""
+        path = self.run_dir / "images" / (label + (".jpg" if is_frame else Path(source).suffix))
         path.parent.mkdir(exist_ok=True)
-        if path.exists() and path.samefile(source):
+        if is_frame:
+            write_image(path, image)
+        elif path.exists() and path.samefile(source):
             raise UserError(f"{source}: is in the folder of the results and could be overwritten; choose another")
-        write_whole(path, Path(source).read_bytes())
-        return path
-
-    def _write_frame(self, label: str, image: np.ndarray) -> Path:
-        path = self.run_dir / "images" / f"{label}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        write_image(path, image)
+        else:
+            write_whole(path, Path(source).read_bytes())
         return path
 
     def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
@@ -242,9 +252,3 @@ class DetectionFiles:
             {**common, "category_id": c, "category": self.names[c], "bbox": box, "score": round(score, 6)}
             for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
         ]
-
-    def _write_crops(self, label: str, image: np.ndarray, found: DetectionTable) -> None:
-        for number, crop in crops_of(image, found.boxes_xyxy_px):
-            folder = self.run_dir / "crops" / safe_name(self.names[found.classes[number]])
-            folder.mkdir(parents=True, exist_ok=True)
-            write_image(folder / f"{label}_{number}.jpg", crop)
