@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -101,51 +102,26 @@ class PhaseTimer:
         return dict(self._seconds)
 
 
+@dataclass(kw_only=True, eq=False)
 class Evaluator:
     """Scores a model on a split.
 
-    Args:
-        ground_truth: labels of all images; the loaders of all ranks together yield each image once.
-        num_classes: C.
-        postprocess: maps the model and its raw outputs (float32) to detections in canvas pixels.
-        ctx: of this process, with the model's device; every rank must call `run`.
-        amp_dtype: autocast type of the forward pass; None: no autocast.
-        stitch: joins the detections of tiles, which the loaders then yield instead of images.
-        criterion: as in training, with ``names``; adds validation losses to the result.
-        for_inference: maps the bare model to a faster one with the same outputs, for each run; None: the model itself.
-        progress: wraps the loader to show the progress.
-
-    Attributes:
-        ground_truth: as given.
-        detections: of the last run, by image, on rank 0; None elsewhere and before.
-        preview: the last run's first batch on this rank and its detections in canvas pixels.
+    ``detections`` are those of the last run, by image, on rank 0; ``preview`` the last run's first batch on this rank
+    and its detections in canvas pixels.
     """
 
-    def __init__(
-        self,
-        *,
-        ground_truth: GroundTruth,
-        num_classes: int,
-        postprocess: Postprocess,
-        ctx: DistributedContext,
-        amp_dtype: torch.dtype | None = None,
-        stitch: Stitch | None = None,
-        criterion: Criterion | None = None,
-        for_inference: Callable[[nn.Module], nn.Module] | None = None,
-        progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
-    ) -> None:
-        self.ground_truth = ground_truth
-        self._num_classes = num_classes
-        self._postprocess = postprocess
-        self._ctx = ctx
-        self._device = ctx.device
-        self._amp_dtype = amp_dtype
-        self._stitch = stitch
-        self._criterion = criterion
-        self._for_inference = for_inference or (lambda model: model)
-        self._progress = progress
-        self.detections: DetectionTable | None = None
-        self.preview: tuple[Batch, Detections] | None = None
+    ground_truth: GroundTruth  # of all images; the loaders of all ranks together yield each image once
+    num_classes: int
+    postprocess: Postprocess  # maps the model and its raw outputs (float32) to detections in canvas pixels
+    ctx: DistributedContext  # of this process, with the model's device; every rank must call `run`
+    amp_dtype: torch.dtype | None = None  # autocast type of the forward pass; None: no autocast
+    stitch: Stitch | None = None  # joins the detections of tiles, which the loaders then yield instead of images
+    criterion: Criterion | None = None  # as in training, with ``names``; adds validation losses to the result
+    # Maps the bare model to a faster one with the same outputs, for each run; None: the model itself.
+    for_inference: Callable[[nn.Module], nn.Module] | None = None
+    progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader to show the progress
+    detections: DetectionTable | None = field(default=None, init=False)
+    preview: tuple[Batch, Detections] | None = field(default=None, init=False)
 
     def run(
         self, model: nn.Module, loader: Iterable[Batch], *, should_stop: Callable[[], bool] = lambda: False
@@ -160,13 +136,14 @@ class Evaluator:
         and ``val/<part>``, sums over all images divided by the sum of the normalizers.
         """
         self.detections, self.preview = None, None
-        with eval_mode(self._for_inference(unwrap(model))) as bare:
-            gathered = gather_arrays(self._ctx, self._run_shard(bare, loader, should_stop))
+        model = unwrap(model)
+        with eval_mode(self.for_inference(model) if self.for_inference else model) as bare:
+            gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["complete"].all() for shard in gathered):
             return None
         arrays = {key: np.concatenate([shard[key] for shard in gathered]) for key in gathered[0]}
         self.detections = self._merge(arrays)
-        result = score_detections(self.ground_truth, self.detections, self._num_classes)
+        result = score_detections(self.ground_truth, self.detections, self.num_classes)
         result.extras.update(self._timing(arrays) | self._losses(arrays))
         return result
 
@@ -174,7 +151,7 @@ class Evaluator:
     def _run_shard(
         self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
     ) -> dict[str, np.ndarray]:
-        timer = PhaseTimer(self._device)
+        timer = PhaseTimer(self.ctx.device)
         channels_last = is_channels_last(model)
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         tables: list[DetectionTable] = []
@@ -184,8 +161,8 @@ class Evaluator:
         pending: _Pending | None = None
         complete = True
         started = time.perf_counter()
-        on_host = timer.waits(self._progress(loader))
-        with Prefetcher(on_host, device=self._device, render=self._move) as batches:
+        on_host = timer.waits(self.progress(loader))
+        with Prefetcher(on_host, device=self.ctx.device, render=self._move) as batches:
             for batch, images, targets in batches:
                 if should_stop():
                     complete = False
@@ -193,17 +170,17 @@ class Evaluator:
                 if batch.images.shape[0] == 0:
                     continue
                 seen.append(batch.indices.numpy())
-                images = to_float(images, self._device, dtype, channels_last)
+                images = to_float(images, self.ctx.device, dtype, channels_last)
                 with (
                     timer.phase("inference"),
-                    torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
+                    torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),
                 ):
                     raw = [level.float() for level in _in_parts(model, images)]
-                    teacher_maps = self._criterion.teacher_maps(images) if self._criterion else None
+                    teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
                 batches.prefetch(1)  # before NMS, for which the host waits
                 with timer.phase("nms"):
-                    detections = self._postprocess(model, raw)
-                if self._criterion is not None:
+                    detections = self.postprocess(model, raw)
+                if self.criterion is not None:
                     first_image.append(int(batch.indices[0]))
                     losses.append(self._loss_sums(raw, targets, teacher_maps))
                 # The copy is read one batch later, when it has arrived.
@@ -215,9 +192,9 @@ class Evaluator:
             tables.append(_to_table(pending))
         seconds = timer.seconds() | {"total": time.perf_counter() - started}
         found, visited = DetectionTable.concatenate(tables), np.concatenate([np.zeros(0, np.int64), *seen])
-        if self._stitch is not None and complete:
-            found, visited = self._stitch(found, visited, self._device)
-        parts = 2 + len(getattr(self._criterion, "names", ()))
+        if self.stitch is not None and complete:
+            found, visited = self.stitch(found, visited, self.ctx.device)
+        parts = 2 + len(getattr(self.criterion, "names", ()))
         return {
             **{name: getattr(found, name) for name in DetectionTable.__slots__},
             "seen": visited,
@@ -228,19 +205,19 @@ class Evaluator:
         }
 
     def _move(self, batch: Batch) -> _Moved:
-        return _Moved(batch, batch.images.to(self._device, non_blocking=True), batch.targets.to(self._device))
+        return _Moved(batch, batch.images.to(self.ctx.device, non_blocking=True), batch.targets.to(self.ctx.device))
 
     def _loss_sums(self, raw: list[Tensor], targets: Targets, teacher_maps: list[Tensor] | None) -> Tensor:
         """float (2 + P,): total, normalizer, parts."""
-        output = self._criterion(raw, targets, teacher_maps)
+        output = self.criterion(raw, targets, teacher_maps)
         return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:
-        if self._device.type != "cuda":
-            return _Pending(Detections(*(t.cpu() for t in detections)), None, batch)
-        host = Detections(*(t.to("cpu", non_blocking=True) for t in detections))  # into pinned memory
-        ready = torch.cuda.Event()
-        ready.record()
+        on_gpu, ready = self.ctx.device.type == "cuda", None
+        host = Detections(*(t.to("cpu", non_blocking=on_gpu) for t in detections))  # from a GPU into pinned memory
+        if on_gpu:
+            ready = torch.cuda.Event()
+            ready.record()
         return _Pending(host, ready, batch)
 
     def _merge(self, arrays: dict[str, np.ndarray]) -> DetectionTable:
@@ -263,10 +240,10 @@ class Evaluator:
         }
 
     def _losses(self, arrays: dict[str, np.ndarray]) -> dict[str, float]:
-        if self._criterion is None:
+        if self.criterion is None:
             return {}
         sums = arrays["loss_sums"][np.argsort(arrays["loss_batch"])].sum(0)
-        names = ("total", *self._criterion.names)
+        names = ("total", *self.criterion.names)
         values = np.delete(sums, 1) / max(sums[1], 1.0)
         return {f"val/{name}": float(value) for name, value in zip(names, values)}
 

@@ -126,8 +126,8 @@ class Predictor:
         items = open_source(
             str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead, pixels=self.model.pixels
         )
-        with contextlib.closing(items):
-            for item in self.detect_each(items, ahead):
+        with contextlib.closing(items), contextlib.closing(self.detect_each(items, ahead)) as found:
+            for item in found:
                 if isinstance(item, FileProblem):
                     item.log()
                 elif isinstance(item, Exception):
