@@ -1,18 +1,16 @@
 """Images of other than three channels, or of more than 8 bits: gray, RGBA, multispectral TIFF, and .npy files.
 
-- A TIFF of several pages has a channel in each. OpenCV reads these, and files of at most four channels that say what
-  their channels are. For other files the package tifffile is needed: OpenCV would drop channels without a word.
+- TIFF is read by the package tifffile: OpenCV would drop channels without a word. A file of several pages has a channel
+  in each.
 - A .npy file is (H, W) or (H, W, channels), uint8 or uint16.
 """
 
 from __future__ import annotations
 
-import ast
 import io
+import logging
+import math
 import os
-import struct
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -23,9 +21,7 @@ from utils.machine.limits import require_package
 from utils.strings import counted
 
 NPY_MAGIC = b"\x93NUMPY"
-_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-_BIG_TIFF = (b"II+\0", b"MM\0+")
-_MOST_PAGES = 1 << 12
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # From found channels to those of the format; the conversions of BGR, and of RGB.
 _FROM_BGR = {
     (1, 3): cv2.COLOR_GRAY2RGB, (3, 3): cv2.COLOR_BGR2RGB, (4, 3): cv2.COLOR_BGRA2RGB,
@@ -90,31 +86,29 @@ def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
 
 def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
     """The array of a .npy file in memory, a view: (H, W) or (H, W, c). Raises UserError for any other array."""
-    shape, dtype, in_columns, start = _npy_header(data, len(data), path, pixels)
-    array = np.frombuffer(data, dtype, shape[0] * shape[1] * (shape[2] if len(shape) == 3 else 1), start)
-    array = array.reshape(shape, order="F" if in_columns else "C")
+    shape, in_columns, dtype, start = _npy_header(data, len(data), path, pixels)
+    array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape, order="F" if in_columns else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def npy_size(data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFormat) -> tuple[int, int]:
     """Height and width in a .npy file of ``nbytes`` bytes, which begins with ``data``. Raises UserError as `read_npy`
     does, and for other channels than those of the format."""
-    shape, dtype, _, _ = _npy_header(data, nbytes, path, pixels)
+    shape, _, dtype, _ = _npy_header(data, nbytes, path, pixels)
     to_format(np.zeros((1, 1, *shape[2:]), dtype.newbyteorder("=")), path, pixels, is_rgb=True)
     return shape[:2]
 
 
 def _npy_header(
     data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFormat
-) -> tuple[tuple[int, ...], np.dtype, bool, int]:
-    """Shape, type, whether columns are contiguous, and where the samples begin. Pickled objects are never loaded."""
+) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Shape, whether columns are contiguous, type, and where the samples begin. Pickled objects are never loaded."""
+    file = io.BytesIO(data)
     try:
-        wide = data[6] > 1
-        (length,) = struct.unpack_from("<I" if wide else "<H", data, 8)
-        start = (12 if wide else 10) + length
-        header = ast.literal_eval(data[12 if wide else 10 : start].decode("latin-1"))
-        shape, dtype, in_columns = tuple(header["shape"]), np.dtype(header["descr"]), bool(header["fortran_order"])
-    except (ValueError, SyntaxError, KeyError, TypeError, IndexError, struct.error, MemoryError, RecursionError):
+        is_first = np.lib.format.read_magic(file) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, in_columns, dtype = read(file)
+    except Exception:  # of many kinds
         raise UserError(f"{path}: damaged .npy file (its header cannot be read)") from None
     if len(shape) not in (2, 3) or not all(type(side) is int and 0 < side < 1 << 24 for side in shape):
         raise UserError(f"{path}: an array of shape {shape}; (H, W) or (H, W, channels) is expected")
@@ -122,75 +116,28 @@ def _npy_header(
         raise UserError(f"{path}: an array of shape {shape}, channels first; save it as (H, W, channels)")
     if dtype.newbyteorder("=") not in (np.uint8, np.uint16):
         raise UserError(f"{path}: {dtype} samples are not supported; convert it to uint8 or uint16")
-    if nbytes - start < np.prod(shape, dtype=object) * dtype.itemsize:
+    if nbytes - file.tell() < math.prod(shape) * dtype.itemsize:
         raise UserError(f"{path}: damaged .npy file (truncated)")
-    return shape, dtype, in_columns, start
+    return shape, in_columns, dtype, file.tell()
 
 
-class _Tiff(NamedTuple):
-    """The directories of a TIFF."""
-
-    pages: int
-    samples: int  # per pixel of the first page
-    is_planar: bool
-    bits: int  # of a sample
-
-
-def read_tiff(data: bytes, path: str | os.PathLike, decode: Callable[..., Any]) -> np.ndarray:
-    """All channels of a TIFF in its order, (H, W) or (H, W, c).
-
-    ``decode``: decodes ``data`` with OpenCV's ``decoder``, by default the one of the first page. Raises UserError.
-    """
-    layout = _tiff_layout(data)
-    if layout is not None and layout.pages > 1:
-        _, pages = decode(decoder=cv2.imdecodemulti)
-        shapes = {(page.shape, page.dtype) for page in pages}
-        if len(pages) != layout.pages or len(shapes) != 1 or pages[0].ndim != 2:
-            raise UserError(
-                f"{path}: its {layout.pages} pages are not gray images of one size and type; save one page per channel"
-            )
-        return np.stack(pages, -1)
-    if layout is not None and layout.samples <= 4 and not (layout.is_planar and layout.bits == 16):
-        image = decode()
-        if layout.samples == (1 if image.ndim == 2 else image.shape[2]) and image.itemsize * 8 >= layout.bits:
-            return image if image.ndim == 2 else image[..., [2, 1, 0, 3][: image.shape[2]]]  # OpenCV's order is BGR
-    return _by_tifffile(data, path)
-
-
-def _by_tifffile(data: bytes, path: str | os.PathLike) -> np.ndarray:
-    require_package("tifffile", f"{path}: a TIFF with these channels", "save one page per channel, or .npy")
+def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
+    """All channels of a TIFF in its order, (H, W) or (H, W, c): those of its page, or one of each page. And its
+    orientation, as in EXIF. Raises UserError."""
+    require_package("tifffile", f"{path}: a TIFF of other pixels than 8-bit RGB", "save it as PNG or .npy")
     import tifffile
 
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it prints what is damaged
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
-            image, axes = file.pages[0].asarray(), file.pages[0].axes
+            pages, first = [page.asarray() for page in file.pages], file.pages[0]
+            axes, orientation = first.axes, first.tags.valueof("Orientation", 1)
     except Exception as error:  # of any kind: its codecs raise their own
         raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
-    return np.moveaxis(image, 0, -1) if axes == "SYX" else image
-
-
-def _tiff_layout(data: bytes) -> _Tiff | None:
-    """None for a BigTIFF, and for directories that cannot be read."""
-    order = _TIFF_ORDERS.get(data[:4], "<")
-    pages, tags, seen = 0, {}, set()
-    try:
-        (at,) = struct.unpack_from(order + "I", data, 4)
-        while at and at not in seen and pages < _MOST_PAGES and data[:4] not in _BIG_TIFF:
-            seen.add(at)
-            (count,) = struct.unpack_from(order + "H", data, at)
-            if not pages:
-                for entry in range(at + 2, at + 2 + 12 * count, 12):
-                    tag, _, values, value = struct.unpack_from(order + "HHIH", data, entry)
-                    if tag == 258 and values > 2:  # BitsPerSample
-                        (elsewhere,) = struct.unpack_from(order + "I", data, entry + 8)
-                        (value,) = struct.unpack_from(order + "H", data, elsewhere)
-                    tags[tag] = value
-            pages += 1
-            (at,) = struct.unpack_from(order + "I", data, at + 2 + 12 * count)
-    except struct.error:
-        return None
-    return _Tiff(pages, tags.get(277, 1), tags.get(284, 1) == 2, tags.get(258, 1)) if pages else None
-
-
-def is_tiff(data: bytes) -> bool:
-    return data[:4] in (*_TIFF_ORDERS, *_BIG_TIFF)
+    if len(pages) == 1:
+        return np.moveaxis(pages[0], 0, -1) if axes == "SYX" else pages[0], orientation
+    if len({(page.shape, page.dtype) for page in pages}) != 1 or pages[0].ndim != 2:
+        raise UserError(
+            f"{path}: its {len(pages)} pages are not gray images of one size and type; save one page per channel"
+        )
+    return np.stack(pages, -1), orientation

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import zlib
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from data.image_io.decode import (
     decode_image,
     exif_orientation,
     imdecode,
+    png_chunks,
     read_bytes,
 )
 from utils.config.pixels import RGB8, PixelFormat
@@ -231,14 +231,7 @@ def _add_codes(body: bytes, known: set[int]) -> bool:
 
 def png_defect(data: bytes) -> str:
     """Describes the first chunk of a complete PNG that has a wrong checksum; "" if there is none."""
-    at = 8
-    while at + 12 <= len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        end = at + 8 + length
-        kind = data[at + 4 : at + 8]
-        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+    for kind, begin, end in png_chunks(data):
+        if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             return f"wrong checksum of chunk {kind.decode('latin-1')!r}"
-        if kind == b"IEND":
-            break
-        at = end + 4
     return ""
