@@ -85,10 +85,13 @@ class DatasetIndex(LabelArrays):
 
     def without_repeats(self) -> DatasetIndex:
         """The index with each box once."""
-        if not self.repeated.any():
-            return self
-        once = self.with_boxes(~self.repeated)
-        return replace(once, report=replace(self.report, totals=self.report.totals | totals_of(once)))
+        return self.with_boxes(~self.repeated).recounted() if self.repeated.any() else self
+
+    def recounted(self, **totals: int) -> DatasetIndex:
+        """The index with its own numbers of images and boxes, and ``totals``, in the report."""
+        crowd, backgrounds = int(self.crowd.sum()), int((np.diff(self.offsets) == 0).sum())
+        own = {"images": len(self), "backgrounds": backgrounds, "boxes": len(self.classes) - crowd, "crowd": crowd}
+        return replace(self, report=replace(self.report, totals=self.report.totals | own | totals))
 
     def labels(self, i: int) -> np.ndarray:
         """Of image i, see `labels_of`."""
@@ -138,12 +141,6 @@ class DatasetIndex(LabelArrays):
         """The largest number of tiles of an image; 1 without tiles."""
         sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
         return max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1)
-
-
-def totals_of(index: DatasetIndex) -> dict[str, int]:
-    crowd = int(index.crowd.sum())
-    backgrounds = int((np.diff(index.offsets) == 0).sum())
-    return {"images": len(index), "backgrounds": backgrounds, "boxes": len(index.classes) - crowd, "crowd": crowd}
 
 
 def digest_of(*values: Any) -> str:

@@ -8,17 +8,17 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from data.image_io.decode import unread_summary
 from data.index.files import Listing, list_split, shards_of, unread_files
 from data.index.index import CACHE_VERSION, DatasetIndex, digest_of, index_of, open_cached, write_cache
-from data.index.views import as_used, joined
+from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ScanReport, relative_name
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names, what_exists
@@ -57,115 +57,91 @@ class ScannedPart(NamedTuple):
 
 
 def load_index(
-    spec: DatasetSpec,
-    split: str,
-    *,
-    cache_dir: str = "",
-    workers: int = 2,
-    max_bad: float = 0.1,
-    single_cls: bool = False,
-    verify: str = "sample",
-    fraction: float = 1.0,
-    seed: int = 0,
-    repeats: bool = True,
-    progress: bool = True,
-    checked: list[ScannedPart] | None = None,
+    spec: DatasetSpec, split: str, *, checked: list[ScannedPart] | None = None, **settings: Any
 ) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
     data set.
 
     Args:
-        cache_dir: folder of cache files and reports; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
-        workers: threads of a scan; 0: the calling thread only, else at least one thread per CPU.
-        max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
-        single_cls: treat all classes as one.
-        verify: "sample" or "full", see `data.index.scan.scan_split`.
-        fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
-        repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training does without.
-        progress: show a progress bar.
         checked: for a check: receives what has been scanned, in the order of the images. No cache is read or written,
             and what is wrong with the split as a whole is a warning, not an error.
+        settings: of `IndexSettings`.
 
     Raises:
         UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
             the labels, or more than ``max_bad`` of the images are bad.
     """
+    use = IndexSettings(**settings)
     part, split = split, "train" if spec.held_out and split == "val" else split
-    chooses = bool(spec.classes or spec.class_of)
     refusing = partial(_refusing, checked is not None)
-    use = {"fraction": fraction, "seed": seed, "repeats": repeats}
-    if spec.split(split).parts:
-        options = {"cache_dir": cache_dir, "workers": workers, "max_bad": max_bad, "verify": verify}
-        options |= {"progress": progress, "checked": checked}
-        index = joined(spec, split, [load_index(part, split, **options) for part in spec.split(split).parts])
-        index = as_used(index, spec, part, single_cls=single_cls, **use)
+    if parts := spec.split(split).parts:
+        whole = replace(use, single_cls=False, fraction=1.0, repeats=True)
+        index = joined(spec, split, [load_index(each, split, checked=checked, **asdict(whole)) for each in parts])
+        index = as_used(index, spec, part, use)
         get_logger().info("%s: %s", part, index.report.summary())
         with refusing():
             _check_some_objects(index, "", spec, part)
             _check_backgrounds(index, spec, part)
         return index
     if shards := shards_of(spec, split):
-        from data.index.sharded import sharded_content  # which files do not need
-
-        index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
-        if spec.pixels != RGB8:
-            fingerprint = digest_of(index.fingerprint, spec.pixels.content())
-            index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
-        if checked is not None:
-            checked.append(ScannedPart(spec, index, None))
-        whole, index = index.report, as_used(index, spec, part, single_cls=single_cls, **use)
-        get_logger().info("%s: %s (shards)", part, index.report.summary())
-        for advice in whole.advice:
+        index, note, first, details = _of_shards(shards, spec, checked), " (shards)", shards.name, ""
+        report, index = index.report, as_used(index, spec, part, use)
+    else:
+        listing = list_split(spec.as_labeled(), split)
+        with refusing():  # before its images are read
+            _check_some_labels(listing, spec, split)
+        chooses = bool(spec.classes or spec.class_of)
+        merging = replace(use, single_cls=use.single_cls and not chooses)  # by the scan, which then checks no class
+        index, path, is_cached = _of_files(listing, spec, split, merging, checked)
+        report, index = index.report, as_used(index, spec, part, replace(use, single_cls=use.single_cls and chooses))
+        hold(index, path)
+        first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
+        report_path = path.with_suffix(".txt")
+        details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
+        note = " (cached)" * is_cached + details
+    get_logger().info("%s: %s%s", part, index.report.summary(), note)
+    if part == split:
+        for advice in report.advice:
             get_logger().warning("%s: %s", split, advice)
-        with refusing():
-            _check_bad_images(whole, split, max_bad, "")
-            _check_some_objects(index, shards.name, spec, part)
-        return index
-    merged = single_cls and not chooses  # by the scan, which then checks no class
-    used, spec = spec, spec.as_labeled()
-    listing = list_split(spec, split)
-    with refusing():  # before its images are read
-        _check_some_labels(listing, spec, split)
-    fingerprint = _fingerprint(spec, split, listing, merged, verify)
-    path = cache_folder(cache_dir) / f"{split}-{fingerprint}.index"
-    names = class_names(spec, merged)
+        if not shards:
+            _warn_of_files(listing, spec, split)
+    with refusing():
+        _check_bad_images(report, split, use.max_bad, details)
+        _check_some_objects(index, first, spec, part)
+    return index
+
+
+def _of_shards(shards: Path, spec: DatasetSpec, checked: list[ScannedPart] | None) -> DatasetIndex:
+    from data.index.sharded import sharded_content  # which files do not need
+
+    index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
+    if spec.pixels != RGB8:
+        index = replace(index, pixels=spec.pixels, fingerprint=digest_of(index.fingerprint, spec.pixels.content()))
+    if checked is not None:
+        checked.append(ScannedPart(spec, index, None))
+    return index
+
+
+def _of_files(
+    listing: Listing, spec: DatasetSpec, split: str, settings: IndexSettings, checked: list[ScannedPart] | None
+) -> tuple[DatasetIndex, Path, bool]:
+    """All usable images with the classes of the labels, the cache file, and whether they are from there."""
+    labeled = spec.as_labeled()
+    fingerprint = _fingerprint(labeled, split, listing, settings)
+    path = cache_folder(settings.cache_dir) / f"{split}-{fingerprint}.index"
+    names = class_names(labeled, settings.single_cls)
     index = open_cached(path, names, spec.root, fingerprint) if checked is None else None
-    cached = index is not None
+    is_cached = index is not None
     if index is None:
         from data.index.scan import scan_split  # which a cached split does not need
 
-        scan = scan_split(
-            spec,
-            split,
-            listing,
-            workers=workers,
-            single_cls=merged,
-            show_progress=progress,
-            verify=verify,
-        )
-        index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
+        scan = scan_split(labeled, split, listing, settings)
+        index = replace(scan.index, fingerprint=fingerprint)
         if checked is None:
-            write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
+            write_cache(path, index, origin=(os.path.abspath(spec.source), split, settings.single_cls))
         else:
-            checked.append(ScannedPart(used, index, scan))
-    index = replace(index, pixels=spec.pixels)
-    whole = index.report
-    index = as_used(index, used, part, single_cls=single_cls and chooses, **use)
-    hold(index, path)
-    report_path = path.with_suffix(".txt")
-    details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
-    get_logger().info("%s: %s%s%s", part, index.report.summary(), " (cached)" if cached else "", details)
-    if part == split:
-        for advice in whole.advice:
-            get_logger().warning("%s: %s", split, advice)
-        if unread := unread_files(listing.findings):
-            get_logger().warning("%s: %s", split, unread_summary(unread))
-        _warn_of_missing_labels(listing, spec, split)
-    first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
-    with refusing():
-        _check_bad_images(whole, split, max_bad, details)
-        _check_some_objects(index, first, used, part)
-    return index
+            checked.append(ScannedPart(spec, index, scan))
+    return replace(index, pixels=spec.pixels), path, is_cached
 
 
 @contextmanager
@@ -222,7 +198,10 @@ def _names(folder: Path, *, folders: bool = False) -> list[str]:
     return []
 
 
-def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
+def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
+    """Warns about files that are not read, and about missing label files."""
+    if unread := unread_files(listing.findings):
+        get_logger().warning("%s: %s", split, unread_summary(unread))
     missing = _unlabeled(listing)
     if len(missing) > MAX_UNLABELED * len(listing.labels):
         shown = ", ".join(_absolute(spec, name) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -277,13 +256,13 @@ def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: s
     )
 
 
-def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool, verify: str) -> str:
+def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:
     """32 hex digits that depend on name, size and time of all files, the classes, and the version of this code, but
     not on the path of the data set."""
-    settings = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
-    settings += [verify] if verify != "sample" else []  # "full" may leave out more images
-    settings += [spec.pixels.content()] if spec.pixels != RGB8 else []
-    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
+    facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, settings.single_cls, spec.names]
+    facts += [settings.verify] if settings.verify != "sample" else []  # "full" may leave out more images
+    facts += [spec.pixels.content()] if spec.pixels != RGB8 else []
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     for files in (listing.images, listing.labels):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")

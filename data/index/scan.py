@@ -18,7 +18,9 @@ import numpy as np
 
 from data.image_io.verify import HiddenDamageError, check_image
 from data.index.files import Listing
-from data.labels.clean import CLASS, Boxes, LabelFileError, RawLabels, clean_rows, row_table
+from data.index.index import DatasetIndex
+from data.index.views import IndexSettings
+from data.labels.clean import CLASS, Boxes, LabelFileError, RawLabels, RowProblem, clean_rows, row_table
 from data.labels.findings import (
     BAD_IMAGE,
     BAD_LABEL,
@@ -35,7 +37,7 @@ from data.labels.findings import (
 )
 from data.labels.label_format import LabelSource
 from data.labels.readings import ids_from_1, other_notation, too_dark
-from data.spec.dataset_spec import DatasetSpec
+from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
@@ -69,58 +71,28 @@ class ScannedChunk(NamedTuple):
         return len(self.image_hw)
 
 
-class ScannedSplit(NamedTuple):
-    """N usable images and their M boxes. The fields are those of `data.index.index.DatasetIndex`."""
-
-    paths: FlatStrings
-    image_ids: FlatStrings | None
-    category_ids: tuple[int, ...]
-    image_hw: np.ndarray
-    offsets: np.ndarray
-    boxes_xywh_px: np.ndarray
-    classes: np.ndarray
-    crowd: np.ndarray
-    area_px: np.ndarray
-    repeated: np.ndarray
-    line: np.ndarray
-    report: ScanReport
-
-
 class Scan(NamedTuple):
     """A scanned split, and where in the files its images and findings are."""
 
-    split: ScannedSplit
+    index: DatasetIndex  # N usable images with the classes of the labels
     source: LabelSource
     numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
     found: list[LocatedFinding]  # findings about an image in ``source.images``
     general: list[Finding]  # all others
 
 
-def scan_split(
-    spec: DatasetSpec,
-    split: str,
-    listing: Listing,
-    *,
-    workers: int,
-    single_cls: bool,
-    show_progress: bool,
-    verify: str = "sample",
-) -> Scan:
-    """Reads a listed split. The result does not depend on ``workers``.
+def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> Scan:
+    """Reads a listed split. The result does not depend on ``settings.workers``.
 
-    Args:
-        workers: threads; 0: the calling thread only, else at least one thread per CPU.
-        verify: "full" decodes all images. "sample" decodes suspicious images, images of unusual kinds, and `SAMPLED`
-            others; if one of the latter is damaged, it decodes all.
-
-    Raises UserError if the labels do not match the names.
+    With ``verify`` "sample", suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of
+    the latter is damaged, all are. Raises UserError if the labels do not match the names.
     """
-    names = None if single_cls else spec.names
+    names = None if settings.single_cls else spec.names
     source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
     count = len(source.images)
-    decoded = np.ones(count, bool) if verify == "full" else _sample(count)
+    decoded = np.ones(count, bool) if settings.verify == "full" else _sample(count)
 
-    chunks = _read_all(spec, source, decoded, workers, f"scanning {split}", show_progress)
+    chunks = _read_all(spec, source, decoded, f"scanning {split}", settings)
     hidden = sum(chunk.hidden for chunk in chunks)
     if hidden and not decoded.all():
         get_logger().warning(
@@ -128,7 +100,7 @@ def scan_split(
             split, hidden, decoded.sum(),
         )  # fmt: skip
         decoded[:] = True
-        chunks = _read_all(spec, source, decoded, workers, f"decoding {split}", show_progress)
+        chunks = _read_all(spec, source, decoded, f"decoding {split}", settings)
     image_hw = np.concatenate([c.image_hw for c in chunks])
     table = np.concatenate([c.table for c in chunks])
     boxes, row_problems = clean_rows(table, image_hw, source.normalized)
@@ -140,14 +112,23 @@ def scan_split(
         too_dark(max((c.largest for c in chunks), default=0), spec.pixels.bits),
     ]
     misread = [Finding(split, MISREAD, text) for text in advice if text]
-    found += [
-        _finding(source, image, p.kind, p.text, p.line)._replace(class_id=p.class_id, xyxy_px=p.xyxy)
-        for image, p in row_problems
-    ]
+    found += [_located(source, image, problem) for image, problem in row_problems]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda p: (p.image, p.line))
     _check_labels_fit(unknown, found, len(boxes.image), spec, split, advice[0])
-    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings, *misread])
+    general = [*listing.findings, *source.findings, *misread]
+    numbers, arrays = _usable(image_hw, boxes, found)
+    ids = source.image_ids
+    index = DatasetIndex(
+        names=class_names(spec, settings.single_cls),
+        root=spec.root,
+        paths=FlatStrings.of(source.images[i].name for i in numbers),
+        **arrays,
+        report=ScanReport.of([*general, *(p.finding for p in found)]),
+        image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
+        category_ids=source.category_ids,
+    )
+    return Scan(index.recounted(), source, np.array(numbers, np.int64), found, general)
 
 
 def _sample(count: int) -> np.ndarray:
@@ -158,7 +139,7 @@ def _sample(count: int) -> np.ndarray:
 
 
 def _read_all(
-    spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, workers: int, title: str, show_progress: bool
+    spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
 ) -> list[ScannedChunk]:
     count = len(source.images)
     starts = range(0, count, _CHUNK)
@@ -172,19 +153,14 @@ def _read_all(
             chunks.append(chunk)
             yield from range(len(chunk))
 
-    def drain(results: Iterator[ScannedChunk]) -> None:
-        for _ in progress(images_done(results), desc=title, total=count, enabled=show_progress):
+    pool = ThreadPoolExecutor(min(32, max(settings.workers, available_cores()))) if settings.workers else None
+    results = pool.map(read, starts) if pool else map(read, starts)
+    try:
+        for _ in progress(images_done(results), desc=title, total=count, enabled=settings.progress):
             pass
-
-    if workers == 0:
-        drain(map(read, starts))
-        return chunks
-    with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
-        try:
-            drain(pool.map(read, starts))
-        except BaseException:  # such as KeyboardInterrupt: cancel queued tasks
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)  # queued tasks, after a KeyboardInterrupt
     return chunks
 
 
@@ -217,25 +193,22 @@ def _read_one(
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        return size, None, [_finding(source, i, BAD_LABEL, f"{error}; image left out")], False
+        return size, None, [_located(source, i, RowProblem(-1, BAD_LABEL, f"{error}; image left out"))], False
     if raw is None:
-        return size, None, [_finding(source, i, NO_LABEL, f"{name} is taken as background")], False
-    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
-    problems = [
-        _finding(source, i, p.kind, p.text, p.line)._replace(
-            class_id=p.class_id, xyxy_px=tuple(v * side for v, side in zip(p.xyxy, scale))
-        )
-        for p in raw.problems
-    ]
+        return size, None, [_located(source, i, RowProblem(-1, NO_LABEL, f"{name} is taken as background"))], False
+    problems = raw.problems
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"
-        problems.append(_finding(source, i, SIZE, text))
-    return size, raw, problems, False
+        problems = [*problems, RowProblem(-1, SIZE, text)]
+    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
+    return size, raw, [_located(source, i, problem, scale) for problem in problems], False
 
 
-def _finding(source: LabelSource, image: int, kind: str, text: str, line: int | None = None) -> LocatedFinding:
-    return LocatedFinding(image, -1 if line is None else line, Finding(source.where(image, line), kind, text))
+def _located(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> LocatedFinding:
+    """A problem of a row, or with line -1 of the whole file; ``scale``: of its corners to pixels."""
+    finding = Finding(source.where(image, None if p.line < 0 else p.line), p.kind, p.text)
+    return LocatedFinding(image, p.line, finding, p.class_id, tuple(v * side for v, side in zip(p.xyxy, scale)))
 
 
 def _unusable_labels(found: list[LocatedFinding], boxes: Boxes, source: LabelSource) -> list[LocatedFinding]:
@@ -272,42 +245,12 @@ def _check_labels_fit(
         )
 
 
-def _assemble(
-    source: LabelSource,
-    image_hw: np.ndarray,
-    boxes: Boxes,
-    found: list[LocatedFinding],
-    general: list[Finding],
-) -> Scan:
-    """Removes unusable images and renumbers the others."""
+def _usable(image_hw: np.ndarray, boxes: Boxes, found: list[LocatedFinding]) -> tuple[list[int], dict[str, np.ndarray]]:
+    """The numbers of the usable images, and the arrays of an index that has these."""
     keep = np.ones(len(image_hw), bool)
     keep[[p.image for p in found if p.finding.kind in IMAGE_LOST]] = False
-    of_kept = keep[boxes.image]
-    boxes = Boxes(*(column[of_kept] for column in boxes))
-    new_number = np.cumsum(keep) - 1
-    boxes = boxes._replace(image=new_number[boxes.image])
-    kept = np.flatnonzero(keep).tolist()
-    per_image = np.bincount(boxes.image, minlength=len(kept))
-    crowd = int(boxes.crowd.sum())
-    ids = source.image_ids
-    totals = {
-        "images": len(kept),
-        "backgrounds": int((per_image == 0).sum()),
-        "boxes": len(boxes.image) - crowd,
-        "crowd": crowd,
-    }
-    split = ScannedSplit(
-        paths=FlatStrings.of(source.images[i].name for i in kept),
-        image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in kept),
-        category_ids=source.category_ids,
-        image_hw=image_hw[keep],
-        offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
-        boxes_xywh_px=boxes.boxes_xywh_px,
-        classes=boxes.classes,
-        crowd=boxes.crowd,
-        area_px=boxes.area_px,
-        repeated=boxes.repeated,
-        line=boxes.line,
-        report=ScanReport.of([*general, *(p.finding for p in found)], totals),
-    )
-    return Scan(split, source, np.array(kept, np.int64), found, general)
+    boxes = Boxes(*(column[keep[boxes.image]] for column in boxes))
+    columns = boxes._asdict()
+    per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]
+    offsets = np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64)
+    return np.flatnonzero(keep).tolist(), columns | {"image_hw": image_hw[keep], "offsets": offsets}

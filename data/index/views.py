@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from data.index.index import ARRAYS, DatasetIndex, digest_of, totals_of
+from data.index.index import ARRAYS, DatasetIndex, digest_of
 from data.labels.findings import NO_LABEL, ScanReport, relative_name
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
@@ -19,6 +19,32 @@ from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted
 
 _LEFT_OUT = -2  # the number of a class that is not used
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """How `data.index.load.load_index` reads a split, and what a run uses of it.
+
+    Attributes:
+        cache_dir: folder of cache files and reports; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
+        workers: threads of a scan; 0: the calling thread only, else at least one thread per CPU.
+        max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
+        single_cls: treat all classes as one.
+        verify: "full" decodes all images, "sample" some, see `data.index.scan.scan_split`.
+        fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
+        repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training does without.
+        progress: show a progress bar.
+    """
+
+    cache_dir: str = ""
+    workers: int = 2
+    max_bad: float = 0.1
+    single_cls: bool = False
+    verify: str = "sample"
+    fraction: float = 1.0
+    seed: int = 0
+    repeats: bool = True
+    progress: bool = True
 
 
 def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> DatasetIndex:
@@ -35,7 +61,7 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         text = "%s: data sets that %s joins share %s, which count more than once"
         get_logger().warning(text, split, spec.source, counted(repeated, "image"))
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
-    joined = DatasetIndex(
+    index = DatasetIndex(
         names=names,
         root=spec.root,
         paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
@@ -46,7 +72,7 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )
-    return replace(joined, report=replace(joined.report, totals=joined.report.totals | totals_of(joined)))
+    return index.recounted()
 
 
 def _from(root: Path, part: Path, name: str) -> str:
@@ -82,19 +108,17 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
     return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
 
 
-def as_used(
-    index: DatasetIndex, spec: DatasetSpec, part: str, *, single_cls: bool, fraction: float, seed: int, repeats: bool
-) -> DatasetIndex:
+def as_used(index: DatasetIndex, spec: DatasetSpec, part: str, settings: IndexSettings) -> DatasetIndex:
     """What a run uses of ``index``, which has all images and the classes of the labels. ``part``: the split that the
     run asks for, of which the training images may hold some out."""
-    if not repeats:  # before classes are merged
+    if not settings.repeats:  # before classes are merged
         index = index.without_repeats()
     if spec.held_out and part in ("train", "val"):
         index = _part(index, part, spec)
-    if single_cls or spec.classes or spec.class_of:
-        index = _of_classes(index, spec, single_cls)
+    if settings.single_cls or spec.classes or spec.class_of:
+        index = _of_classes(index, spec, settings.single_cls)
     index = replace(index, tile=spec.tile)
-    return _sampled(index, fraction, seed) if fraction < 1 else index
+    return _sampled(index, settings.fraction, settings.seed) if settings.fraction < 1 else index
 
 
 def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
@@ -107,18 +131,17 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
             "when the run began; name its data set with --data"
         )
     part = index.take(np.flatnonzero(is_held_out == (split == "val")))
-    report = ScanReport(totals_of(part), FlatStrings.of(()))
+    part = replace(part, fingerprint=digest_of(split, index.fingerprint, sorted(spec.held_out)))
     if split == "train":
-        report = replace(index.report, totals=index.report.totals | totals_of(part) | {NO_LABEL: 0})
-    return replace(part, report=report, fingerprint=digest_of(split, index.fingerprint, sorted(spec.held_out)))
+        return part.recounted(**{NO_LABEL: 0})
+    return replace(part, report=ScanReport({}, FlatStrings.of(()))).recounted()
 
 
 def _sampled(index: DatasetIndex, fraction: float, seed: int) -> DatasetIndex:
     order = keyed_generator(seed, named_stream("fraction")).permutation(len(index))
     part = index.take(np.sort(order[: max(round(fraction * len(index)), 1)]))
     get_logger().info("--fraction %g: %d of %d training images", fraction, len(part), len(index))
-    report = replace(index.report, totals=index.report.totals | totals_of(part) | {NO_LABEL: 0})
-    return replace(part, report=report, fingerprint=digest_of(index.fingerprint, fraction, seed))
+    return replace(part, fingerprint=digest_of(index.fingerprint, fraction, seed)).recounted(**{NO_LABEL: 0})
 
 
 def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
@@ -139,5 +162,5 @@ def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> Dat
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
         category_ids=() if single_cls else tuple(category_ids[number] for number in range(len(chosen))),
-    ).with_boxes(used)
-    return replace(result, report=replace(index.report, totals=index.report.totals | totals_of(result)))
+    )
+    return result.with_boxes(used).recounted()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -59,15 +59,16 @@ class ScanReport:
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
 
     @classmethod
-    def of(cls, findings: Iterable[Finding], totals: dict[str, int]) -> ScanReport:
-        findings = list(findings)
+    def of(cls, findings: Sequence[Finding]) -> ScanReport:
+        """The report of all ``findings``, without the numbers of images and boxes."""
         alike: dict[tuple[str, str], list[Finding]] = {}
         for f in findings:
             if f.kind in IMAGE_LOST:
                 alike.setdefault((f.kind, "" if f.kind == MISSING_IMAGE else f.text), []).append(f)
         bad = [_reason(group) for group in sorted(alike.values(), key=len, reverse=True)[:3]]
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
-        return cls(totals | Counter(f.kind for f in findings), FlatStrings.of(map(str, findings)), tuple(bad), advice)
+        totals = dict(Counter(f.kind for f in findings))
+        return cls(totals, FlatStrings.of(map(str, findings)), tuple(bad), advice)
 
     @property
     def problems(self) -> int:

@@ -36,8 +36,6 @@ def index_of(
     """An index of arrays in memory, without crowd regions; areas are those of the boxes."""
     boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
     offsets = np.asarray(offsets, np.int64)
-    backgrounds = int((np.diff(offsets) == 0).sum())
-    totals = {"images": len(paths), "backgrounds": backgrounds, "boxes": len(boxes_xywh_px), "crowd": 0}
     return DatasetIndex(
         names=tuple(names),
         root=Path("/"),
@@ -50,8 +48,8 @@ def index_of(
         area_px=boxes_xywh_px[:, 2:].prod(1),
         repeated=np.zeros(len(boxes_xywh_px), bool),
         line=np.full(len(boxes_xywh_px), -1, np.int32),
-        report=ScanReport.of([], totals),
-    )
+        report=ScanReport.of([]),
+    ).recounted()
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
     height, width = size
     sides = rng.uniform(4, height / 2, (total, 2))
     boxes = np.c_[rng.uniform(0, 1, (total, 2)) * (np.array([width, height]) - sides), sides]
-    report = ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)], {"images": images, "backgrounds": 0, "boxes": total})
+    report = ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])
     return DatasetIndex(
         names=tuple(names),
         root=root,
@@ -59,7 +59,7 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
         repeated=np.zeros(total, bool),
         line=np.full(total, -1, np.int32),
         report=report,
-    )
+    ).recounted()
 
 
 def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0):
