@@ -26,7 +26,7 @@ import numpy as np
 
 from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.staging.file_exchange import Piece, exchange_items
+from data.staging.file_exchange import exchange_items
 from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
@@ -168,15 +168,10 @@ class _Writer:
                 return False
             stored = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for _, _, bits in states])
             if not stored.all():
-                pieces = exchange_items(
-                    self.sizes,
-                    stored,
-                    lambda i: [self._decode(i)],
-                    barrier=barrier,
-                    group=leaders,
-                    threads=self.threads,
+                images = exchange_items(
+                    self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.threads
                 )
-                self._store(_join_pieces(pieces, local), int((~local).sum()))
+                self._store((image for image in images if not local[image[0]]), int((~local).sum()))
             self._mark_complete()
             barrier.wait_all()
         return True
@@ -186,14 +181,14 @@ class _Writer:
         image = read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.on_warning, index.pixels)
         return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
 
-    def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
+    def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
         """Writes ``count`` images, given by number and pixels."""
         get_logger().info(
             "--cache disk: %d of %d images, %.2f GiB in all, into %s",
             count, len(self.index), int(self.sizes.sum()) / 2**30, self.path,
         )  # fmt: skip
         with self._explained(), contextlib.closing(self._open()) as environment:
-            batch: list[tuple[bytes, memoryview | bytes]] = []
+            batch: list[tuple[bytes, memoryview]] = []
             batch_bytes = 0
             for i, pixels in progress(images, desc="caching images (disk)", total=count, enabled=self.show_progress):
                 batch.append((_KEY.pack(i), b"".join((pixels, _CRC.pack(zlib.crc32(pixels))))))
@@ -246,7 +241,7 @@ class _Writer:
             raise UserError(f"--cache disk: {self.path}: cannot be written ({error})") from None
 
 
-def _commit(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview | bytes]]) -> None:
+def _commit(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview]]) -> None:
     """Writes a batch to the disk. LMDB reports a short write as an error, so a failed batch is retried once."""
     import lmdb
 
@@ -263,17 +258,6 @@ def _commit(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview |
             if has_failed:
                 raise
             has_failed = True
-
-
-def _join_pieces(pieces: Iterable[Piece], local: np.ndarray) -> Iterator[tuple[int, bytes]]:
-    """Joins the pieces of each image that is not in the ``local`` file, bool (N,)."""
-    parts: dict[int, list[bytes]] = {}
-    for piece in pieces:
-        if local[piece.item]:
-            continue
-        parts.setdefault(piece.item, []).append(bytes(piece.data))
-        if piece.is_last:
-            yield piece.item, b"".join(parts.pop(piece.item))
 
 
 def _tree_pages(path: Path) -> np.ndarray:

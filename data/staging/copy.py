@@ -13,13 +13,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from data.image_io.decode import image_suffixes
 from data.labels.label_format import FileStamp
-from data.staging.file_exchange import Piece
 from data.staging.plan import StagePlan
 from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
@@ -30,7 +28,6 @@ from utils.strings import counted
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
 _SYNC_EVERY_S = 10.0  # what a killed process loses
-_READ_BYTES = 4 << 20
 _BLOCK = 4096  # disk usage of a file is a multiple of this
 
 
@@ -44,7 +41,6 @@ class StageCopy:
         self._root = folder / "tree" / plan.root_in_tree
         self._incoming = folder / "incoming"
         self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
-        self._writing: dict[int, IO[bytes]] = {}
         self._written: list[int] = []  # whole files in ``incoming``
         self._synced_at = time.monotonic()
         with self._explained():
@@ -97,30 +93,24 @@ class StageCopy:
                 f"where {format_bytes(free)} are free; free some space or name another disk"
             )
 
-    def loader(self, local: np.ndarray) -> Callable[[int], Iterator[bytes]]:
+    def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
         """Returns a function that reads a file of the plan: from this copy if it is ``local``, bool (F,), else from the
         original."""
 
-        def load(item: int) -> Iterator[bytes]:
-            name, stamp = self.plan.names[item], self._stamps[item]
+        def load(item: int) -> bytes:
+            name = self.plan.names[item]
             original = os.path.normpath(os.path.join(self.plan.spec.root, name))
-            parts = _read_checked(self.path(name) if local[item] else original, stamp)
-            return iter(list(parts)) if stamp.size <= _READ_BYTES else parts  # a large file is read while it is sent
+            return _read_checked(self.path(name) if local[item] else original, self._stamps[item])
 
         return load
 
-    def write(self, piece: Piece) -> None:
-        """Writes a piece of a missing file."""
+    def write(self, item: int, data: memoryview) -> None:
+        """Writes a missing file."""
         with self._explained():
-            if piece.item not in self._writing:
-                self._writing[piece.item] = open(self._incoming / str(piece.item), "wb")  # noqa: SIM115
-            file = self._writing[piece.item]
-            file.write(piece.data)
-            if piece.is_last:
-                file.close()
-                os.utime(file.name, ns=(self._stamps[piece.item].mtime_ns,) * 2)
-                del self._writing[piece.item]
-                self._written.append(piece.item)
+            path = self._incoming / str(item)
+            path.write_bytes(data)
+            os.utime(path, ns=(self._stamps[item].mtime_ns,) * 2)
+            self._written.append(item)
         if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
             self._move_written()
 
@@ -165,16 +155,13 @@ class StageCopy:
             raise UserError(f"--stage: {error.filename or self.folder}: {error.strerror}; {remedy}") from None
 
 
-def _read_checked(path: str, stamp: FileStamp) -> Iterator[bytes]:
-    """The bytes of a file. Raises UserError if it has changed since it was listed."""
+def _read_checked(path: str, stamp: FileStamp) -> bytes:
+    """The content of a file. Raises UserError if it has changed since it was listed."""
     try:
         with open(path, "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            left = stamp.size if (status.st_size, status.st_mtime_ns) == stamp else -1
-            while left > 0 and (part := file.read(min(left, _READ_BYTES))):
-                left -= len(part)
-                yield part
+            status, data = os.fstat(file.fileno()), file.readall()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if left:
+    if (status.st_size, status.st_mtime_ns) != stamp or len(data) != stamp.size:
         raise UserError(f"{path}: changed while the data set was being copied; start again")
+    return data

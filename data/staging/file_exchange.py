@@ -1,15 +1,14 @@
 """Reads items that every node needs once in the whole run, and broadcasts them.
 
-Each item is read by one of the node leaders, which send each other what they have read, in rounds of bounded chunks.
-Before each round they wait at a `StoreBarrier`. So its collectives start when all leaders have their chunk in memory
-and the chunks of the last round on disk, and a slow file system on one node causes no timeout.
+Each item is read by one of the node leaders, which send each other what they have read, in rounds of some items each.
+Before each round they wait at a `StoreBarrier`. So its collectives start when all leaders have their items in memory
+and those of the last round on disk, and a slow file system on one node causes no timeout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +21,6 @@ from utils.machine.threads import map_ahead
 
 _MIN_CHUNK, _MAX_CHUNK, _ROUND = 1 << 20, 16 << 20, 256 << 20  # bytes a leader, and of all leaders, in a round
 _COST_OF_ONE = 64 << 10  # bytes that could be read in the time that opening an item takes
-
-
-class Piece(NamedTuple):
-    """A part of an item, as large as fits into a chunk."""
-
-    item: int
-    data: memoryview
-    is_last: bool
 
 
 def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
@@ -62,56 +53,52 @@ def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
 def exchange_items(
     sizes: np.ndarray,
     cached: np.ndarray,
-    load: Callable[[int], Iterable[bytes | memoryview]],
+    load: Callable[[int], bytes | memoryview],
     *,
     barrier: StoreBarrier,
     group: Subgroup,
     threads: int = 8,
-) -> Iterator[Piece]:
-    """Yields, on every leader, the pieces of all items that some leader lacks. Pieces of an item are in order.
+) -> Iterator[tuple[int, memoryview]]:
+    """Yields, on every leader, number and bytes of all items that some leader lacks.
 
     Args:
         sizes: bytes of each item, int64 (F,), the same on all leaders.
         cached: whether each leader already has each item, bool (N, F), the same on all leaders.
-        load: returns the buffers of an item; called in threads, for the items that this leader reads.
+        load: returns an item, of its size; called in threads, for the items that this leader reads.
         barrier: of the leaders, in the group's order.
         group: the leaders.
         threads: number of reading threads.
 
     Raises:
-        ValueError: an item of this leader does not have its size. What ``load`` raises is raised, too.
         UserError: a leader is gone.
-        PeerFailure: another leader failed.
+        PeerFailure: another leader failed. What ``load`` raises is raised, too.
     """
-    chunk = int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
-    shards = assign(sizes, cached)
-    outbox = _chunks(_stream(shards[group.local_group_rank], sizes, load, threads), chunk)
-    for round_ in zip_longest(*(_cut(items, sizes, chunk) for items in shards), fillvalue=()):
-        buffers = [torch.empty(sum(length for _, length, _ in parts), dtype=torch.uint8) for parts in round_]
-        if len(buffers[group.local_group_rank]):
-            buffers[group.local_group_rank] = next(outbox)
+    most = int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
+    shards, rank = assign(sizes, cached), group.local_group_rank
+    read = map_ahead(load, shards[rank].tolist(), threads=threads)
+    for round_ in zip_longest(*(_batches(items, sizes, most) for items in shards), fillvalue=()):
+        buffers = [torch.empty(sum(int(sizes[item]) for item in items), dtype=torch.uint8) for items in round_]
+        memoryview(buffers[rank].numpy())[:] = b"".join(next(read) for _ in round_[rank])
         barrier.wait_all()
         _send_round(buffers, group, barrier)
-        for parts, buffer in zip(round_, buffers):
+        for items, buffer in zip(round_, buffers):
             view = memoryview(buffer.numpy())
-            for item, length, is_last in parts:
-                yield Piece(item, view[:length], is_last)
-                view = view[length:]
-    next(outbox, None)  # reads empty items at the end, too
+            for item in items:
+                yield item, view[: sizes[item]]
+                view = view[sizes[item] :]
 
 
-def _cut(items: np.ndarray, sizes: np.ndarray, chunk: int) -> Iterator[list[tuple[int, int, bool]]]:
-    """The parts of each round of a leader that sends ``items``: item, number of bytes, and whether it is the last one.
-    Every round but the last has ``chunk`` bytes."""
-    parts, room = [], chunk
-    for item, left in zip(items.tolist(), sizes[items].tolist()):
-        while left > room:
-            yield [*parts, (item, room, False)]
-            left, parts, room = left - room, [], chunk
-        parts.append((item, left, True))
-        room -= left
-    if parts:
-        yield parts
+def _batches(items: np.ndarray, sizes: np.ndarray, most: int) -> Iterator[list[int]]:
+    """``items`` in lists of at most ``most`` bytes; a larger item is alone."""
+    batch, total = [], 0
+    for item, size in zip(items.tolist(), sizes[items].tolist()):
+        if batch and total + size > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
 
 
 def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
@@ -128,30 +115,3 @@ def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarr
     except RuntimeError as error:
         barrier.check()
         raise UserError(f"lost contact with another node: {first_line(error)}") from None
-
-
-def _stream(
-    items: np.ndarray, sizes: np.ndarray, load: Callable[[int], Iterable[bytes | memoryview]], threads: int
-) -> Iterator[memoryview]:
-    for item, buffers in zip(items, map_ahead(load, map(int, items), threads=threads)):
-        left = int(sizes[item])
-        for buffer in buffers:
-            left -= memoryview(buffer).nbytes
-            yield memoryview(buffer).cast("B")
-        if left:
-            raise ValueError(f"item {item} is {int(sizes[item]) - left} bytes, not {sizes[item]}")
-
-
-def _chunks(stream: Iterator[memoryview], size: int) -> Iterator[torch.Tensor]:
-    """The bytes of the stream in uint8 tensors of ``size``; the last one may be shorter."""
-    buffer, filled = torch.empty(size, dtype=torch.uint8), 0
-    for view in stream:
-        while len(view):
-            part = view[: size - filled]
-            memoryview(buffer.numpy())[filled : filled + len(part)] = part
-            filled, view = filled + len(part), view[len(part) :]
-            if filled == size:
-                yield buffer
-                buffer, filled = torch.empty(size, dtype=torch.uint8), 0
-    if filled:
-        yield buffer[:filled]

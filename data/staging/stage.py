@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from data.labels.findings import relative_name
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import Stores, load_dataset_spec
 from data.staging.copy import NODE_NOTE, StageCopy
-from data.staging.file_exchange import Piece, exchange_items
+from data.staging.file_exchange import exchange_items
 from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -107,12 +106,11 @@ def _complete(
             )  # fmt: skip
         elif show_progress:
             get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(len(local), "file"))
-        pieces = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
-        files = _write(copy, local, pieces)
-        for _ in progress(
-            files, desc="staging", total=missing.sum(), unit="file", enabled=show_progress and missing.any()
-        ):
-            pass
+        found = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
+        is_shown = show_progress and missing.any()
+        for item, data in progress(found, desc="staging", total=missing.sum(), unit="file", enabled=is_shown):
+            if not local[item]:
+                copy.write(item, data)
         copy.finish()
         barrier.wait_all()
     return copy.yaml
@@ -136,12 +134,3 @@ def _check_folders_differ(folder: Path, token: str, barrier: StoreBarrier, leade
             f"--stage: {folder.parent} is the same folder on nodes {min(rank, *others)} and {max(rank, *others)}; "
             "name a folder on a local disk of each node, or use {node_rank} in the name"
         )
-
-
-def _write(copy: StageCopy, local: np.ndarray, pieces: Iterator[Piece]) -> Iterator[None]:
-    """Writes the files that this node lacks. Yields once for each file that has arrived on all nodes."""
-    for piece in pieces:
-        if not local[piece.item]:
-            copy.write(piece)
-        if piece.is_last:
-            yield

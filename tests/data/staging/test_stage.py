@@ -306,13 +306,6 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
         stage(source, tmp_path / "stage")
 
 
-def test_a_large_file_is_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_copy, "_READ_BYTES", 100)
-    source = write_dataset(tmp_path / "set", train=2, val=1)
-    spec = stage(source, tmp_path / "stage")
-    assert contents(spec.root) == contents(source.parent)
-
-
 def test_parts_of_the_nodes_are_disjoint_and_even():
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 1 << 20, 1000)
