@@ -8,7 +8,7 @@ from typing import Any
 
 from data.labels import findings as scan_kinds
 
-# Kinds of issues besides those of the scan (`data.labels.findings`), with the explanation that the summary prints.
+# Kinds of issues besides those of the scan (`data.labels.findings`).
 DAMAGED = "damaged image"
 COPIED = "copies of one image across splits"
 ACROSS = "near-duplicates across splits"
@@ -28,75 +28,65 @@ MOVED = "badly placed box"
 
 DUPLICATES = (COPIED, ACROSS, WITHIN)
 LABEL_ERRORS = (MISSED, SPURIOUS, SWAPPED, MOVED)
-EXPLANATIONS = {
-    DAMAGED: "decoders repair such files in their own way",
-    scan_kinds.BAD_IMAGE: "training leaves these files out",
-    scan_kinds.MISSING_IMAGE: "training leaves these out",
-    scan_kinds.BAD_LABEL: "training leaves these images out",
-    scan_kinds.BAD_ROW: "training leaves these rows out",
-    scan_kinds.UNKNOWN_CLASS: "training leaves these boxes out",
-    scan_kinds.NO_AREA: "training leaves these boxes out",
-    scan_kinds.NOT_FINITE: "training leaves these images out",
-    scan_kinds.OUTSIDE: "training leaves these boxes out",
-    scan_kinds.DUPLICATE: "training uses the first of equal rows, scores count all as pycocotools does",
-    scan_kinds.SIZE: "labels may belong to another version of the image",
-    scan_kinds.REPEATED_IMAGE: "training uses it once",
-    scan_kinds.UNLISTED: "training leaves these images out",
-    scan_kinds.ABSENT: "these labels are not used",
-    scan_kinds.UNSUPPORTED: "training does not read these files",
-    scan_kinds.MISREAD: "training reads them as the format says",
-    SMALL_OBJECTS: "most models miss objects below two cells of their finest level",
-    UNUSED: "the model cannot learn these",
-    NOT_TRAINED: "the model cannot learn these, and they are scored",
-    IMBALANCE: "scores say less about how the model was trained",
-    COPIED: "Roboflow made them of one image, which is trained on and scored on: scores are too high",
-    ACROSS: "the same image is trained on and scored on: scores are too high",
-    WITHIN: "copies weigh more than other images",
-    AUGMENTED: "Roboflow made them; training augments images by itself, anew in each epoch",
-    DOUBLED: "two boxes of one class with IoU above 0.9: one object is counted twice",
-    TWO_CLASSES: "two boxes of different classes with IoU above 0.9",
-    TINY: "too small to be found at this --imgsz",
-    scan_kinds.CLIPPED: "boxes exceed their image; training clips them",
-    scan_kinds.NO_LABEL: "training takes these images as backgrounds; an empty label file declares one",
-    MISSED: "the model is sure of an object that is not labeled",
-    SPURIOUS: "the model sees no object where there is a label",
-    SWAPPED: "the model is sure of another class",
-    MOVED: "the model is sure of another position or size",
-}
-REMEDIES = {
-    DAMAGED: "get a better copy, or delete image and label",
-    scan_kinds.BAD_IMAGE: "get a better copy, or delete it",
-    scan_kinds.MISSING_IMAGE: "correct the list, or restore the file",
-    scan_kinds.BAD_LABEL: "correct the label file",
-    scan_kinds.BAD_ROW: "correct the row",
-    scan_kinds.UNKNOWN_CLASS: "correct the class, or add it to the names",
-    scan_kinds.NO_AREA: "delete the row, or draw the box again",
-    scan_kinds.NOT_FINITE: "correct the row",
-    scan_kinds.OUTSIDE: "delete the row, or draw the box again",
-    scan_kinds.DUPLICATE: "delete the second row",
-    scan_kinds.CLIPPED: "nothing, if objects are cut off by the border; else draw the box again",
-    scan_kinds.SIZE: "check that the labels fit the image",
-    scan_kinds.REPEATED_IMAGE: "list it once",
-    scan_kinds.UNLISTED: "label the image, or delete it",
-    scan_kinds.ABSENT: "add the images to the split, or delete these labels",
-    scan_kinds.UNSUPPORTED: "convert it, or delete it",
-    scan_kinds.MISREAD: "as its line says",
-    scan_kinds.NO_LABEL: "add an empty label file if it has no object, else label it",
-    COPIED: "keep all copies in one split",
-    ACROSS: "keep all copies in one split",
-    WITHIN: "keep one copy, unless several are intended",
-    AUGMENTED: "nothing, or export the data set without augmentation",
-    DOUBLED: "delete one of the two",
-    TWO_CLASSES: "delete the wrong one",
-    TINY: "delete it if it is a slip, else train with a larger --imgsz or cut images into tiles",
-    SMALL_OBJECTS: "train with the --imgsz named, or cut images into tiles",
-    UNUSED: "label some, or remove the class from the names",
-    NOT_TRAINED: "move images of it into the training split",
-    IMBALANCE: "split the images again, at random",
-    MISSED: "add the label",
-    SPURIOUS: "delete the label, or leave it if the model is wrong",
-    SWAPPED: "change the class",
-    MOVED: "draw the box again",
+# What each kind means, and what to do.
+ADVICE = {
+    DAMAGED: ("decoders repair such files in their own way", "get a better copy, or delete image and label"),
+    scan_kinds.BAD_IMAGE: ("training leaves these files out", "get a better copy, or delete it"),
+    scan_kinds.MISSING_IMAGE: ("training leaves these out", "correct the list, or restore the file"),
+    scan_kinds.BAD_LABEL: ("training leaves these images out", "correct the label file"),
+    scan_kinds.BAD_ROW: ("training leaves these rows out", "correct the row"),
+    scan_kinds.UNKNOWN_CLASS: ("training leaves these boxes out", "correct the class, or add it to the names"),
+    scan_kinds.NO_AREA: ("training leaves these boxes out", "delete the row, or draw the box again"),
+    scan_kinds.NOT_FINITE: ("training leaves these images out", "correct the row"),
+    scan_kinds.OUTSIDE: ("training leaves these boxes out", "delete the row, or draw the box again"),
+    scan_kinds.DUPLICATE: (
+        "training uses the first of equal rows, scores count all as pycocotools does",
+        "delete the second row",
+    ),
+    scan_kinds.SIZE: ("labels may belong to another version of the image", "check that the labels fit the image"),
+    scan_kinds.REPEATED_IMAGE: ("training uses it once", "list it once"),
+    scan_kinds.UNLISTED: ("training leaves these images out", "label the image, or delete it"),
+    scan_kinds.ABSENT: ("these labels are not used", "add the images to the split, or delete these labels"),
+    scan_kinds.UNSUPPORTED: ("training does not read these files", "convert it, or delete it"),
+    scan_kinds.MISREAD: ("training reads them as the format says", "as its line says"),
+    SMALL_OBJECTS: (
+        "most models miss objects below two cells of their finest level",
+        "train with the --imgsz named, or cut images into tiles",
+    ),
+    UNUSED: ("the model cannot learn these", "label some, or remove the class from the names"),
+    NOT_TRAINED: ("the model cannot learn these, and they are scored", "move images of it into the training split"),
+    IMBALANCE: ("scores say less about how the model was trained", "split the images again, at random"),
+    COPIED: (
+        "Roboflow made them of one image, which is trained on and scored on: scores are too high",
+        "keep all copies in one split",
+    ),
+    ACROSS: ("the same image is trained on and scored on: scores are too high", "keep all copies in one split"),
+    WITHIN: ("copies weigh more than other images", "keep one copy, unless several are intended"),
+    AUGMENTED: (
+        "Roboflow made them; training augments images by itself, anew in each epoch",
+        "nothing, or export the data set without augmentation",
+    ),
+    DOUBLED: ("two boxes of one class with IoU above 0.9: one object is counted twice", "delete one of the two"),
+    TWO_CLASSES: ("two boxes of different classes with IoU above 0.9", "delete the wrong one"),
+    TINY: (
+        "too small to be found at this --imgsz",
+        "delete it if it is a slip, else train with a larger --imgsz or cut images into tiles",
+    ),
+    scan_kinds.CLIPPED: (
+        "boxes exceed their image; training clips them",
+        "nothing, if objects are cut off by the border; else draw the box again",
+    ),
+    scan_kinds.NO_LABEL: (
+        "training takes these images as backgrounds; an empty label file declares one",
+        "add an empty label file if it has no object, else label it",
+    ),
+    MISSED: ("the model is sure of an object that is not labeled", "add the label"),
+    SPURIOUS: (
+        "the model sees no object where there is a label",
+        "delete the label, or leave it if the model is wrong",
+    ),
+    SWAPPED: ("the model is sure of another class", "change the class"),
+    MOVED: ("the model is sure of another position or size", "draw the box again"),
 }
 SHOWN = 3  # issues of a kind in the summary
 
@@ -162,8 +152,7 @@ def summary_lines(issues: Sequence[Issue]) -> list[str]:
     """The number of issues of each kind, what the kind means, and the first few of them."""
     lines = []
     for kind, group in by_kind(issues).items():
-        explanation = EXPLANATIONS.get(kind, "")
-        lines.append(f"{kind}: {len(group):,}" + (f" ({explanation})" if explanation else ""))
+        lines.append(f"{kind}: {len(group):,}" + (f" ({ADVICE[kind][0]})" if kind in ADVICE else ""))
         lines += [f"  {issue}" for issue in group[:SHOWN]]
         if len(group) > SHOWN:
             lines.append(f"  ... and {len(group) - SHOWN:,} more")

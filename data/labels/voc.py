@@ -6,12 +6,12 @@ shift by one of VOC's 1-based pixels. ``difficult`` objects are treated like all
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import isfinite
 from pathlib import Path
+from xml.etree import ElementTree
 from xml.parsers import expat
 
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
@@ -20,8 +20,7 @@ from data.labels.label_format import CORNERS, ImageFile, LabelFile, LabelFormat,
 from utils.files.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_AMBIGUITY = ""  # key of an object's fields: why they are ambiguous
-_MAX_DEPTH = 5  # deeper elements are not read
+_LINE = "line"  # attribute of elements
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -33,111 +32,75 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
 
     Raises LabelFileError if the file is not a VOC annotation.
     """
-    reader = _Reader()
-    reader.parse(data)
-    labels = RawLabels([], [], reader.size_hw())
-    for line, fields in reader.objects:
-        labels.add(_parse_object(fields, line, class_ids))
+    root = _parse(data)
+    size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
+    is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
+    labels = RawLabels([], [], (int(size[0]), int(size[1])) if is_known else None)
+    for element in root.findall("object"):
+        labels.add(_parse_object(element, int(element.attrib[_LINE]), class_ids))
     return labels
 
 
 def object_names(data: bytes) -> set[str]:
     """The names of a file's objects; none of a file that is not a VOC annotation."""
-    reader = _Reader()
-    with contextlib.suppress(LabelFileError):
-        reader.parse(data)
-    return {name for _, fields in reader.objects if (name := fields.get("name"))}
-
-
-class _Reader:
-    """Collects fields of objects with their line numbers, which ElementTree does not provide."""
-
-    def __init__(self) -> None:
-        self.objects: list[tuple[int, dict[str, str]]] = []  # line, then name and corners as text
-        self._size: dict[str, str] = {}
-        self._path: list[str] = []
-        self._boxes = 0  # in the current object
-        self._text: list[str] = []
-        self._parser = expat.ParserCreate()
-        self._parser.buffer_text = True
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._text.append
-        self._parser.EntityDeclHandler = self._refuse_entity
-
-    def parse(self, data: bytes) -> None:
-        try:
-            self._parser.Parse(data, True)
-        except expat.ExpatError as error:
-            raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
-        except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
-            raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
-
-    def size_hw(self) -> tuple[int, int] | None:
-        """The image's height and width; None if the file has none, or zeros, as some tools write."""
-        try:
-            size = int(self._size["height"]), int(self._size["width"])
-        except (KeyError, ValueError):
-            return None
-        return size if min(size) > 0 else None
-
-    def _start(self, tag: str, _attributes: dict) -> None:
-        if not self._path and tag != "annotation":
-            raise LabelFileError(f"{self._parser.CurrentLineNumber}: <{tag}> where VOC has <annotation>")
-        if self._is_field(self._enclosing(), self._path[-1] if self._path else ""):
-            self._mark_ambiguous(f"<{tag}> inside <{self._path[-1]}>")
-        if self._path[1:_MAX_DEPTH] == ["object"] and tag == "bndbox":
-            self._boxes += 1
-            if self._boxes > 1:
-                self._mark_ambiguous("two <bndbox>")
-        self._path.append(tag)
-        self._text.clear()
-        if self._path[1:_MAX_DEPTH] == ["object"]:
-            self.objects.append((self._parser.CurrentLineNumber, {}))
-            self._boxes = 0
-
-    def _enclosing(self) -> list[str]:
-        """Path of the enclosing element below <annotation>, cut at `_MAX_DEPTH`."""
-        return self._path[1 : min(len(self._path) - 1, _MAX_DEPTH)]
-
-    def _refuse_entity(self, name: str, *_: object) -> None:
-        """Refuses entities, which can include other files or expand to gigabytes."""
-        raise LabelFileError(f"{self._parser.CurrentLineNumber}: declares the entity '{name}'")
-
-    @staticmethod
-    def _is_field(where: list[str], tag: str) -> bool:
-        return (where == ["object"] and tag == "name") or (where == ["object", "bndbox"] and tag in _CORNERS)
-
-    def _mark_ambiguous(self, what: str) -> None:
-        self.objects[-1][1].setdefault(_AMBIGUITY, what)
-
-    def _end(self, tag: str) -> None:
-        where, text = self._enclosing(), "".join(self._text).strip()
-        if where == ["size"]:
-            self._size[tag] = text
-        elif self._is_field(where, tag):
-            if tag in self.objects[-1][1]:
-                self._mark_ambiguous(f"two <{tag}>")
-            self.objects[-1][1][tag] = text
-        self._path.pop()
-        self._text.clear()
-
-
-def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int] | None) -> tuple | RowProblem:
-    if _AMBIGUITY in fields:
-        return RowProblem(line, BAD_ROW, f"object with {fields[_AMBIGUITY]}")
-    missing = [tag for tag in ("name", *_CORNERS) if not fields.get(tag)]
-    if missing:
-        return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")
     try:
-        if not all(is_plain_number_text(fields[tag]) for tag in _CORNERS):
+        names = _parse(data).iterfind("object/name")
+    except LabelFileError:
+        return set()
+    return {name for element in names if (name := (element.text or "").strip())}
+
+
+def _parse(data: bytes) -> ElementTree.Element:
+    """The root element. All have the line where they begin, which ElementTree's own parser does not provide."""
+    parser, builder = expat.ParserCreate(), ElementTree.TreeBuilder()
+
+    def start(tag: str, _: dict) -> None:
+        builder.start(tag, {_LINE: str(parser.CurrentLineNumber)})
+
+    def refuse(name: str, *_: object) -> None:
+        """Entities can include other files or expand to gigabytes."""
+        raise LabelFileError(f"{parser.CurrentLineNumber}: declares the entity '{name}'")
+
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = start, builder.end
+    parser.CharacterDataHandler, parser.EntityDeclHandler = builder.data, refuse
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
+    except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
+        raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
+    root = builder.close()
+    if root.tag != "annotation":
+        raise LabelFileError(f"{root.attrib[_LINE]}: <{root.tag}> where VOC has <annotation>")
+    return root
+
+
+def _parse_object(element: ElementTree.Element, line: int, class_ids: Mapping[str, int] | None) -> tuple | RowProblem:
+    fields: dict[str, str] = {}
+    boxes = element.findall("bndbox")
+    found = [*element.findall("name"), *(f for box in boxes[:1] for f in box if f.tag in _CORNERS)]
+    ambiguous = "two <bndbox>" if len(boxes) > 1 else ""
+    for field in found:
+        if len(field):
+            ambiguous = f"<{field[0].tag}> inside <{field.tag}>"
+        elif field.tag in fields:
+            ambiguous = f"two <{field.tag}>"
+        fields[field.tag] = (field.text or "").strip()
+    if ambiguous:
+        return RowProblem(line, BAD_ROW, f"object with {ambiguous}")
+    if missing := [tag for tag in ("name", *_CORNERS) if not fields.get(tag)]:
+        return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")
+    name, *corners = (fields[tag] for tag in ("name", *_CORNERS))
+    shown = repr(" ".join(corners)[:60])
+    try:
+        if not all(map(is_plain_number_text, corners)):
             raise ValueError
-        x1, y1, x2, y2 = (float(fields[tag]) for tag in _CORNERS)
+        x1, y1, x2, y2 = map(float, corners)
     except ValueError:
-        return RowProblem(line, BAD_ROW, f"corners are not numbers: {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
+        return RowProblem(line, BAD_ROW, f"corners are not numbers: {shown}")
     if not all(map(isfinite, (x1, y1, x2, y2))):
-        return RowProblem(line, NOT_FINITE, f"corners {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
-    name = fields["name"]
+        return RowProblem(line, NOT_FINITE, f"corners {shown}")
     if class_ids is not None and name not in class_ids:
         text = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
         return RowProblem(line, UNKNOWN_CLASS, text, xyxy=(x1, y1, x2, y2))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.check.census import census_content, take_census
-from data.check.issues import DUPLICATES, EXPLANATIONS, LABEL_ERRORS, REMEDIES, Issue, by_kind
+from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.labels import SIZE_STEP
 from data.check.photos import Photos
 from data.check.scanned import CheckedSplit
@@ -116,10 +116,7 @@ def _content(
         "issues": issues,
         "kinds": page.Table(
             ("finding", "number", "what to do", "what it means", "splits"),
-            [
-                (kind, len(group), REMEDIES.get(kind, ""), EXPLANATIONS.get(kind, ""), _by_split(group))
-                for kind, group in kinds.items()
-            ],
+            [(kind, len(of), *reversed(ADVICE.get(kind, ("", ""))), _by_split(of)) for kind, of in kinds.items()],
             "Findings by kind",
         ),
         "facts": [*facts, ("model that examined the labels", weights or "none (--weights)")],
