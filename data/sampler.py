@@ -316,26 +316,16 @@ class EndlessRequests:
             epoch, batch = epoch + 1, 0
 
 
-def full_size_requests(image_hw: np.ndarray, *, rank: int = 0, world_size: int = 1) -> list[BatchRequest]:
-    """This rank's images at their full size, one a batch: those numbered rank, rank + world_size, ... of ``image_hw``,
-    int (N, 2)."""
+def full_size_requests(image_hw: np.ndarray) -> list[BatchRequest]:
+    """All images, of heights and widths int (N, 2), at their full size, one a batch."""
     sizes = [(int(height), int(width)) for height, width in image_hw]
-    return [BatchRequest((SampleKey(i, 0, i, sizes[i]),), sizes[i]) for i in range(rank, len(sizes), world_size)]
+    return [BatchRequest((SampleKey(i, 0, i, size),), size) for i, size in enumerate(sizes)]
 
 
 def validation_requests(
-    image_hw: np.ndarray,
-    *,
-    batch_size: int,
-    imgsz: int,
-    stride: int,
-    rect: bool,
-    pad: float,
-    rank: int = 0,
-    world_size: int = 1,
+    image_hw: np.ndarray, *, batch_size: int, imgsz: int, stride: int, rect: bool, pad: float
 ) -> list[BatchRequest]:
-    """This rank's validation batches, which are those numbered rank, rank + world_size, ... Over all ranks each image
-    occurs once, without padding, and the batches are the same on any number of ranks.
+    """The batches of a validation, which ranks take in turns: each image once, without padding.
 
     Args:
         image_hw: int (N, 2).
@@ -343,13 +333,12 @@ def validation_requests(
         imgsz, stride: as in `EpochOrder`.
         pad: strides added to each side of a rectangular canvas before rounding up.
         rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
-        rank, world_size: of this process.
     """
     side = math.ceil(imgsz / stride) * stride
     aspects = image_hw[:, 0] / image_hw[:, 1]
     order = np.argsort(aspects, kind="stable") if rect else np.arange(len(image_hw))
     requests = []
-    for start in range(rank * batch_size, len(order), world_size * batch_size):
+    for start in range(0, len(order), batch_size):
         members = order[start : start + batch_size]
         canvas = rect_canvas(aspects[members], imgsz, stride, pad) if rect else (side, side)
         requests.append(BatchRequest(tuple(SampleKey(i, 0, i, canvas) for i in members.tolist()), canvas))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,20 +66,7 @@ def build_train_loader(
     if spec.tile and config.cache == "device":
         raise UserError(f"--cache device: cannot keep tiles ('tile' in {spec.source}); use --cache ram or none")
     workers = loader_workers(config.workers, ctx, "train")
-    from data.loading.augmented import AugmentedImages  # what validation does without
-
-    dataset, damaged = _open_split(
-        ctx,
-        config,
-        spec,
-        "train",
-        workers=workers,
-        cache="none" if config.cache == "device" else config.cache,
-        imgsz=config.imgsz,
-        tile=spec.tile,
-        hyp=hyp,
-        augmented=partial(AugmentedImages, hyp=hyp, seed=config.seed, epochs=config.epochs, rect=config.rect),
-    )
+    dataset, damaged = _open_split(ctx, config, spec, "train", workers, tile=spec.tile, hyp=hyp)
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
     order = EpochOrder(
@@ -167,28 +153,17 @@ def build_val_loader(
         check_image_size(config.tile, stride, flag="--tile")
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
-        split, batch_size, rect, full_size = "val", min(config.batch_size, MOST_VALIDATED), None, False
-        cache = "ram" if config.cache == "device" else config.cache
+        split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), None
     else:
-        split, batch_size, rect, full_size = config.task, config.batch_size, config.rect, bool(config.tile)
-        cache = "none"
+        split, batch_size, rect = config.task, config.batch_size, config.rect
     workers = loader_workers(config.workers, ctx, split)
-    dataset, damaged = _open_split(
-        ctx,
-        config,
-        spec,
-        split,
-        workers=workers,
-        cache=cache,
-        imgsz=None if full_size else config.imgsz,
-        tile=tile,
-        hyp=hyp,
-    )
-    shard = {"rank": ctx.rank, "world_size": ctx.world_size}
+    dataset, damaged = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp)
     if dataset.tiles is not None:
-        requests = dataset.tiles.requests(canvas_hw or (config.imgsz, config.imgsz), batch_size, **shard)
-    elif full_size:
-        requests = full_size_requests(dataset.index.image_hw, **shard)
+        requests = dataset.tiles.requests(
+            canvas_hw or (config.imgsz, config.imgsz), batch_size, rank=ctx.rank, world_size=ctx.world_size
+        )
+    elif dataset.imgsz is None:
+        requests = full_size_requests(dataset.index.image_hw)[ctx.rank :: ctx.world_size]
     else:
         requests = validation_requests(
             dataset.index.image_hw,
@@ -197,8 +172,7 @@ def build_val_loader(
             stride=stride,
             rect=canvas_hw is None and (not squares if rect is None else rect),
             pad=VALIDATION_PAD,
-            **shard,
-        )
+        )[ctx.rank :: ctx.world_size]
         if canvas_hw is not None:
             requests = [request.on_canvas(canvas_hw) for request in requests]
     return ValidationLoader(
@@ -313,25 +287,25 @@ def _open_split(
     config: TrainConfig | ValConfig,
     spec: DatasetSpec,
     split: str,
-    *,
     workers: int,
-    cache: str,
-    imgsz: int | None,
-    tile: int = 0,
-    hyp: Hyperparameters | None = None,
-    augmented: Callable[..., LoadImagesAndLabels] | None = None,
+    *,
+    tile: int,
+    hyp: Hyperparameters | None,
 ) -> tuple[LoadImagesAndLabels, DamagedImages]:
-    """The samples of a split, scanned and cached, and the list of its damaged images.
+    """The samples of a split, scanned and cached, and the list of its damaged images. The training split of a training
+    is augmented; others are letterboxed.
 
     Args:
         workers: of the loader that will be made.
-        cache: "none", "ram" or "disk".
         tile: side of the tiles that the images are cut into; 0: they are not.
-        imgsz: as of `LoadImagesAndLabels`.
         hyp: says which labels of tiles are ignored; None: the defaults.
-        augmented: makes the samples of training; None: samples are letterboxed.
     """
-    cache = "full" if tile and cache != "ram" else cache  # tiles are read from images that are decoded once
+    is_training, hyp = isinstance(config, TrainConfig) and split == "train", hyp or Hyperparameters()
+    cache = config.cache if isinstance(config, TrainConfig) else "none"
+    if cache == "device":  # of training images, opened later
+        cache = "none" if is_training else "ram"
+    if tile and cache != "ram":  # tiles are read from images that are decoded once
+        cache = "full"
     leaders = _cache_leaders(ctx, cache, bool(config.stage))
     with torch_distributed_zero_first(ctx):
         index = load_index(
@@ -342,9 +316,9 @@ def _open_split(
             max_bad=config.max_bad,
             single_cls=config.single_cls,
             verify=config.verify,
-            fraction=config.fraction if augmented else 1.0,
-            seed=config.seed if augmented else 0,
-            repeats=augmented is None,
+            fraction=config.fraction if is_training else 1.0,
+            seed=config.seed if is_training else 0,
+            repeats=not is_training,
             progress=ctx.is_node_leader,
         )
     if tile not in (0, index.tile):  # of the checkpoint, not of the YAML
@@ -372,12 +346,17 @@ def _open_split(
     if tile:
         from data.index.tiles import TiledIndex
 
-        seed = config.seed if augmented else None  # of training, where tiles move
+        seed = config.seed if is_training else None  # of training, where tiles move
         overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
-        tiles = TiledIndex(index, tile, hyp=hyp or Hyperparameters(), seed=seed, overlap=overlap)
-    make = augmented or LoadImagesAndLabels
-    dataset = make(index, imgsz=imgsz, image_cache=image_cache, tiles=tiles, on_warning=damaged.add)
-    return dataset, damaged
+        tiles = TiledIndex(index, tile, hyp=hyp, seed=seed, overlap=overlap)
+    options = {"image_cache": image_cache, "tiles": tiles, "on_warning": damaged.add}
+    if not is_training:
+        imgsz = None if isinstance(config, ValConfig) and config.tile else config.imgsz
+        return LoadImagesAndLabels(index, imgsz=imgsz, **options), damaged
+    from data.loading.augmented import AugmentedImages  # what validation does without
+
+    own = {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
+    return AugmentedImages(index, imgsz=config.imgsz, **own, **options), damaged
 
 
 def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
