@@ -67,6 +67,7 @@ class Messages:
             text = text.replace(place, name)
         for pattern, name in _PATTERNS:
             text = re.sub(pattern, name, text)
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # names of files may be any bytes
         assert "\n" not in text, text
         provoked = self.provoked[self._test]
         provoked.append(text)

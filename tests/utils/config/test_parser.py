@@ -255,7 +255,7 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
     hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
     assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
     assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
-    assert from_mapping(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
+    assert build(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
     with refused():
         hyperparameters_from("", ["lrO=1"])
     with refused():
