@@ -13,7 +13,7 @@ from tests.helpers.tiny import write_weights
 
 @pytest.fixture(scope="package")
 def weights(tmp_path_factory) -> Path:
-    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", ("disc", "ring"))
+    return write_weights(tmp_path_factory.mktemp("detection", numbered=False) / "best.pt", ("disc", "ring"))
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
