@@ -1,14 +1,16 @@
-"""Types of errors and their cost compared with a literal implementation of the definitions, one detection at a time."""
+"""Kinds of errors, calibration and scores by size, compared with a literal implementation of the definitions, with
+counting, and with pycocotools."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import KINDS, split_errors
-from engine.evaluation.matching import match_detections
+from engine.evaluation.analysis import KINDS, SIZES, measure_calibration, score_sizes, split_errors
+from engine.evaluation.matching import known_outcomes, match_detections, sort_by_class
 from engine.evaluation.metrics import score_detections
-from tests.helpers.scoring import make_ground_truth, make_table, random_case
+from engine.evaluation.report import size_rows
+from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.structures import GroundTruth
 
 
@@ -184,3 +186,97 @@ def test_no_detections_have_no_errors(objects, detections):
     assert np.isnan(split.cost).all() == (objects == 0)
     if objects:
         np.testing.assert_array_equal(split.cost, 0)  # a class without detections stays at 0
+
+
+def outcomes_of(scores, true_positive):
+    """The outcomes of detections of one class."""
+    order = np.argsort(-scores, kind="stable")
+    return known_outcomes(np.zeros(scores.size, dtype=np.int64), scores[order], true_positive[order], 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calibration_equals_counting(seed):
+    """For detections with crowd, ties and scores on the edges of bins."""
+    gt, table, num_classes = random_case(seed, crowd_share=0.4, rounding=2)
+    outcomes = sort_by_class(match_detections(gt, table, num_classes))
+    tp, fp = outcomes.at_first_iou()
+    assert not (tp | fp).all()  # some lie in a crowd region
+    threshold = 0.35
+    calibration = measure_calibration(outcomes, threshold, bins=10)
+    for part, lowest in ((calibration.scored, -1.0), (calibration.shown, threshold)):
+        bins = [[] for _ in range(10)]
+        for score, good, bad in zip(outcomes.scores, tp, fp):
+            if (good or bad) and score >= lowest:
+                place = max(k for k in range(10) if score >= np.linspace(0, 1, 11)[k])
+                bins[place].append((score, good))
+        total = sum(map(len, bins))
+        error = bias = 0.0
+        for k, members in enumerate(bins):
+            assert part.counts[k] == len(members)
+            if not members:
+                assert np.isnan(part.confidence[k])
+                assert np.isnan(part.precision[k])
+                continue
+            confidence, precision = np.mean([s for s, _ in members]), np.mean([g for _, g in members])
+            assert part.confidence[k] == pytest.approx(confidence)
+            assert part.precision[k] == pytest.approx(precision)
+            error += len(members) / total * abs(confidence - precision)
+            bias += len(members) / total * (confidence - precision)
+        assert part.error == pytest.approx(error)
+        assert part.bias == pytest.approx(bias)
+
+
+def test_calibrated_confidences_have_almost_no_error():
+    rng = np.random.default_rng(0)
+    scores = rng.random(200_000)
+    honest = measure_calibration(outcomes_of(scores, rng.random(scores.size) < scores), 0.5)
+    assert honest.scored.error < 0.01
+    assert abs(honest.shown.bias) < 0.01
+    boasting = measure_calibration(outcomes_of(scores, rng.random(scores.size) < scores / 2), 0.5)
+    assert boasting.scored.error == pytest.approx(0.25, abs=0.01)
+    assert boasting.shown.bias == pytest.approx(0.375, abs=0.01)
+
+
+def test_certain_true_positives_have_no_error():
+    part = measure_calibration(outcomes_of(np.ones(5), np.ones(5, dtype=bool)), 1.0).scored
+    assert (part.error, part.bias, part.counts[-1]) == (0, 0, 5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_detections_have_no_error():
+    calibration = measure_calibration(outcomes_of(np.zeros(0), np.zeros(0, dtype=bool)), 0.5)
+    assert np.isnan([calibration.scored.error, calibration.shown.bias]).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ap_and_ar_by_size_equal_pycocotools(seed):
+    gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15, 0.6)[seed % 3], rounding=2)
+    stats, precision = coco_evaluate(gt, table)
+    sizes = score_sizes(match_detections(gt, table, num_classes))
+    expected = precision.mean((0, 1))  # (C, A); -1 where there is no object
+    np.testing.assert_allclose(np.where(np.isnan(sizes.ap), -1, sizes.ap), expected, atol=1e-12)
+    for t, ours in ((0, sizes.ap50), (5, sizes.ap75)):
+        np.testing.assert_allclose(np.where(np.isnan(ours), -1, ours), precision[t].mean(0), atol=1e-12)
+    rows = {(name, size): scores for name, size, _, scores in size_rows(sizes, list("abcd"))}
+    means = np.array([rows["all", size] for size in SIZES])
+    np.testing.assert_allclose(np.nan_to_num(means[:, 2], nan=-1), stats[[0, 3, 4, 5]], atol=1e-12)
+    np.testing.assert_allclose(np.nan_to_num(means[:, 3], nan=-1), stats[[8, 9, 10, 11]], atol=1e-12)
+    assert len(rows) == 4 * (num_classes + 1)
+
+
+def test_size_ranges_partition_the_objects():
+    gt, table, num_classes = random_case(1)
+    sizes = score_sizes(match_detections(gt, table, num_classes))
+    result = score_detections(gt, table, num_classes)
+    np.testing.assert_array_equal(sizes.targets[:, 0], result.class_targets)
+    np.testing.assert_array_equal(sizes.ap[:, 0], result.class_ap)
+    assert (sizes.targets[:, 1:].sum(1) >= sizes.targets[:, 0]).all()  # an object on a border counts in both ranges
+
+
+@pytest.mark.filterwarnings("error")
+def test_sizes_without_objects_are_nan():
+    nothing = np.zeros(0, dtype=int)
+    gt = make_ground_truth(np.zeros((0, 4)), nothing, nothing > 0, np.zeros(0), nothing, 2, 3)
+    sizes = score_sizes(match_detections(gt, make_table([0], [[0, 0, 5, 5]], [0.5], [1]), 3))
+    assert np.isnan(sizes.ap).all()
+    assert np.isnan(sizes.recall).all()
