@@ -56,9 +56,9 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     with Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
-            from engine.agreement import check_same_start
             from engine.checkpoint.run import open_run
             from engine.train.build import build_run  # in here, so that only one process reports a failing import
+            from utils.distributed.agreement import check_same_start
 
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)

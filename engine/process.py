@@ -7,36 +7,39 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
 
 import torch
-import yaml
 
-from engine.checkpoint.run import Run, claim_folder
 from models.heads.base import DetectionHead
-from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, TrainConfig, changed_settings, closing_epochs
+from utils.config.settings import (
+    ALL_RANKS,
+    FIND_BATCH_SIZE,
+    Hyperparameters,
+    TrainConfig,
+    changed_settings,
+    closing_epochs,
+)
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.safe_io import open_direct, write_whole
-from utils.logger import configure_logging, continue_in_file, get_logger
+from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 
 
-def prepare_process(ctx: DistributedContext, run: Run) -> None:
-    """Sets up logging, threads and determinism, and logs the settings that differ from the defaults; `open_folder`
-    stores all."""
+def prepare_process(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, lines: Sequence[str] = ()
+) -> None:
+    """Sets up logging, threads and determinism, and logs ``lines`` and the settings that differ from the defaults."""
     configure_logging(ctx.is_main, file_follows=True)
-    if run.config.threads or (resolve_virtual_ranks(ctx, run.config) and ctx.device.type == "cpu"):
+    if config.threads or (resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
-        torch.set_num_threads(run.config.threads or 1)
-    choose_kernels(run.config)
+        torch.set_num_threads(config.threads or 1)
+    choose_kernels(config)
     log = get_logger()
-    for line in run.lines:
+    for line in lines:
         log.info("%s", line)
     log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
-    changed = [changed_settings(run.config), changed_settings(run.hyp)]
+    changed = [changed_settings(config), changed_settings(hyp)]
     changed[0].pop("override", None)  # is in the hyper-parameters
     lists = [", ".join(f"{k}={'null' if v is None else v}" for k, v in part.items()) or "defaults" for part in changed]
     log.info("settings: %s; hyper-parameters: %s", *lists)
@@ -64,10 +67,16 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
 
 
 def unused_settings(
-    ctx: DistributedContext, run: Run, head: DetectionHead, *, channels: int = 3, tile: int = 0
+    ctx: DistributedContext,
+    config: TrainConfig,
+    hyp: Hyperparameters,
+    head: DetectionHead,
+    *,
+    channels: int = 3,
+    tile: int = 0,
 ) -> list[str]:
     """A line for each setting that is given and has no effect in this run, for the log. ``tile``: see `DatasetSpec`."""
-    config, hyp, ranks = run.config, run.hyp, ctx.world_size
+    ranks = ctx.world_size
     given = {item.partition("=")[0].strip() for item in config.override}
     length, batch = counted(config.epochs, "epoch"), counted(config.batch_size, "image")
     epochs = math.inf if config.time else config.epochs
@@ -123,19 +132,6 @@ def unused_settings(
             f"{epochs / 4:g} epochs"
         )
     return lines
-
-
-@contextmanager
-def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
-    """`claim_folder`, with the effective settings and the log, from its first line on, in the folder. Every rank enters
-    it."""
-    with claim_folder(ctx, run) as run:
-        if ctx.is_main:
-            continue_in_file(run.folder / "train.log", open_direct)
-            settings = {"config": asdict(run.config), "hyp": asdict(run.hyp)}
-            write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
-        get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
-        yield run
 
 
 def choose_kernels(config: TrainConfig) -> None:

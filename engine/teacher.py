@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.spec.dataset_spec import DatasetSpec, class_names
-from engine.checkpoint.run import Run
+from engine.checkpoint.checkpoint import Checkpoint
 from models.detector import Detector
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
@@ -115,20 +115,20 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
         raise UserError("--keep-old: with --single-cls there are no new classes; leave out one of the two")
 
 
-def open_teacher(ctx: DistributedContext, run: Run) -> TeacherFile:
+def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> TeacherFile:
     """The teacher of a run. A resumed run needs the file it began with, or ``--teacher`` with where that is now.
 
     Raises UserError for a model whose loss cannot take another's outputs, and on all processes when theirs differ.
     """
-    config, known = run.config, run.checkpoint.teacher if run.checkpoint else {}
-    flag, begun = "--keep-old" if config.keep_old else "--teacher", run.checkpoint is not None
+    known = checkpoint.teacher if checkpoint else {}
+    flag, begun = "--keep-old" if config.keep_old else "--teacher", checkpoint is not None
     check_teacher(ctx, config, resumes=begun)
     named = config.teacher or config.weights
     if begun:
         stored = Path(known.get("path", ""))
         if not known:
-            raise UserError(f"{run.checkpoint.path}: this run began without a teacher; leave out --teacher")
-        if named == run.checkpoint.config.get("teacher") or not config.teacher:
+            raise UserError(f"{checkpoint.path}: this run began without a teacher; leave out --teacher")
+        if named == checkpoint.config.get("teacher") or not config.teacher:
             if not stored.is_file():
                 raise UserError(f"{stored}: no such file, the teacher of this run; name where it is: --teacher PATH")
             named = str(stored)

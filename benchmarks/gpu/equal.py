@@ -27,8 +27,8 @@ from benchmarks.speed.nms import make_input
 from benchmarks.speed.our_side import seconds_of
 from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
 from engine.inference.predictor import load
+from engine.parallel.control import StepValues
 from engine.parallel.data_parallel import DataParallel
-from engine.parallel.step_values import StepValues
 from engine.train.step import TrainStep
 from tests.helpers.tiny import write_weights
 

@@ -9,11 +9,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress
+from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
+from engine.optim.schedule import StepPlan
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.schema import build
+from utils.logger import get_logger
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
@@ -98,6 +101,34 @@ def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: st
         for key, (name, value) in now.items()
         if key in stored and stored[key] != value
     ]
+
+
+def restore_run(
+    ctx: DistributedContext,
+    checkpoint: Checkpoint,
+    state: TrainState,
+    config: TrainConfig,
+    plan: StepPlan,
+    epoch_batches: int,
+    fingerprint: str,
+) -> Progress:
+    """Loads the state of a resumed run into its parts, frees the checkpoint's copy of it, and returns where the run
+    continues (`resumed_position`)."""
+    checkpoint.restore(ctx, state)
+    progress, lines = resumed_position(
+        checkpoint,
+        fingerprint=fingerprint,
+        batch_size=config.batch_size,
+        epoch_batches=epoch_batches,
+        accumulate=plan.accumulate,
+        epochs=config.epochs,
+    )
+    for line in lines:
+        get_logger().info("%s", line)
+    checkpoint.release_tensors()
+    if not config.image_weights:
+        progress.class_weights = []
+    return progress
 
 
 def resumed_position(

@@ -6,13 +6,14 @@ import gc
 import shutil
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import yaml
+
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.launches import forget_launch, note_launch, run_of_launch
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.collectives import all_objects, broadcast_object, torch_distributed_zero_first
@@ -20,9 +21,11 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
-from utils.logger import get_logger
+from utils.files.safe_io import open_direct, write_whole
+from utils.logger import continue_in_file, get_logger
 from utils.strings import counted
 
+LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
 
@@ -99,15 +102,26 @@ def _newest_checkpoint(project: str | Path) -> Path:
 
 @contextmanager
 def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
-    """Yields the run in a folder of its own, locked until the block ends. Every rank enters it, after the data set, the
-    model and the weights have been checked, so that a refused command leaves nothing behind. If the block fails before
-    the first checkpoint, the folders made here are removed.
+    """Yields the run in a folder of its own, locked until the block ends, with its settings and the log from its first
+    line on. Every rank enters it, after the data set, the model and the weights have been checked, so that a refused
+    command leaves nothing behind. If the block fails before the first checkpoint, the folders made here are removed.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    if run.begun:  # `open_run` has locked its folder
+    config = run.config
+    with ExitStack() as stack:
+        if not run.begun:  # else `open_run` has locked its folder
+            run = stack.enter_context(_new_run(ctx, run))
+        if ctx.is_main:
+            continue_in_file(run.folder / "train.log", open_direct)
+            settings = {"config": asdict(config), "hyp": asdict(run.hyp)}
+            write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
+        get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
         yield run
-        return
+
+
+@contextmanager
+def _new_run(ctx: DistributedContext, run: Run) -> Iterator[Run]:
     config, launchers = run.config, all_objects(ctx, ctx.launcher)
     with ExitStack() as stack:
         folder, made = run.folder, []
@@ -214,3 +228,36 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     within = f" and {counted(checkpoint.progress.batch, 'batch')}" if checkpoint.progress.batch else ""
     lines.insert(0, f"resuming {path} after epoch {checkpoint.progress.epoch} of {config.epochs}{within}")
     return Run(path.parent, config, hyp, checkpoint, lines, data_root=root if config.data == source else "")
+
+
+def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> None:
+    """Records that the torchrun processes ``launchers`` (`DistributedContext.launcher`) train the run in ``folder``, so
+    that a restart by any of them finds it."""
+    new = set(launchers) - {""}
+    if new:
+        Path(project).mkdir(parents=True, exist_ok=True)
+        with open(Path(project) / LAUNCHES, "a", encoding="utf-8", opener=open_direct) as file:
+            file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
+
+
+def forget_launch(project: str | Path, folder: Path) -> None:
+    """Removes the record of a run whose folder is gone, if it is the only one: other lines may be of live runs, and a
+    line without a folder does no harm."""
+    path = Path(project) / LAUNCHES
+    if path.is_file() and all(
+        line.endswith(f"\t{folder.resolve()}") for line in path.read_text(encoding="utf-8").splitlines()
+    ):
+        path.unlink(missing_ok=True)
+
+
+def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:
+    """The folder of the run that one of ``launchers`` has trained before, which makes this a restart; or None."""
+    path = Path(project) / LAUNCHES
+    if not any(launchers) or not path.is_file():
+        return None
+    found = None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        launcher, _, folder = line.rpartition("\t")
+        if launcher in launchers and Path(folder).is_dir():
+            found = Path(folder)
+    return found

@@ -21,12 +21,12 @@ from torch import Tensor
 from data.loading.build import build_val_loader
 from data.open import open_data
 from data.spec.dataset_spec import DataSource
-from engine.agreement import MAY_DIFFER
 from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts
 from engine.process import choose_kernels
 from models.build import build_starting_model
 from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.collectives import post_message, read_message
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import BEAT_S, Heartbeat

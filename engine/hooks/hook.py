@@ -16,8 +16,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.optim.schedule import Schedule, StepPlan
-from engine.parallel.control import Action, RunControl
-from engine.parallel.step_values import StepFlags, StepValues
+from engine.parallel.control import Action, RunControl, StepFlags, StepValues
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 

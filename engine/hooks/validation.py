@@ -1,13 +1,23 @@
-"""Validation by the training processes."""
+"""The validation of an epoch, and what follows from it: the row of results.csv, the best epoch, class weights."""
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+import numpy as np
 from torch import nn
 
-from data.loading.loader import ValidationLoader
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
 from engine.hooks.checkpoints import saved_if_unreadable
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from utils.distributed.collectives import broadcast_object
+from utils.strings import counted
+from utils.structures import EvalResult
+
+log = logging.getLogger("lockstep")
 
 
 class Validation(Hook):
@@ -36,3 +46,81 @@ class Validation(Hook):
         with saved_if_unreadable(trainer):
             epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
         return trainer.control.after_validation()
+
+
+class Results(Hook):
+    """Records the result of each epoch in the progress of all ranks. ``fitness`` decides which epoch is the best."""
+
+    def __init__(self, fitness: Fitness) -> None:
+        self.fitness = fitness
+
+    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+        losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        optimizer = trainer.step.optimizer
+        optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
+        epoch.row |= {f"train/{name}": value for name, value in losses.items()} | optimizer.rates()
+        return Action.CONTINUE
+
+    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+        progress, result = trainer.progress, epoch.result
+        found = result and (self.fitness.of(result), result.class_ap, result.threshold)
+        found = broadcast_object(trainer.ctx, found)
+        if found is not None:
+            fitness, epoch.class_ap, progress.confidence = found
+            epoch.is_best = progress.record_fitness(fitness)
+        epoch.row = {"time": trainer.seconds(), **epoch.row}
+        if result is not None:
+            epoch.metrics = self._metrics(result)
+            first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
+            epoch.row = {**first, **epoch.metrics, **epoch.row}
+            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in epoch.metrics.items() if k.startswith("metrics"))
+            log.info("epoch %d: %s", epoch.number, "  ".join(shown))
+        return Action.CONTINUE
+
+    def _metrics(self, result: EvalResult) -> dict[str, Any]:
+        losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
+        metrics = {f"metrics/{k}": v for k, v in result.metrics.items()}
+        return {**metrics, self.fitness.column: self.fitness.of(result), **losses}
+
+
+class ClassWeights(Hook):
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often.
+
+    Args:
+        loader: with the weights of a run that has not been validated yet.
+    """
+
+    decides_next_epoch = True
+
+    def __init__(self, loader: InfiniteDataLoader) -> None:
+        self._base = np.array(loader.class_weights)
+
+    def start(self, trainer: Training) -> Action:
+        if trainer.progress.class_weights:  # of a resumed run
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+        return Action.CONTINUE
+
+    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+        if epoch.class_ap is not None:
+            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+        return Action.CONTINUE
+
+
+class Summary(Hook):
+    """The last line of the log. Comes after all other hooks."""
+
+    def __init__(self, fitness: str) -> None:
+        self._fitness = fitness
+
+    def finish(self, trainer: Training) -> Action:
+        progress, checkpointer = trainer.progress, trainer.checkpointer
+        done = counted(progress.epoch, "epoch")
+        if progress.best_epoch < 0:
+            log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
+        else:
+            log.info(
+                "done: %s; best %s %.4f in epoch %d: %s",
+                done, self._fitness, progress.best_fitness, progress.best_epoch, checkpointer.best,
+            )  # fmt: skip
+        return Action.CONTINUE

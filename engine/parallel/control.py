@@ -1,4 +1,5 @@
-"""Signals, requests of single ranks, and how all ranks save or stop after the same step."""
+"""Signals, requests of single ranks, and how all ranks save or stop after the same step; and what the host reads of a
+step, one step late, so that it never waits for the device."""
 
 from __future__ import annotations
 
@@ -6,11 +7,16 @@ import enum
 import logging
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from engine.parallel.step_values import StepFlags
+import torch
+from torch import Tensor
+
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
@@ -29,6 +35,72 @@ class Action(enum.IntEnum):
     SAVE = 1
     END = 2  # take no more steps: the run is done
     STOP = 3  # save and take no more steps: a resumed run continues
+
+
+class StepFlags(NamedTuple):
+    """Requests of any rank to all ranks at a step boundary. They are reduced together with the step's sums, so they
+    cost nothing and all ranks read them after the same step."""
+
+    save: bool = False
+    stop: bool = False  # SIGTERM or SIGUSR1
+    interrupt: bool = False  # SIGINT
+
+    def __or__(self, other: StepFlags) -> StepFlags:
+        return StepFlags(*(a or b for a, b in zip(self, other)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """The results of one step, on the host."""
+
+    finite: bool  # gradients of the global batch; False: the step was skipped
+    local_finite: bool  # this rank's own loss
+    grad_norm: float  # before clipping
+    losses: tuple[float, ...]  # the criterion's parts over the global batch, normalized
+    paths: tuple[str, ...]  # images of this rank's shard
+    flags: StepFlags  # of all ranks, when the step began
+
+
+NO_FLAGS = StepFlags()
+
+
+class DelayedReader:
+    """Reads device values one step late: the copy to the host runs while the next step is queued."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._asynchronous = device.type == "cuda"
+        self._pending: deque = deque()
+
+    def push(self, values: Tensor, paths: tuple[str, ...]) -> None:
+        if self._asynchronous:
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            event = torch.cuda.Event(blocking=True)  # the host sleeps instead of spinning
+            event.record()
+        else:
+            host, event = values, None
+        self._pending.append((host, event, paths))
+
+    def pop(self, *, leave: int = 1) -> list[StepValues]:
+        """All but the newest ``leave`` steps, oldest first."""
+        ready = []
+        while len(self._pending) > leave:
+            host, event, paths = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            finite, local_finite, norm, *rest = host.tolist()
+            flags, losses = StepFlags(*(flag > 0 for flag in rest[: len(NO_FLAGS)])), tuple(rest[len(NO_FLAGS) :])
+            ready.append(StepValues(finite > 0, local_finite > 0, norm, losses, paths, flags))
+        return ready
+
+
+def append_flags(sums: Tensor, flags: StepFlags) -> Tensor:
+    """``sums`` (n,) followed by a 1 for each flag that is set and a 0 for the others, without a host sync."""
+    values = sums.new_zeros(len(flags))
+    for number, is_set in enumerate(flags):
+        if is_set:
+            values[number].fill_(1)
+    return torch.cat([sums, values])
 
 
 class RunControl:

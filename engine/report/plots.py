@@ -15,8 +15,7 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import Analysis
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from engine.hooks.results import Results
-from engine.hooks.validation import Validation
+from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
 from engine.report.validation import plot_errors, plot_reliability

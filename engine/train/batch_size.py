@@ -95,7 +95,7 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
         raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 
 
-def with_batch_that_fits(
+def batch_that_fits(
     ctx: DistributedContext,
     run: Run,
     model: nn.Module,
@@ -103,8 +103,8 @@ def with_batch_that_fits(
     *,
     pixels: PixelFormat = RGB8,
     memory: CudaMemory | None = None,
-) -> Run:
-    """Returns ``run`` with the largest global batch that fits, and logs its size. All processes must call this.
+) -> int:
+    """The largest global batch that fits; logs it. All processes must call this.
 
     Args:
         model: a detector on its device, in training mode; it is not changed, nor are its gradients.
@@ -150,7 +150,7 @@ def with_batch_that_fits(
         batch_size, counted(shards, "shard"), counted(own, "image"), side,
         BOXES * samples_per_image(config), limit / 2**30,
     )  # fmt: skip
-    return replace(run, config=replace(config, batch_size=batch_size))
+    return batch_size
 
 
 def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_IMAGES) -> int:

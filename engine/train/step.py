@@ -21,8 +21,8 @@ from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
+from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags, append_flags
 from engine.parallel.ddp import Autocast, Strategy, parallelize, unused_parameters
-from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags, append_flags
 from engine.process import resolve_virtual_ranks
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -269,7 +269,7 @@ def build_step(
         compilation=compilation,
         searched=images if may_search(config) and plan.total * plan.accumulate >= LEAST_SEARCHED else 0,
     )
-    strategy = build_strategy(ctx, run, model, optimizer, plan, partial(settings.autocast, ctx.device))
+    strategy = build_strategy(ctx, config, model, optimizer, plan, partial(settings.autocast, ctx.device))
     if compilation is not None:
         compilation.apply(model, criterion)
         get_logger().info("%s", compilation.line)
@@ -277,28 +277,27 @@ def build_step(
 
 
 def build_strategy(
-    ctx: DistributedContext, run: Run, model: nn.Module, optimizer: OptimizerSet, plan: StepPlan, autocast: Autocast
+    ctx: DistributedContext,
+    config: TrainConfig,
+    model: nn.Module,
+    optimizer: OptimizerSet,
+    plan: StepPlan,
+    autocast: Autocast,
 ) -> Strategy:
-    """The strategy that the settings ask for. ``model``: not wrapped."""
-    if run.config.pipeline > 1:
+    """The strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
+    if config.pipeline > 1:
         from engine.parallel.pipeline import build_stage
 
         return build_stage(ctx, model, autocast, optimizer.parameters)
-    if virtual_ranks := resolve_virtual_ranks(ctx, run.config):
+    if virtual_ranks := resolve_virtual_ranks(ctx, config):
         from engine.parallel.virtual_ranks import VirtualRanks
 
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
-    return Strategy(ctx, _over_devices(ctx, run, model, plan), autocast)
-
-
-def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: StepPlan) -> nn.Module:
-    """The model, wrapped in DDP or DataParallel if it runs on several devices."""
     side = 2 * model.stride
     unused = unused_parameters(model, torch.zeros(1, model.channels, side, side)) if ctx.is_distributed else []
     if unused:
         get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
-    config = run.config
-    return parallelize(
+    wrapped = parallelize(
         model,
         ctx,
         sync_bn=config.sync_bn != 0,
@@ -308,3 +307,4 @@ def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: Ste
         static=plan.accumulate == 1 and not config.compile,
         compress=config.compress_grads,
     )
+    return Strategy(ctx, wrapped, autocast)

@@ -15,9 +15,8 @@ from engine.checkpoint.run import Run
 from engine.hooks.checkpoints import saved_if_unreadable
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import build_schedule, step_plan
-from engine.parallel.control import RunControl
+from engine.parallel.control import NO_FLAGS, RunControl, StepFlags
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.strings import counted

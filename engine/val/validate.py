@@ -10,7 +10,6 @@ from pathlib import Path
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.spec.dataset_spec import DatasetSpec, DataSource
-from engine.agreement import check_same_model, check_same_start
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import Evaluator, stitcher_of
@@ -22,6 +21,7 @@ from models.postprocess.detections import detections_to_score
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
+from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

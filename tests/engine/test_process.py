@@ -13,8 +13,8 @@ import torch
 import yaml
 
 import engine.checkpoint.run
-from engine.checkpoint.run import Run
-from engine.process import open_folder, prepare_process
+from engine.checkpoint.run import Run, claim_folder
+from engine.process import prepare_process
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.folders import increment_path
@@ -45,7 +45,7 @@ def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monke
     monkeypatch.setattr(engine.checkpoint.run, "increment_path", find)
     name.mkdir()
     run = run_with(name, project=str(tmp_path), exist_ok=True)
-    with open_folder(CPU, replace(run, begun=False)) as opened:
+    with claim_folder(CPU, replace(run, begun=False)) as opened:
         assert opened.folder == name
         assert (name / engine.checkpoint.run.LOCK_NAME).exists()
     assert found == [name, name]
@@ -57,7 +57,7 @@ def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkey
     locked = []
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (locked.append(FileLock(lock).acquire()), remove(*a, **k)))
     run = replace(run_with(tmp_path / "exp", project=str(tmp_path)), begun=False)
-    with pytest.raises(RuntimeError), open_folder(CPU, run):
+    with pytest.raises(RuntimeError), claim_folder(CPU, run):
         raise RuntimeError
     assert locked[0].startswith(f"process {os.getpid()} ")
     assert not any(tmp_path.iterdir())
@@ -68,7 +68,7 @@ def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
     for name in (".last.pt.0123abcd.tmp", ".settings.yaml.0123abcd.tmp", ".results.csv.0123abcd.tmp"):
         (tmp_path / "exp" / name).touch()
     run = replace(run_with(tmp_path / "exp", project=str(tmp_path), exist_ok=True), begun=False)
-    with open_folder(CPU, run):
+    with claim_folder(CPU, run):
         assert not list((tmp_path / "exp").glob(".*.tmp"))
 
 
@@ -80,8 +80,9 @@ def test_a_log_is_not_continued_through_a_symbolic_link(tmp_path, capsys):
     """With --exist-ok, the folder may contain what another user has put there."""
     (tmp_path / "target").write_text("precious")
     (tmp_path / "train.log").symlink_to(tmp_path / "target")
-    prepare_process(CPU, run_with(tmp_path, exist_ok=True))
-    with open_folder(CPU, run_with(tmp_path, exist_ok=True)):
+    run = run_with(tmp_path, exist_ok=True)
+    prepare_process(CPU, run.config, run.hyp)
+    with claim_folder(CPU, run):
         pass
     assert "train.log: cannot be written (is a symbolic link); there is no log in a file" in capsys.readouterr().out
     assert (tmp_path / "target").read_text() == "precious"
@@ -89,8 +90,8 @@ def test_a_log_is_not_continued_through_a_symbolic_link(tmp_path, capsys):
 
 def test_the_settings_are_stored_with_the_run(tmp_path):
     run = run_with(tmp_path, rect=True)
-    prepare_process(CPU, run)
-    with open_folder(CPU, run):
+    prepare_process(CPU, run.config, run.hyp)
+    with claim_folder(CPU, run):
         pass
     stored = yaml.safe_load((tmp_path / "settings.yaml").read_text())
     assert stored["config"]["rect"] is True

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import train
-from engine.checkpoint.run import Run
 from engine.process import unused_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
@@ -32,8 +30,7 @@ def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
 
 def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **settings) -> list[str]:
     config = TrainConfig(override=list(override), **settings)
-    run = Run(Path(), config, with_overrides(Hyperparameters(), override), None, [])
-    return unused_settings(ctx, run, head)
+    return unused_settings(ctx, config, with_overrides(Hyperparameters(), override), head)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +131,14 @@ def test_close_mosaic_is_unused_without_mosaics_unless_the_loss_refines(override
 
 def test_settings_of_tiles_need_tiles():
     config = TrainConfig(override=["tile_visibility=0.5", "tile_backgrounds=1"], image_weights=True)
-    run = Run(Path(), config, with_overrides(Hyperparameters(), config.override), None, [])
+    hyp = with_overrides(Hyperparameters(), config.override)
     head = YOLOXHead(*LEVELS, 8)
-    assert unused_settings(ONE, run, head) == [
+    assert unused_settings(ONE, config, hyp, head) == [
         f"--set {name} does nothing: the data set's YAML has no 'tile'"
         for name in ("tile_backgrounds", "tile_visibility")
     ]
     want = ["--set tile_backgrounds does nothing: --image-weights chooses how often tiles are seen"]
-    assert unused_settings(ONE, run, head, tile=64) == want
+    assert unused_settings(ONE, config, hyp, head, tile=64) == want
 
 
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):

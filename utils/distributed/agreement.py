@@ -1,4 +1,4 @@
-"""Checks that all processes of a run have the same settings, code and data, by comparing them on the store.
+"""Checks that all processes of a run have the same settings, code, model and data, by comparing them on the store.
 
 If processes disagree about sizes, collectives hang or mix up what they gather; if they disagree about numbers, training
 ends without an error and with wrong weights.
@@ -9,8 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, UserError
@@ -20,6 +26,10 @@ from utils.strings import rank_list
 _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
 _LINGER_S = 5.0
+# Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
+MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank"))
+# Of hyper-parameters: their values are compared, not where they come from.
+_SOURCES = frozenset(("hyp", "override"))
 
 
 def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, object]) -> None:
@@ -64,6 +74,34 @@ def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, obj
     raise UserError(text)
 
 
+def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
+    """Raises UserError on all processes when their flags, code or torch differ. Called before anything is opened."""
+    facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
+    facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
+    facts["--stage"] = "given" if config.stage else "not given"
+    check_agreement(ctx, "start", facts)
+
+
+def check_same_run(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, progress: Mapping[str, Any] | None
+) -> None:
+    """Raises UserError on all processes when their settings or hyper-parameters, or the ``progress`` of the checkpoint
+    that they resume from, differ."""
+    facts: dict[str, object] = {f"setting {name}": value for name, value in _compared(config).items()}
+    facts |= {f"hyper-parameter {name}": value for name, value in asdict(hyp).items()}
+    facts["the checkpoint's progress"] = progress or "none"
+    check_agreement(ctx, "run", facts)
+
+
+def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iterable[Tensor]) -> None:
+    """Raises UserError on all processes when their models differ, or the weights ``from_files`` that they have read."""
+    if ctx.world_size == 1:
+        return
+    facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}
+    facts["the checksum of the starting weights"] = sum(_checksum(tensor) for tensor in from_files)
+    check_agreement(ctx, "model", facts)
+
+
 def product_version() -> str:
     """A digest of this program's own source files: 12 hex digits."""
     digest = hashlib.blake2b(digest_size=6)
@@ -94,3 +132,13 @@ def _describe(first: Mapping[str, str], notes: Sequence[tuple[int, dict[str, str
     parts = [f"{name} is {first.get(name)} on rank 0, {', '.join(others)}" for name, others in lines.items()]
     more = f"; and {len(parts) - _LISTED_FACTS} more" if len(parts) > _LISTED_FACTS else ""
     return "; ".join(parts[:_LISTED_FACTS]) + more
+
+
+def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in MAY_DIFFER | _SOURCES}
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The sum of the bits as integers, which does not depend on the order of addition."""
+    flat = tensor.detach().reshape(-1)
+    return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
-from engine.checkpoint.launches import note_launch, run_of_launch
 from engine.checkpoint.resume import (
     check_is_newest,
     circumstances_changed,
@@ -14,7 +13,7 @@ from engine.checkpoint.resume import (
     resumed_hyperparameters,
     resumed_position,
 )
-from engine.checkpoint.run import open_run
+from engine.checkpoint.run import note_launch, open_run, run_of_launch
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext

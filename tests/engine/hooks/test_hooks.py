@@ -12,12 +12,9 @@ import torch
 from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.fitness import Fitness
 from engine.hooks.checkpoints import Checkpoints
-from engine.hooks.class_weights import ClassWeights
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.nonfinite import NonFiniteSteps
-from engine.hooks.results import Results
-from engine.hooks.stopping import EarlyStopping, TimeLimit
-from engine.hooks.validation import Validation
+from engine.hooks.stopping import EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.validation import ClassWeights, Results, Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 

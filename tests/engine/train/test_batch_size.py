@@ -24,10 +24,10 @@ from engine.train.batch_size import (
     BOXES,
     MOST_IMAGES,
     CudaMemory,
+    batch_that_fits,
     check_batch_search,
     largest_that_fits,
     prepare_step,
-    with_batch_that_fits,
 )
 from models.build import freeze_layers
 from models.detector import build_detector
@@ -224,9 +224,9 @@ def test_the_run_uses_the_batch_that_fits(settings, batch, caplog):
     model, criterion = model_and_loss()
     run, memory = run_of(**settings), Counted(peak_bytes(5) + 100)
     with caplog.at_level("INFO", logger="lockstep"):
-        found = with_batch_that_fits(CPU, run, model, criterion, memory=memory)
+        found = batch_that_fits(CPU, run, model, criterion, memory=memory)
     shards = settings.get("virtual_ranks", 1)
-    assert found == replace(run, config=replace(run.config, batch_size=batch))
+    assert found == batch
     assert re.search(rf"--batch-size -1: {batch} \({shards} shards? of", caplog.text)
 
 
@@ -235,13 +235,13 @@ def test_quads_count_as_four_images():
     memory = Counted()
     memory.peak_of(lambda: prepare_step(CPU, run_of(quad=True), model, criterion, 2))
     memory = Counted(memory.peaks[0] + 100)
-    assert with_batch_that_fits(CPU, run_of(quad=True), model, criterion, memory=memory).config.batch_size == 8
+    assert batch_that_fits(CPU, run_of(quad=True), model, criterion, memory=memory) == 8
 
 
 def test_a_single_image_that_does_not_fit_is_one_line():
     model, criterion = model_and_loss()
     with refused():
-        with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
+        batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
 
 
 def kernel_key() -> str:
@@ -270,11 +270,11 @@ class CountedWithWorkspace(Counted):
 def _search_for_kernels(ctx: DistributedContext, workspaces: list[int], **settings) -> tuple[int, list[bool]]:
     model, criterion = model_and_loss()
     memory, of_run = CountedWithWorkspace(peak_bytes(5) + 100, workspaces[ctx.rank]), kernel_key()
-    found = with_batch_that_fits(ctx, run_of(**settings), model, criterion, memory=memory)
+    found = batch_that_fits(ctx, run_of(**settings), model, criterion, memory=memory)
     assert not torch.backends.cudnn.benchmark
     assert kernel_key() == of_run
     assert [key == of_run for key in memory.keys] == memory.searched
-    return found.config.batch_size, memory.searched
+    return found, memory.searched
 
 
 @pytest.mark.slow
@@ -295,7 +295,7 @@ def test_the_processes_agree_on_a_size_that_fits_with_the_kernels_of_all():
 def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) -> int:
     model, criterion = model_and_loss()
     run = run_of(**settings)
-    return with_batch_that_fits(ctx, run, model, criterion, memory=Counted(limits[ctx.rank])).config.batch_size
+    return batch_that_fits(ctx, run, model, criterion, memory=Counted(limits[ctx.rank]))
 
 
 @pytest.mark.parametrize(
