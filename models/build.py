@@ -63,10 +63,10 @@ def build_starting_model(
     """
     start = None
     if config.weights and resumed is None:
-        from models.weights.start import StartingWeights
+        from models.weights import download, load, read, transfer
 
-        start = StartingWeights.read(config, ctx)
-    source = resumed or config.model or (start.model if start else DEFAULT_MODEL)
+        start = read.read_weights(download.fetch_weights(config.weights, ctx=ctx, offline=config.offline))
+    source = resumed or config.model or (load.model_of(start) if start else DEFAULT_MODEL)
     model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
     check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
     log = get_logger()
@@ -75,11 +75,12 @@ def build_starting_model(
         model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", counted(len(names), "class"),
         "" if start or resumed else ", random weights",
     )  # fmt: skip
-    filled = start.fill(model, grow=config.keep_old) if start else {}
+    filled = transfer.fill_model(model, start, grow=config.keep_old) if start else {}
     if frozen := layers_to_freeze(config.freeze, len(model.model)):
         freeze_layers(model, frozen)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return model.to(ctx.device, memory_format=layout), filled, start.origin if start else RANDOM
+    origin = download.origin_of_run(start) if start else RANDOM
+    return model.to(ctx.device, memory_format=layout), filled, origin

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +39,6 @@ from utils.structures import Batch, Targets
 MOST_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and images with more boxes
-PATIENCE = 10  # sizes tried by linear interpolation before the search bisects
 # Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
 
@@ -154,46 +154,20 @@ def batch_that_fits(
 
 
 def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_IMAGES) -> int:
-    """The largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits.
-
-    Memory is nearly linear in the number, so two measurements predict the next number to try. The result has been
-    measured to fit and the next larger number not to, unless the result is ``most``.
+    """The largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits. It has been measured to fit
+    and the next larger number not to, unless it is ``most``.
 
     Args:
         peak_bytes_of: measures the memory that a number of images takes; None if it ran out.
         limit_bytes: the memory that they may take.
     """
-    fits: list[tuple[int, int]] = []  # images and bytes, ascending
-    too_many: tuple[int, int | None] | None = None
-    number, tries = 1, 0
-    while True:
-        peak, tries = peak_bytes_of(number), tries + 1
-        if peak is None or peak > limit_bytes:
-            if not fits:
-                return 0
-            too_many = (number, peak)
-        else:
-            fits.append((number, peak))
-        fitting = fits[-1][0]
-        least, largest = fitting + (1 if fitting < 16 else 8), _rounded(too_many[0] - 1 if too_many else most)
-        if least > largest:
-            return fitting
-        guess = _guess(fits, too_many, limit_bytes, most, is_linear=tries < PATIENCE)
-        number = min(max(_rounded(guess), least), largest)
 
+    def is_too_much(number: int) -> bool:
+        peak = peak_bytes_of(number)
+        return peak is None or peak > limit_bytes
 
-def _guess(
-    fits: list[tuple[int, int]], too_many: tuple[int, int | None] | None, limit: int, most: int, *, is_linear: bool
-) -> int:
-    """Estimates the number that fits, by linear interpolation or by bisection."""
-    low, low_peak = fits[-1]
-    if too_many is None and len(fits) < 4:
-        return 2 * low  # the first measurements are too small to extrapolate
-    high, high_peak = too_many or (fits[-2] if is_linear else (most, None))
-    if high_peak is None or not is_linear:
-        return (low + high) // 2
-    slope = (high_peak - low_peak) / (high - low)
-    return low + int((limit - low_peak) / slope) if slope > 0 else most
+    sizes = [0, *range(1, 16), *range(16, most + 1, 8)]
+    return sizes[bisect_left(sizes, True, lo=1, key=is_too_much) - 1]
 
 
 def _rounded(number: int) -> int:

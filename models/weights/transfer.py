@@ -11,9 +11,10 @@ from torch import Tensor
 
 from models.detector import Detector
 from models.heads.base import ONE_TO_ONE
-from models.weights.load import class_count, names_for
+from models.weights.load import class_count, model_of, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
+from utils.logger import get_logger
 from utils.strings import counted, listed
 
 NOT_IN_FILE = "not in the file"
@@ -154,6 +155,19 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     used = [rows[layer] for layer in rows if f"{layer}.weight" not in skipped]
     classes = tuple(model.names[i] for i, _ in used[0].pairs) if used else ()
     return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes, new_rows)
+
+
+def fill_model(model: Detector, stored: StoredWeights, *, grow: bool) -> dict[str, tuple[int, ...]]:
+    """Copies what fits into the ``model`` of a new run and logs what does not. Returns the filled parameters: by name,
+    the rows that are still random. ``grow``: see `transfer_weights`."""
+    report, log = transfer_weights(model, stored, grow=grow), get_logger()
+    if model.channels != 3 and model_of(stored).get("channels", 3) == 3:
+        channels = counted(model.channels, "channel")
+        log.info("%s: its RGB kernels are adapted to images of %s", stored.path, channels)
+    for line in report.lines():
+        log.info("%s", line)
+    names = (name for name, _ in model.named_parameters() if name not in report.skipped)
+    return {name: report.new_rows.get(name, ()) for name in names}
 
 
 def for_channels(kernel: Tensor, channels: int) -> Tensor:
