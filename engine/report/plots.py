@@ -15,11 +15,11 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import Analysis
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.result_files import ResultFiles, Tracker
 from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
 from engine.report.validation import plot_errors, plot_reliability
-from engine.trackers.result_files import ResultFiles, Tracker
 from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import plots

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.trackers.result_files import CsvTracker, Tracker
+from engine.hooks.result_files import CsvTracker, Tracker
 from utils.errors import UserError, first_line
 from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger

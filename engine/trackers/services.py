@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from engine.checkpoint.run import Run
 from engine.hooks.hook import Training
+from engine.hooks.result_files import CompositeTracker, ResultFiles, Tracker, TrackerHook
 from engine.trackers.background import BackgroundTracker, RunNote, Service
-from engine.trackers.result_files import CompositeTracker, ResultFiles, Tracker, TrackerHook
 from utils.errors import UserError, first_line
 from utils.files.safe_io import open_file
 from utils.logger import get_logger

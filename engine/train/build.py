@@ -23,6 +23,7 @@ from engine.evaluation.fitness import Fitness
 from engine.hooks.checkpoints import Checkpoints
 from engine.hooks.hook import Hook
 from engine.hooks.progress_bar import ProgressBar
+from engine.hooks.result_files import ResultFiles
 from engine.hooks.stopping import EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.validation import ClassWeights, Results, Summary, Validation
 from engine.optim.build import RULES, SHORT_RUN
@@ -30,7 +31,6 @@ from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.process import prepare_process, unused_settings
-from engine.trackers.result_files import ResultFiles
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from models.build import build_starting_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.run import LOCK_NAME
-from engine.trackers.result_files import CompositeTracker, CsvTracker, TensorBoardTracker
+from engine.hooks.result_files import CompositeTracker, CsvTracker, TensorBoardTracker
 from engine.val.validate import open_models, score
 from utils.config.settings import ValConfig
 from utils.distributed.context import DistributedContext

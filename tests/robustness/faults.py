@@ -279,7 +279,7 @@ class Bench:
 
     def difference(self, name: str) -> str:
         """How the finished run differs from the undisturbed one; "" if it does not."""
-        from engine.trackers.result_files import CsvTracker
+        from engine.hooks.result_files import CsvTracker
         from tests.helpers.same_content import same_content, untimed
         from utils.files.checkpoint import read_checkpoint
 

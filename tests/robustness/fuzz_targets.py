@@ -63,12 +63,12 @@ from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, re
 from engine.export.formats.onnx_file import write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
 from engine.export.formats.torch_files import write_pt2, write_torchscript
+from engine.hooks.result_files import CsvTracker
 from engine.inference.predictor import Predictor
 from engine.inference.runtimes.backends import import_openvino, quiet
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import open_model
 from engine.inference.runtimes.own_exports import is_own_export, record_export
-from engine.trackers.result_files import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.load import load_detector

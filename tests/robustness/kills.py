@@ -34,7 +34,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.trackers.result_files import CsvTracker
+from engine.hooks.result_files import CsvTracker
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.tiny import write_dataset, write_model

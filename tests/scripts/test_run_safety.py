@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.trackers.result_files import CsvTracker
+from engine.hooks.result_files import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from utils.errors import first_line
-from utils.strings import aligned, class_difference, counted, image_ids_of
+from utils.strings import aligned, class_difference, counted, format_duration, image_ids_of
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,7 @@ def test_class_names_are_compared_by_number():
 def test_the_first_line_of_an_error():
     assert first_line(ValueError(" one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
+
+
+def test_durations_are_formatted():
+    assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]

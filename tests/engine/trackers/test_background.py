@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.hooks.result_files import CompositeTracker, CsvTracker
 from engine.trackers.background import BackgroundTracker, RunNote, Service
-from engine.trackers.result_files import CompositeTracker, CsvTracker
 from tests.helpers.messages import refused
 from utils.logger import configure_logging
 

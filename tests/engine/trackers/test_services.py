@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import train
+from engine.hooks.result_files import CompositeTracker, CsvTracker
 from engine.trackers.background import BackgroundTracker, RunNote
-from engine.trackers.result_files import CompositeTracker, CsvTracker
 from engine.trackers.services import MlflowService, WandbService, check_services
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
