@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from utils.config.parser import errors_name_typed_flags, parse_config
+from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import exit_on_signals, run_main
 from utils.errors import UserError
 
 
-@errors_name_typed_flags(DetectConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
     require_one_process("detect.py")

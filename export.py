@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from utils.config.parser import errors_name_typed_flags, parse_config
+from utils.config.parser import parse_config
 from utils.config.settings import ExportConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 
 
-@errors_name_typed_flags(ExportConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(ExportConfig, argv, __doc__.split("\n")[0])
     require_one_process("export.py")

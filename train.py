@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
+from utils.config.parser import given_flags, parse_config
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import check_processes, evaluates, is_launched
 from utils.entrypoint import run_main
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from engine.checkpoint.run import Run
 
 
-@errors_name_typed_flags(TrainConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # from the first moment on, so that the exit code says that the run can be resumed
         run = _train(sys.argv[1:] if argv is None else list(argv), signals)

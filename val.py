@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
+from utils.config.parser import given_flags, parse_config
 from utils.config.settings import ValConfig
 from utils.distributed.launch import check_processes, is_launched, require_one_process
 from utils.entrypoint import run_main
@@ -25,7 +25,6 @@ from utils.machine.limits import explained, memory_advice
 REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_size", "verbose"})  # of a single file
 
 
-@errors_name_typed_flags(ValConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     watches = any(word.partition("=")[0] == "--watch" for word in argv)  # instead of the required --weights

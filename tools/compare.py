@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from utils.config.parser import errors_name_typed_flags, parse_config
+from utils.config.parser import parse_config
 from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
@@ -114,7 +114,6 @@ def differences(aps: Sequence[np.ndarray], draws: Sequence[np.ndarray], num_imag
     return rows
 
 
-@errors_name_typed_flags(CompareConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(CompareConfig, argv, __doc__.split("\n")[0])
     entries = entries_of(config.runs)

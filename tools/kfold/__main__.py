@@ -12,14 +12,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from utils.config.parser import errors_name_typed_flags, parse_config
+from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig, check_started_once, folder_of
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 from utils.errors import Stopped
 
 
-@errors_name_typed_flags(KfoldConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(KfoldConfig, argv, __doc__.split("\n")[0])
     check_started_once(config)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from utils.config.parser import errors_name_typed_flags, parse_config
+from utils.config.parser import parse_config
 from utils.config.search_settings import SearchConfig, check_started_once, folder_of
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
@@ -20,7 +20,6 @@ from utils.errors import Stopped
 from utils.machine.limits import require_package
 
 
-@errors_name_typed_flags(SearchConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(SearchConfig, argv, __doc__.split("\n")[0])
     check_started_once(config)

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import yaml
+
 from utils.config.flags import flag_actions, given_values
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import WEIGHTS_SUFFIXES, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.config.yaml_files import load_yaml, parse_override
+from utils.config.yaml_files import parse_override
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
@@ -30,7 +32,12 @@ _CONFIGS: dict[str, type] = {
     **{"kfold": KfoldConfig, "search": SearchConfig},
 }
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
-_table = functools.cache(lambda: load_yaml(CONFIGS / "other_programs.yaml"))
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    text = (CONFIGS / "other_programs.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def flags_of(command: str) -> dict[str, argparse.Action]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from utils.config.flags import build_parser, checked_values, command_of, dashed, flag_actions, flag_name, given_values
+from utils.config.flags import build_parser, checked_values, command_of, dashed, flag_actions, given_values
 from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError
@@ -62,35 +60,6 @@ def _in_our_flags(cls: type, argv: Sequence[str] | None) -> tuple[list[str], lis
         if is_ours or command_of(cls) not in _OF_OTHER_PROGRAMS
         else _others().translate(command_of(cls), given)
     )
-
-
-def errors_name_typed_flags(cls: type) -> Callable[[Callable], Callable]:
-    """Decorates a ``main(argv)``: its UserErrors name the flags of ``cls`` as they were typed (``--img``)."""
-
-    def decorated(main: Callable) -> Callable:
-        @functools.wraps(main)
-        def run(argv: Sequence[str] | None = None) -> None:
-            try:
-                main(argv)
-            except UserError as error:
-                error.args = (_as_typed(str(error), cls, sys.argv[1:] if argv is None else argv),)
-                raise
-
-        return run
-
-    return decorated
-
-
-def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
-    fields = {flag_name(f.name): f for f in dataclasses.fields(cls)}
-    ours = {alias: flag for flag, field in fields.items() for alias in field.metadata["aliases"]}
-    for flag in (word.partition("=")[0] for word in dashed(argv) if word.startswith("--")):
-        canonical = ours.get(flag, flag)
-        if canonical == flag and flag not in fields and command_of(cls) in _OF_OTHER_PROGRAMS:
-            canonical = " ".join(_others().translated(command_of(cls), flag))
-        if canonical != flag:
-            message = re.sub(rf"(?<![\w-]){re.escape(canonical)}(?![\w-])", flag, message)
-    return message
 
 
 def hyperparameters_from(

@@ -93,43 +93,18 @@ def _strict(base: type) -> type:
     """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last."""
 
     class Strict(base):
-        def __init__(self, stream: Any) -> None:
-            super().__init__(stream)
-            self._is_flat: dict[int, bool] = {}  # by id of a mapping; False while its merges are looked up
-            self._merged = 0
-
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Puts the pairs that ``<<`` merges before the mapping's own: of two with equal keys, the last one counts.
-
-            Versions of PyYAML differ in which one that is, and all build the merged lists before they can be counted.
-            """
-            if id(node) in self._is_flat:
-                if not self._is_flat[id(node)]:
-                    raise _error(node, "a mapping is merged (<<) into itself")
-                return
-            self._is_flat[id(node)] = False
-            own, sources = [], []
+            """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
             lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
-            for key, value in node.value:
+            for key, _ in node.value:
+                if key.tag == _MERGE:
+                    raise _error(key, "<< merges mappings, which is not supported; write the keys out")
                 if isinstance(key, yaml.ScalarNode):
                     if first := lines.get((key.tag, key.value)):
                         raise _error(key, f"key '{key.value}' is there twice (first in line {first}); remove one")
                     lines[key.tag, key.value] = key.start_mark.line + 1
                 if key.tag == _VALUE:
                     key.tag = _TEXT
-                if key.tag == _MERGE:
-                    sources += value.value if isinstance(value, yaml.SequenceNode) else [value]
-                else:
-                    own.append((key, value))
-            for source in sources:
-                if not isinstance(source, yaml.MappingNode):
-                    raise _error(source, "<< merges a mapping or a list of mappings")
-                self.flatten_mapping(source)
-                self._merged += len(source.value)
-                if self._merged > MOST_VALUES:
-                    raise _error(node, "its merges are too many")
-            node.value = [pair for source in reversed(sources) for pair in source.value] + own
-            self._is_flat[id(node)] = True
 
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:

@@ -12,99 +12,25 @@ from tests.helpers.messages import refused
 from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, check_line, draw_arguments, said
 from utils.config import other_programs
 from utils.config.other_programs import reason as reason_of
-from utils.config.parser import errors_name_typed_flags, parse_config, read_recipe, with_overrides
+from utils.config.parser import parse_config, read_recipe, with_overrides
 from utils.config.settings import CompareConfig, Hyperparameters, TrainConfig
 
 ROOT = Path(__file__).parents[3]
 # The defaults of Ultralytics' args.yaml, where they are not those of YOLOv5's hyper-parameters; all of a detector's.
-ARGS = """
-task: detect
-mode: train
-model: yolov8n.pt
-data: d.yaml
-epochs: 100
-time: null
-patience: 100
-batch: 16
-imgsz: 640
-save: true
-save_period: -1
-cache: false
-device: null
-workers: 8
-project: null
-name: train
-exist_ok: false
-pretrained: true
-optimizer: auto
-verbose: true
-seed: 0
-deterministic: true
-single_cls: false
-cos_lr: false
-close_mosaic: 10
-resume: false
-amp: true
-fraction: 1.0
-profile: false
-freeze: null
-multi_scale: 0.0
-compile: false
-overlap_mask: true
-mask_ratio: 4
-dropout: 0.0
-val: true
-split: val
-save_json: false
-conf: null
-iou: 0.7
-max_det: 300
-half: false
-dnn: false
-plots: true
-end2end: null
-source: null
-vid_stride: 1
-stream_buffer: false
-augment: false
-agnostic_nms: false
-classes: null
-embed: null
-show: false
-save_frames: false
-save_txt: false
-show_labels: true
-show_boxes: true
-line_width: null
-format: torchscript
-keras: false
-int8: false
-simplify: true
-opset: null
-workspace: null
-nms: false
-lr0: 0.01
-momentum: 0.937
-warmup_bias_lr: 0.1
-box: 7.5
-cls: 0.5
-cls_pw: 0.0
-dfl: 1.5
-pose: 12.0
-kobj: 1.0
-rle: 1.0
-angle: 1.0
-nbs: 64
-bgr: 0.0
-mosaic: 1.0
-cutmix: 0.0
-copy_paste: 0.0
-copy_paste_mode: flip
-auto_augment: randaugment
-erasing: 0.4
-cfg: null
-tracker: botsort.yaml
-save_dir: runs/detect/train
+ARGS = """{
+task: detect, mode: train, model: yolov8n.pt, data: d.yaml, epochs: 100, time: null, patience: 100, batch: 16,
+imgsz: 640, save: true, save_period: -1, cache: false, device: null, workers: 8, project: null, name: train,
+exist_ok: false, pretrained: true, optimizer: auto, verbose: true, seed: 0, deterministic: true,
+single_cls: false, cos_lr: false, close_mosaic: 10, resume: false, amp: true, fraction: 1.0, profile: false,
+freeze: null, multi_scale: 0.0, compile: false, overlap_mask: true, mask_ratio: 4, dropout: 0.0, val: true,
+split: val, save_json: false, conf: null, iou: 0.7, max_det: 300, half: false, dnn: false, plots: true,
+end2end: null, source: null, vid_stride: 1, stream_buffer: false, augment: false, agnostic_nms: false,
+classes: null, embed: null, show: false, save_frames: false, save_txt: false, show_labels: true,
+show_boxes: true, line_width: null, format: torchscript, keras: false, int8: false, simplify: true,
+opset: null, workspace: null, nms: false, lr0: 0.01, momentum: 0.937, warmup_bias_lr: 0.1, box: 7.5, cls: 0.5,
+cls_pw: 0.0, dfl: 1.5, pose: 12.0, kobj: 1.0, rle: 1.0, angle: 1.0, nbs: 64, bgr: 0.0, mosaic: 1.0,
+cutmix: 0.0, copy_paste: 0.0, copy_paste_mode: flip, auto_augment: randaugment, erasing: 0.4, cfg: null,
+tracker: botsort.yaml, save_dir: runs/detect/train}
 """
 
 
@@ -283,13 +209,8 @@ def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: py
     parse_config(TrainConfig, ["--img", "64", "--no-channels-last", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
     parse_config(CompareConfig, ["a.pt", "b.pt"], "")
     read_recipe("finetune", pretrained=True)
-
-    @errors_name_typed_flags(TrainConfig)
-    def main(argv: list[str]) -> None:
-        parse_config(TrainConfig, argv, "")
-
     with refused():
-        main(["--batch=0", "--data", "a.yaml"])
+        parse_config(TrainConfig, ["--batch=0", "--data", "a.yaml"], "")
 
 
 def write(path: Path, values: dict) -> str:

@@ -7,17 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-import detect
-import train
 from tests.helpers.messages import refused
 from tests.helpers.yolo_lines import said
-from tools import compare
 from utils.config.flags import build_parser
 from utils.config.other_programs import tables
 from utils.config.parser import (
-    errors_name_typed_flags,
     given_flags,
     hyperparameters_from,
     parse_config,
@@ -35,8 +30,7 @@ from utils.config.settings import (
     TrainConfig,
     ValConfig,
 )
-from utils.config.yaml_files import load_yaml, parse_yaml
-from utils.errors import UserError
+from utils.config.yaml_files import load_yaml
 from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
 
@@ -165,38 +159,6 @@ def test_lines_before_there_is_a_log_are_its_first(capsys):
     assert capsys.readouterr().out == "--quiet: there is one level of detail\n"
 
 
-@pytest.mark.parametrize(
-    ("main", "argv"),
-    [
-        (train.main, ["--batch", "0"]),
-        (train.main, ["--cfg=x.yaml", "--img_size", "8"]),
-        (detect.main, ["--weights", "a.pt", "--source", "a.jpg", "--conf=3"]),
-        (
-            detect.main,
-            ["--weights", "a.pt", "--source", "a.jpg", "--conf-thres", "3"],
-        ),
-        (compare.main, ["a.pt", "--batch", "0"]),
-    ],
-)
-def test_errors_name_flags_as_they_were_typed(main, argv):
-    with refused():
-        main(argv)
-
-
-def test_errors_name_translated_flags_as_they_were_typed(monkeypatch):
-    message = "--amp fp16: not on a CPU; use --amp bf16, --amp fp16-x or --batch-size-y"
-
-    @errors_name_typed_flags(ValConfig)
-    def main(argv: list[str] | None = None) -> None:
-        raise UserError(message)
-
-    for argv in (["--half", "--batch=1"], ["--amp"]):
-        monkeypatch.setattr(sys, "argv", ["val.py", *argv])
-        for given in (argv, None):
-            with refused():
-                main(given)
-
-
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     """The table never refuses a flag of the script, and every flag that it suggests exists."""
     scripts = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}
@@ -299,21 +261,6 @@ def test_folders_that_no_line_can_name_are_refused(cls, flag, text):
         parse_config(cls, [*required.get(cls, []), f"{flag}={text}"], "")
 
 
-@pytest.mark.parametrize("without", ["", "CSafeLoader"])
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a: &a {x: 1}\nb: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}", {"x": 2, "y": 3}),
-        ("a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}", {"x": 1, "y": 1, "z": 3}),
-        ("a: &a {1: 1}\nb: &b {0x1: 2}\nc: {<<: [*a, *b]}", {1: 1}),  # equal keys, other texts
-        ("a: {x: 1}\nb: {y: 1}\nc: {x: 1, <<: {x: 2, =: 3}}", {"x": 1, "=": 3}),
-    ],
-)
-def test_a_mappings_own_keys_win_over_merged_ones_and_earlier_merges_over_later_ones(monkeypatch, text, value, without):
-    monkeypatch.delattr(yaml, without, raising=False)
-    assert parse_yaml(text)["c"] == value
-
-
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
 def test_every_setting_has_help_and_a_valid_default(cls):
     for field in dataclasses.fields(cls):
@@ -405,9 +352,6 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     [
         "lr0: &a [*a]\n",
         "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)),
-        "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
-        "a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(999)) + "}\nb: [" + "{<<: *a0}, " * 999 + "1]\n",
-        "lr0: &a {<<: [*a]}\n",
         "lr0: {<<: 3}\n",
         "lr0: !!int x\n",
         "lr0: 2020-13-45\n",
