@@ -33,14 +33,14 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     config = parse_config(TrainConfig, argv, "Trains a detector.")
     from engine.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
-    check_processes(config.spawn, config.device, config.local_rank, threads=config.threads)
+    check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
     if config.spawn > 1 and not is_launched():
         from utils.distributed.spawn import spawn
 
         spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
         return None
-    if evaluates(config.eval_ranks, config.local_rank):
+    if evaluates(config.eval_ranks):
         from utils.distributed.spawn import work_in_child
 
         if (heartbeat := work_in_child()) is not None:
@@ -53,7 +53,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     from utils.distributed.context import DistributedContext, report_errors_once
 
     with Watchdog(signals) as watchdog:
-        ctx = DistributedContext.from_environment(config.device, config.local_rank, eval_ranks=config.eval_ranks)
+        ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
             from engine.checkpoint.run import open_run
             from engine.train.build import build_run  # in here, so that only one process reports a failing import

@@ -35,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_one_process("val.py --watch")
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
-    place = config.device, config.local_rank
-    check_processes(config.spawn, *place)
+    check_processes(config.spawn, config.device)
     check_scoring_files([] if watches else config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():
         from utils.distributed.spawn import spawn
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What imports torch is imported once the flags and files are known to be valid.
     from utils.distributed.context import DistributedContext, report_errors_once
 
-    ctx = DistributedContext.from_environment(*place)
+    ctx = DistributedContext.from_environment(config.device)
     configure_logging(ctx.is_main)
     unused = given_flags(ValConfig, argv) & REPORT_SETTINGS if watches or len(config.weights) > 1 else set()
     if ctx.is_main and unused:

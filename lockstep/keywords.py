@@ -16,9 +16,9 @@ from utils.errors import UserError, has_control_characters, one_line
 from utils.files.schema import suggestion
 
 NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for them
-    TrainConfig: ("data", "callbacks", "resume", "override", "local_rank"),
-    ValConfig: ("weights", "watch", "data", "local_rank"),
-    ExportConfig: ("weights", "local_rank"),
+    TrainConfig: ("data", "callbacks", "resume", "override"),
+    ValConfig: ("weights", "watch", "data"),
+    ExportConfig: ("weights",),
 }
 # What a keyword of Ultralytics' train() asks for that is no setting here.
 _ELSEWHERE = {

@@ -96,7 +96,7 @@ def types_of_settings(root: Path) -> Iterator[str]:
         inherited += ["Hyperparameters"] if config is TrainConfig else []
         yield f"\nclass {_type_name(config)}({', '.join(inherited)}, total=False):"
         for field in dataclasses.fields(config):
-            if field.name in config.__annotations__ and field.name not in NOT_KEYWORDS.get(config, ("local_rank",)):
+            if field.name in config.__annotations__ and field.name not in NOT_KEYWORDS.get(config, ()):
                 yield f'    {field.name}: {_type_text(field)}\n    """{field.metadata["help"]}"""'
     yield ""
 

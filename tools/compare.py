@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = "tools/compare.html"
 UNCOMPARED = frozenset(  # settings
-    ("name", "project", "exist_ok", "local_rank", "tracker")
+    ("name", "project", "exist_ok", "tracker")
 )
 
 

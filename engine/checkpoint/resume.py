@@ -20,7 +20,7 @@ from utils.logger import get_logger
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
-_OF_THE_PROCESS = ("resume", "local_rank", "spawn", "eval_ranks")
+_OF_THE_PROCESS = ("resume", "spawn", "eval_ranks")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")

@@ -46,7 +46,7 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], heartbeat: 
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    ctx = DistributedContext.from_environment(config.device, config.local_rank, eval_ranks=config.eval_ranks)
+    ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
     heartbeat.beat()
     threading.Thread(target=_end_with_run, args=(ctx.store, heartbeat), name="heartbeat", daemon=True).start()

@@ -25,14 +25,11 @@ _MOST_THREADS = 4096
 _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
+_AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
 _TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you did not export yourself; they can run code"
-_CLASSES_HELP = "use only these classes of the data set, by number or name; default: all, or the checkpoint's"
-_WORKERS_HELP = (
-    "loader workers per rank; -1: its share of the cores, at most 8; with GPUs, of all but two cores, at most 16"
-)
 
 
 TOPICS = {  # the sections of --help: the settings of all commands
@@ -47,7 +44,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
-    "processes": "spawn eval_ranks local_rank sync_bn compress_grads zero virtual_ranks pipeline stall_minutes",
+    "processes": "spawn eval_ranks sync_bn compress_grads zero virtual_ranks pipeline stall_minutes",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker "
     "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
@@ -172,9 +169,14 @@ class _RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TileConfig(_RunConfig):
-    """Flags of val.py and detect.py, for large images."""
+class _DetectionsConfig(_RunConfig):
+    """Flags of val.py and detect.py."""
 
+    trust: bool = setting(False, help=_TRUST_HELP)
+    box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
+    nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
+    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
+    amp: str = setting("off", choices=_AMP, help="autocast type")
     tile: int | None = setting(
         None,
         low=0,
@@ -188,27 +190,40 @@ class _TileConfig(_RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig(_RunConfig):
-    """Flags of the commands that train, and of val.py."""
+    """Flags of the commands that train or score on a data set."""
 
-    classes: list[str] = setting(factory=list, help=_CLASSES_HELP)
+    classes: list[str] = setting(
+        factory=list,
+        help="use only these classes of the data set, by number or name; default: all, or the checkpoint's",
+    )
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images are bad")
-    verify: str = setting(
-        "sample", choices=("sample", "full"), help="images that the scan decodes: suspicious ones and a sample, or all"
-    )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
-    stage: str = setting(
-        "", help="copy the data to this folder on each node's local disk first; may contain {node_rank}"
-    )
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
-    workers: int = setting(-1, low=-1, high=1024, help=_WORKERS_HELP)
+    workers: int = setting(
+        -1,
+        low=-1,
+        high=1024,
+        help="loader workers per rank; -1: its share of the cores, at most 8 (with GPUs, of all but two, at most 16)",
+    )
     noplots: bool = setting(False, help="do not write plots")
-    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
-    local_rank: int | None = setting(None, help="set by launchers older than torchrun")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_DataConfig):
+class _ProcessesConfig(_DataConfig):
+    """Flags of the commands that train, and of val.py, for several processes."""
+
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="images that the scan decodes: suspicious ones and a sample, or all"
+    )
+    stage: str = setting(
+        "", help="copy the data to this folder on each node's local disk first; may contain {node_rank}"
+    )
+    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(_ProcessesConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
@@ -263,7 +278,7 @@ class TrainConfig(_DataConfig):
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
     accumulate: int = setting(1, low=1, help="batches per optimizer step")
     nominal_batch: int = setting(0, low=0, help="accumulate gradients up to this many images per step; 0: do not")
-    amp: str = setting("auto", choices=("auto", "off", "bf16", "fp16"), help="autocast type; auto: bf16 if supported")
+    amp: str = setting("auto", choices=_AMP, help="autocast type; auto: bf16 if supported")
     channels_last: bool = setting(True, help="NHWC memory format")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
@@ -317,14 +332,13 @@ class TrainConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_TileConfig, _DataConfig):
+class ValConfig(_DetectionsConfig, _ProcessesConfig):
     """The flags of val.py."""
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
     watch: str = setting(
         "", help="instead of --weights: evaluate each new checkpoint in this run's folder and write its watch.csv"
     )
-    trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
@@ -341,13 +355,9 @@ class ValConfig(_TileConfig, _DataConfig):
         aliases=("--iou",),
         help="IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)",
     )
-    box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
-    nms: bool = setting(False, help="evaluate the one-to-many head of NMS-free models, with NMS")
     tta: bool = setting(
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
     )
-    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
-    amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
     save_json: bool = setting(True, help="write predictions.json in COCO format")
     per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects per class")
     verbose: bool = setting(True, help="print one line per class")
@@ -355,11 +365,10 @@ class ValConfig(_TileConfig, _DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig(_TileConfig):
+class DetectConfig(_DetectionsConfig):
     """The flags of detect.py."""
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
-    trust: bool = setting(False, help=_TRUST_HELP)
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
@@ -376,13 +385,9 @@ class DetectConfig(_TileConfig):
         aliases=("--iou",),
         help="IoU threshold of NMS; default: 0.45, or no NMS for NMS-free models",
     )
-    box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
-    nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
-    amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
     save_txt: bool = setting(False, help="write labels in YOLO txt format")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
@@ -440,7 +445,7 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(_RunConfig):
+class CompareConfig(_DataConfig):
     """The flags of ``python -m tools.compare``."""
 
     runs: list[str] = setting(positional=True, help="run folders or model files; the first is the baseline")
@@ -449,15 +454,8 @@ class CompareConfig(_RunConfig):
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
-    device: str = setting("", help="cpu, mps or 0; empty: the best available device")
-    workers: int = setting(-1, low=-1, high=1024, help=_WORKERS_HELP)
-    classes: list[str] = setting(factory=list, help=_CLASSES_HELP)
-    single_cls: bool = setting(False, help="treat all classes as one")
-    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images are bad")
-    cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     draws: int = setting(1000, low=100, help="bootstrap samples for the confidence intervals")
     seed: int = setting(0, low=0, help="seed of the bootstrap")
-    noplots: bool = setting(False, help="do not write curves.png")
     project: str = setting("runs/compare", help="folder of runs", is_line=True)
 
 

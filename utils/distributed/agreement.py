@@ -27,7 +27,7 @@ _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of th
 _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
 _LINGER_S = 5.0
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
-MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank"))
+MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
 # Of hyper-parameters: their values are compared, not where they come from.
 _SOURCES = frozenset(("hyp", "override"))
 

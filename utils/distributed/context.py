@@ -65,7 +65,6 @@ class DistributedContext:
     @staticmethod
     def from_environment(
         device: str = "",
-        local_rank: int | None = None,
         *,
         eval_ranks: int = 0,
         timeout_s: float = 1800.0,
@@ -74,7 +73,6 @@ class DistributedContext:
 
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            local_rank: the flag of this name, used if the variable is not set.
             eval_ranks: the last so many processes are a group of their own, with ranks from 0, and so are the others.
                 They exchange messages in the store that `evaluators` returns.
             timeout_s: timeout of collectives.
@@ -82,7 +80,7 @@ class DistributedContext:
         Raises:
             UserError: the environment is incomplete, a device does not exist, or a port is in use.
         """
-        launch = read_launch(local_rank)
+        launch = read_launch()
         if launch is None:
             devices = parse_devices(device)
             return replace(DistributedContext.single(devices[0]), devices=devices)

@@ -37,19 +37,17 @@ class Launch:
     is_hosted: bool = False  # the launcher hosts the store; otherwise rank 0 does
 
 
-def read_launch(local_rank: int | None = None, environ: Mapping[str, str] | None = None) -> Launch | None:
+def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     """The rank of this process if it is one of several, else None.
 
     Args:
-        local_rank: the flag that old launchers pass. Its variable takes precedence.
         environ: environment variables; None: those of this process.
 
     Raises UserError for variables that are incomplete, not numbers, or contradictory.
     """
     environ = os.environ if environ is None else environ
-    local_rank = None if local_rank == -1 else local_rank
-    if environ.get("RANK") or environ.get("LOCAL_RANK") or local_rank is not None:
-        launch = _by_torchrun(environ, local_rank)
+    if environ.get("RANK") or environ.get("LOCAL_RANK"):
+        launch = _by_torchrun(environ)
     else:
         launch = _by_mpi(environ) or _by_srun(environ)
         if launch is None and any(environ.get(name) for name in _TORCHRUN):
@@ -67,12 +65,12 @@ def is_launched(environ: Mapping[str, str] | None = None) -> bool:
     return _mpi_ranks(environ) is not None or _srun_size(environ) > 1
 
 
-def evaluates(eval_ranks: int, local_rank: int | None) -> bool:
+def evaluates(eval_ranks: int) -> bool:
     """Whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
 
     Raises UserError if no process is left to train.
     """
-    launch = read_launch(local_rank) if eval_ranks else None
+    launch = read_launch() if eval_ranks else None
     size = launch.world_size if launch else 1
     if eval_ranks >= size:
         text = f"--eval-ranks {eval_ranks}: {size} started, and at least one must train; start more, e.g. --spawn"
@@ -108,15 +106,14 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _by_torchrun(environ: Mapping[str, str], local_rank: int | None) -> Launch:
+def _by_torchrun(environ: Mapping[str, str]) -> Launch:
     if any(not environ.get(name) for name in _TORCHRUN):
         _refuse_incomplete(environ)
-    rank_on_node = _number(environ, "LOCAL_RANK")
     return Launch(
         launcher="torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "the environment",
         rank=_required(environ, "RANK"),
         world_size=_required(environ, "WORLD_SIZE"),
-        local_rank=local_rank if rank_on_node is None else rank_on_node,
+        local_rank=_number(environ, "LOCAL_RANK"),
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE"),
         node_rank=_number(environ, "GROUP_RANK"),
         address=environ["MASTER_ADDR"],
@@ -239,7 +236,7 @@ def _check(launch: Launch) -> None:
         raise UserError(f"{launch.launcher}: local rank {launch.local_rank} of {size} processes on this node")
 
 
-def check_processes(spawn: int, device: str, local_rank: int | None, *, threads: int | None = None) -> None:
+def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
     """Raises UserError if ``--spawn`` or torchrun starts more processes on this machine than its cores (unless they may
     use a GPU) or its memory allow. To be called before torch is imported, which alone fills the memory with too many.
 
@@ -249,7 +246,7 @@ def check_processes(spawn: int, device: str, local_rank: int | None, *, threads:
         device: the value of `--device`.
         threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
     """
-    launch = read_launch(local_rank)
+    launch = read_launch()
     if launch is None:
         count, flag = spawn, "--spawn"
     elif launch.launcher == "torchrun":  # which may bind each process to some of its own cores

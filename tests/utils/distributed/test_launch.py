@@ -37,8 +37,8 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "2
 AT = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 
 
-def process_of(environ: dict[str, str], **flags) -> tuple | None:
-    launch = read_launch(environ=environ, **flags)
+def process_of(environ: dict[str, str]) -> tuple | None:
+    launch = read_launch(environ)
     return launch and astuple(launch)[:7]
 
 
@@ -84,25 +84,20 @@ def test_the_first_node_of_a_list_is_expanded(nodes, first):
 
 
 @pytest.mark.parametrize(
-    ("environ", "flags"),
+    "environ",
     [
-        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}),
-        ({**BY_HAND, "RANK": "2"}, {}),
-        ({**BY_HAND, "MASTER_PORT": "99999"}, {}),
-        (BY_HAND | {"LOCAL_WORLD_SIZE": "2"}, {"local_rank": 3}),
-        (AT, {}),
-        (STEP | {"WORLD_SIZE": "8"}, {}),
-        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}),
+        {"RANK": "0", "WORLD_SIZE": "two", **AT},
+        {**BY_HAND, "RANK": "2"},
+        {**BY_HAND, "MASTER_PORT": "99999"},
+        BY_HAND | {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "3"},
+        AT,
+        STEP | {"WORLD_SIZE": "8"},
+        {"PMI_RANK": "0", "PMI_SIZE": "3"},
     ],
 )
-def test_contradictory_variables_are_one_line(environ, flags):
+def test_contradictory_variables_are_one_line(environ):
     with refused():
-        read_launch(environ=environ, **flags)
-
-
-def test_the_flag_of_older_launchers_is_read():
-    assert process_of(BY_HAND, local_rank=1)[3:5] == (1, None)
-    assert process_of({}, local_rank=-1) is None
+        read_launch(environ)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +285,10 @@ def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, flag, 
             monkeypatch.setenv(name, value)
     spawned = count if flag == "--spawn" else 0
     if fits:
-        check_processes(spawned, device, None, threads=threads)
+        check_processes(spawned, device, threads=threads)
         return
     with refused():
-        check_processes(spawned, device, None, threads=threads)
+        check_processes(spawned, device, threads=threads)
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -307,10 +302,10 @@ def test_one_process_of_a_node_reports_too_many_and_other_launchers_count_themse
             for name, value in environ.items():
                 patch.setenv(name, value)
             if expected is None:
-                check_processes(0, "cpu", None, threads=0)
+                check_processes(0, "cpu", threads=0)
             else:
                 with pytest.raises(expected):
-                    check_processes(0, "cpu", None, threads=0)
+                    check_processes(0, "cpu", threads=0)
 
 
 def test_too_many_processes_are_refused_before_torch_is_imported():
