@@ -34,7 +34,6 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import USABLE_FRACTION, discard, hold, make_room
-from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_own
 from utils.logger import get_logger, progress
@@ -100,26 +99,19 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
 
 def open_disk_cache(
     index: DatasetIndex,
+    folder: Path,
     *,
     imgsz: int,
-    cache_dir: str = "",
-    threads: int = 4,
-    show_progress: bool = True,
-    ctx: DistributedContext | None = None,
-    leaders: Subgroup | None = None,
-    on_warning: OnWarning | None = None,
+    threads: int,
+    ctx: DistributedContext | None,
+    leaders: Subgroup | None,
+    on_warning: OnWarning | None,
 ) -> DiskCache:
     """Adds missing images to the node's cache and opens it. See `data.cache.open.open_image_cache`."""
-    folder = cache_folder(cache_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"--cache disk: {folder}: cannot be created ({reason}); choose another --cache-dir") from None
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     if ctx is None or ctx.is_node_leader:
-        writer = _Writer(path, index, source_hw, threads, show_progress, on_warning)
+        writer = _Writer(path, index, source_hw, threads, ctx is not None and ctx.is_main, on_warning)
         if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
             writer.fill()
     return DiskCache(path, source_hw, index.pixels)
@@ -245,19 +237,15 @@ def _commit(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview]]
     """Writes a batch to the disk. LMDB reports a short write as an error, so a failed batch is retried once."""
     import lmdb
 
-    has_failed = False
-    while True:
+    for may_fail in (True, False):
         try:
             with environment.begin(write=True) as transaction:
                 for key, value in batch:
                     transaction.put(key, value)
             return
-        except lmdb.MapFullError:
-            environment.set_mapsize(environment.info()["map_size"] * 5 // 4)
         except lmdb.Error:
-            if has_failed:
+            if not may_fail:
                 raise
-            has_failed = True
 
 
 def _tree_pages(path: Path) -> np.ndarray:

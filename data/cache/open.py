@@ -11,6 +11,7 @@ from data.image_io.decode import OnWarning
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
+from utils.errors import UserError
 from utils.files.folders import SHARED_MEMORY, cache_folder
 
 
@@ -33,8 +34,6 @@ def open_image_cache(
     imgsz: int,
     cache_dir: str = "",
     threads: int = 4,
-    show_progress: bool = True,
-    shared_memory: Path = SHARED_MEMORY,
     ctx: DistributedContext | None = None,
     leaders: Subgroup | None = None,
     on_warning: OnWarning | None = None,
@@ -47,8 +46,7 @@ def open_image_cache(
         imgsz: longer side of the source images, pixels; 0 (ram, full): that of the files.
         cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
         threads: decoding threads.
-        shared_memory: folder of a RAM cache, on a file system in memory.
-        ctx: of this process; None: of one that is alone. Required with ``leaders``.
+        ctx: of this process; None: of one that is alone, without a progress bar. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
             caches of all nodes. None: each node decodes all images.
         on_warning: called for damaged images, see `data.image_io.decode`.
@@ -56,12 +54,23 @@ def open_image_cache(
     Raises:
         UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
-    common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "ctx": ctx, "on_warning": on_warning}
-    if kind != "disk":
-        from data.cache.ram import open_ram_cache
+    flag = "tile" if kind == "full" else f"--cache {kind}"
+    folder = SHARED_MEMORY if kind == "ram" else _made_folder(cache_dir, flag)
+    own = {"imgsz": imgsz, "threads": threads, "ctx": ctx, "on_warning": on_warning}
+    if kind == "disk":
+        from data.cache.disk import open_disk_cache
 
-        place = {"shared_memory": shared_memory} if kind == "ram" else {"folder": cache_folder(cache_dir)}
-        return open_ram_cache(index, **place, **common)
-    from data.cache.disk import open_disk_cache
+        return open_disk_cache(index, folder, leaders=leaders, **own)
+    from data.cache.ram import open_ram_cache
 
-    return open_disk_cache(index, cache_dir=cache_dir, leaders=leaders, **common)
+    return open_ram_cache(index, folder, flag, **own)
+
+
+def _made_folder(cache_dir: str, flag: str) -> Path:
+    folder = cache_folder(cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{flag}: {folder}: cannot be created ({reason}); choose another --cache-dir") from None
+    return folder

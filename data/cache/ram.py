@@ -33,7 +33,6 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import CacheError
 from utils.files.caches import close_quietly, discard, make_room
-from utils.files.folders import SHARED_MEMORY
 from utils.files.locks import FileLock
 from utils.files.safe_io import flock, is_still_named, open_own, remove_abandoned
 from utils.logger import get_logger, progress
@@ -127,25 +126,21 @@ def _release(handle: int, path: Path, owner: int, stays: bool) -> None:
 
 def open_ram_cache(
     index: DatasetIndex,
+    folder: Path,
+    flag: str,
     *,
     imgsz: int,
-    threads: int = 4,
-    show_progress: bool = True,
-    shared_memory: Path = SHARED_MEMORY,
-    folder: Path | None = None,
-    ctx: DistributedContext | None = None,
-    on_warning: OnWarning | None = None,
+    threads: int,
+    ctx: DistributedContext | None,
+    on_warning: OnWarning | None,
 ) -> RamCache:
-    """Fills the node's cache in memory, or on the disk in ``folder``, if necessary and opens it. See
-    `data.cache.open.open_image_cache`."""
+    """Fills the node's cache in ``folder``, in memory or for the ``flag`` "tile" on the disk, if necessary, and opens
+    it. See `data.cache.open.open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
-    if folder is None and not shared_memory.is_dir():
-        raise UserError(f"--cache ram: this system has no {shared_memory}; use --cache disk")
-    name = f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
-    path, stays = (folder or shared_memory) / name, folder is not None
-    flag = "tile" if stays else "--cache ram"
-    if stays:
-        _make_folder(folder)
+    if not folder.is_dir():
+        raise UserError(f"{flag}: this system has no {folder}; use --cache disk")
+    stays, show_progress = flag == "tile", ctx is not None and ctx.is_main
+    path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     is_unknown = ctx is None or ctx.is_node_leader  # the other processes open what the first one has checked or written
     for _ in range(3):  # another run may remove the file at its end, before it is opened here
         try:
@@ -162,16 +157,8 @@ def open_ram_cache(
             if stays:
                 lock.wait(f"another run that fills {path}")
             if not (stays and path.exists()):
-                _fill(path, index, source_hw, threads, show_progress, on_warning, flag)
+                _fill(path, index, source_hw, flag, threads=threads, show_progress=show_progress, on_warning=on_warning)
     return RamCache(path, source_hw, index.pixels, stays)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"tile: {folder}: cannot be created ({reason}); choose another --cache-dir") from None
 
 
 def _checked(cache: RamCache, threads: int, show_progress: bool) -> RamCache:
@@ -187,10 +174,11 @@ def _fill(
     path: Path,
     index: DatasetIndex,
     source_hw: np.ndarray,
+    flag: str,
+    *,
     threads: int,
     show_progress: bool,
     on_warning: OnWarning | None,
-    flag: str,
 ) -> None:
     """Decodes all images into a temporary file next to ``path``, then renames it."""
     offsets = _offsets(source_hw, index.pixels)

@@ -336,7 +336,6 @@ def _open_split(
                 imgsz=0 if tile else config.imgsz,
                 cache_dir=config.cache_dir,
                 threads=min(max(workers, 2) * ctx.local_world_size, 64),  # those of the waiting ranks too
-                show_progress=ctx.is_main,
                 ctx=ctx,
                 leaders=leaders,
                 on_warning=damaged.add,

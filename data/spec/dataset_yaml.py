@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from data.labels.formats import format_of
 from data.spec.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
@@ -23,7 +23,7 @@ from utils.config.settings import MOST_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.files.schema import suggestion
+from utils.files.schema import Bounds, check, suggestion
 from utils.store.address import MIRRORS, SHARDS, is_url, store_of
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
@@ -217,23 +217,18 @@ def _resolve(given: Path, root: Path) -> Path:
 def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
     if value is None:
         return {}
-    if isinstance(value, str):
-        value = dict.fromkeys(SPLITS, value)
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: annotations: expected a path or 'split: path' lines, got {value!r}")
-    for split in value:
+    value = dict.fromkeys(SPLITS, value) if isinstance(value, str) else value
+    for split in check(value, dict, f"{path}: annotations"):
         if split not in SPLITS:
             raise UserError(f"{path}: annotations: unknown split '{split}'{suggestion(str(split), SPLITS)}")
     return {s: _resolve(_text_path(v, f"{path}: annotations: {s}"), root) for s, v in value.items() if v is not None}
 
 
 def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
-    given, count = values.get("names"), values.get("nc")
+    given, count = values.get("names"), check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
     of_parts = [part.names for source in splits.values() for part in source.parts]
     if given is None and of_parts:
         given = list(dict.fromkeys(name for names in of_parts for name in names))
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise UserError(f"{path}: nc: expected a positive number, got {count!r}")
     if given is not None:
         names = _checked_names(given, path)
     else:
@@ -264,9 +259,7 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
 
 
 def _read_tile(value: Any, splits: dict[str, SplitSource], path: Path) -> int:
-    if value is not None and (type(value) is not int or not LEAST_TILE <= value <= MOST_IMGSZ):
-        raise UserError(f"{path}: tile: expected a side in pixels, {LEAST_TILE} to {MOST_IMGSZ}, got {value!r}")
-    tile = value or 0
+    tile = check(value, Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
     for part in (part for source in splits.values() for part in source.parts):
         if part.tile not in (0, tile):
             raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
@@ -275,11 +268,8 @@ def _read_tile(value: Any, splits: dict[str, SplitSource], path: Path) -> int:
 
 def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[str | None]:
     """What each class of the labels is called for the model; None: ignored. Raises UserError."""
-    given, ignored = values.get("classes") or {}, values.get("ignore") or []
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: classes: expected 'class: new name' lines, got {given!r}")
-    if not isinstance(ignored, list):
-        raise UserError(f"{path}: ignore: expected a list of classes, got {ignored!r}")
+    given = check(values.get("classes") or {}, dict, f"{path}: classes")
+    ignored = check(values.get("ignore") or [], list, f"{path}: ignore")
     to = {str(name).strip(): new for name, new in given.items()}
     if both := [name for name in map(one_line, map(str, ignored)) if to.get(name.strip(), IGNORE) != IGNORE]:
         raise UserError(f"{path}: '{both[0]}' is in 'classes' and in 'ignore'; remove one of the two")

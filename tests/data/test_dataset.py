@@ -82,10 +82,9 @@ def test_a_sample_depends_on_its_key_and_not_on_order_or_global_generators(index
 
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
-    cache = open_image_cache(
-        index, kind, imgsz=96, cache_dir=str(tmp_path), shared_memory=tmp_path, show_progress=False
-    )
+def test_a_cache_does_not_change_pixels(index, tmp_path, monkeypatch, kind, augment):
+    monkeypatch.setattr("data.cache.open.SHARED_MEMORY", tmp_path)
+    cache = open_image_cache(index, kind, imgsz=96, cache_dir=str(tmp_path))
     plain, cached = dataset_of(index, augment=augment), dataset_of(index, augment=augment, image_cache=cache)
     for key in keys():
         assert_same(plain[key], cached[key])

@@ -111,11 +111,10 @@ def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path):
-    (tmp_path / "shm").mkdir()
+def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.cache.open.SHARED_MEMORY", tmp_path)
     for index in made.values():
-        options = {"imgsz": 96, "cache_dir": str(tmp_path), "shared_memory": tmp_path / "shm", "show_progress": False}
-        cache = open_image_cache(index, kind, **options)
+        cache = open_image_cache(index, kind, imgsz=96, cache_dir=str(tmp_path))
         for cached, read in zip(rendered(index, keys(), image_cache=cache), rendered(index, keys())):
             np.testing.assert_array_equal(cached.image, read.image)
 

@@ -1196,7 +1196,7 @@ class ImageCache(Target):
         write_labeled(self.root)
         self.cache = seeds / f"{self.name}.cache"
         self.index = scan(self.root, "yolo", self.cache)
-        cache = open_image_cache(self.index, "disk", imgsz=64, cache_dir=str(self.cache), show_progress=False)
+        cache = open_image_cache(self.index, "disk", imgsz=64, cache_dir=str(self.cache))
         self.pixels = [np.array(cache[i]) for i in range(len(self.index))]
         (path,) = self.cache.glob("*.lmdb")
         self.files = {file.name: file.read_bytes() for file in (path, path.with_suffix(".tree"))}
@@ -1211,7 +1211,7 @@ class ImageCache(Target):
         disk_cache._environment.cache_clear()
 
         def read() -> list[np.ndarray]:
-            cache = open_image_cache(self.index, "disk", imgsz=64, cache_dir=str(case.folder), show_progress=False)
+            cache = open_image_cache(self.index, "disk", imgsz=64, cache_dir=str(case.folder))
             return [cache[i] for i in range(len(self.index))]
 
         found = attempt(read)
@@ -1498,7 +1498,7 @@ class OddKinds(Target):
                 make(path, kind)
 
                 def read() -> list[np.ndarray]:
-                    held = open_image_cache(index, "disk", imgsz=64, cache_dir=str(cache), show_progress=False)
+                    held = open_image_cache(index, "disk", imgsz=64, cache_dir=str(cache))
                     return [held[i] for i in range(len(index))]
 
                 found = attempt(read)

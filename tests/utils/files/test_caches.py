@@ -32,7 +32,7 @@ def load(data: Path, folder: Path) -> DatasetIndex:
 
 
 def images_of(index: DatasetIndex, folder: Path):
-    return open_image_cache(index, "disk", imgsz=64, cache_dir=str(folder), show_progress=False)
+    return open_image_cache(index, "disk", imgsz=64, cache_dir=str(folder))
 
 
 def change(data: Path) -> None:
