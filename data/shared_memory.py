@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import weakref
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import replace
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import first_line
 from utils.logger import get_logger
-from utils.structures import Batch
+from utils.structures import map_tensors
 
 INLINE_BYTES = 65536  # larger tensors are shared
 PORTABLE = 1  # cudaHostRegisterPortable: for every device of the process
@@ -168,52 +168,36 @@ class SentBatch:
 
     def __reduce__(self) -> tuple:
         if self.slots is None or self.slot is None:
-            return _unpacked, (_packed(self.batch),)
+            return _received, (map_tensors(self.batch, _portable),)
         images = self.batch.images
         shape = tuple(images.permute(0, 2, 3, 1).shape)
-        rest = _packed(replace(self.batch, images=images[..., :0, :0].clone()))
-        return _arrived, (self.slots.number, self.slot, shape, rest)
+        rest = map_tensors(replace(self.batch, images=images[..., :0, :0].clone()), _portable)
+        return _received, (rest, self.slots.number, self.slot, shape)
 
 
-def _arrived(number: int, slot: int, shape: tuple[int, ...], rest: _Fields) -> Batch:
-    batch = _unpacked(rest)
+def _received(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ...] = ()) -> Any:
+    if number < 0:
+        return batch
     images = _by_number[number].arrived(slot, shape, batch.images.numpy().dtype)
     return replace(batch, images=images.permute(0, 3, 1, 2))
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """A small tensor as a numpy array, which is pickled by value."""
+class _ByValue:
+    """A small tensor, which is pickled by value."""
 
-    array: np.ndarray
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """A dataclass of tensors."""
-
-    kind: type
-    values: tuple
+    def __reduce__(self) -> tuple:
+        return torch.from_numpy, (self.tensor.detach().numpy(),)
 
 
-def _packed(value: Any) -> Any:
-    if type(value) is tuple:
-        return tuple(map(_packed, value))
-    if is_dataclass(value):
-        return _Fields(type(value), tuple(_packed(getattr(value, field.name)) for field in fields(value)))
-    if not isinstance(value, Tensor) or value.device.type != "cpu":
-        return value
-    if value.nbytes <= INLINE_BYTES and value.dtype != torch.bfloat16:
-        return _Array(value.detach().numpy())
-    return value if value.is_shared() or value.nbytes == 0 else _shared(value.detach())
-
-
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return torch.from_numpy(value.array)
-    if isinstance(value, _Fields):
-        return value.kind(*map(_unpacked, value.values))
-    return tuple(map(_unpacked, value)) if type(value) is tuple else value
+def _portable(tensor: Tensor) -> Tensor | _ByValue:
+    if tensor.device.type != "cpu":
+        return tensor
+    if tensor.nbytes <= INLINE_BYTES and tensor.dtype != torch.bfloat16:
+        return _ByValue(tensor)
+    return tensor if tensor.is_shared() or tensor.nbytes == 0 else _shared(tensor.detach())
 
 
 def _shared(tensor: Tensor) -> Tensor:
