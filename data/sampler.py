@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from utils.distributed.groups import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
-from utils.structures import LabelArrays, SampleKey
+from utils.structures import SampleKey
 
 
 class EpochOrder:
@@ -116,59 +116,6 @@ def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) 
     """Height and width of the smallest canvas for a batch of images of these aspects (n,)."""
     height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride, pad)[0].tolist()
     return height, width
-
-
-def inverse_frequency_weights(counts: np.ndarray) -> np.ndarray:
-    """Class weights float64 (C,) that sum to C, inversely proportional to the number of labels int64 (C,), at least
-    1."""
-    inverse = 1 / np.maximum(counts, 1)
-    return inverse * len(counts) / inverse.sum()
-
-
-def image_weights(
-    class_weights: np.ndarray, offsets: np.ndarray, classes: np.ndarray, counted: np.ndarray
-) -> np.ndarray:
-    """The weight with which each image is drawn: the sum of its labels' class weights.
-
-    Images without labels get the mean of the others, so that the fraction of background images stays the same.
-
-    Args:
-        class_weights: (C,), not negative.
-        offsets: int64 (N + 1,), labels of image i are offsets[i]:offsets[i + 1].
-        classes: int (M,).
-        counted: bool (M,), labels that count (not crowd).
-
-    Returns:
-        float64 (N,), not negative, with a positive sum.
-    """
-    of_label = np.where(counted, class_weights[classes], 0.0)
-    cumulative = np.concatenate([[0.0], np.cumsum(of_label)])
-    has_label = np.diff(np.concatenate([[0], np.cumsum(counted)])[offsets]) > 0
-    weights = np.diff(cumulative[offsets]).clip(min=0)
-    if weights[has_label].sum() <= 0:
-        return np.ones(len(offsets) - 1)
-    return np.where(has_label, weights, weights[has_label].mean())
-
-
-def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> np.ndarray:
-    """How often an epoch should have each image, so that rare classes are seen more often: float64 (N,), at least 1.
-
-    A class that the fraction f < ``threshold`` of the images has gets the factor sqrt(threshold / f), an image the
-    largest factor of its classes (LVIS, Gupta et al. 2019).
-    Crowd regions do not count.
-    """
-    factors = np.ones(len(labels.offsets) - 1)
-    of_class = np.sqrt(threshold * len(factors) / np.maximum(labels.images_of_classes(num_classes), 1)).clip(min=1)
-    np.maximum.at(factors, labels.image_of_box[~labels.crowd], of_class[labels.classes[~labels.crowd]])
-    return factors
-
-
-def class_repeats(factors: np.ndarray, labels: LabelArrays, num_classes: int) -> np.ndarray:
-    """The mean of the images' ``factors`` (N,) over the images of each class: float64 (C,), nan without images."""
-    images = np.unique(np.stack([labels.classes, labels.image_of_box], 1)[~labels.crowd], axis=0)
-    with np.errstate(invalid="ignore"):
-        sums = np.bincount(images[:, 0], factors[images[:, 1]], minlength=num_classes)
-        return sums / labels.images_of_classes(num_classes)
 
 
 QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size

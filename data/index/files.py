@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
-from data.labels.formats import ANNOTATIONS
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
 from utils.errors import UserError
@@ -302,7 +301,7 @@ def _list_labels(
     if label_format is None or (label_format.label_path is None and not annotations.is_file()):
         if not annotations.exists():
             raise spec.missing_error(annotations)
-        raise UserError(f"{annotations}: neither {ANNOTATIONS} (named by {spec.source})")
+        raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
     if label_format.label_path is None:
         return label_format, [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
     folders = _Folders()

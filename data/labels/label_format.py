@@ -1,6 +1,6 @@
 """What a label format is, and the two ways in which labels are stored: one file per image, or one file per split.
 
-A format is one module of this package with a `LabelFormat`, imported by `data.labels.formats`.
+A format is one module of this package with a `LabelFormat`, imported by `data.spec.dataset_yaml.format_of`.
 """
 
 from __future__ import annotations

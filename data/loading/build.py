@@ -18,9 +18,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.sampler import (
     EpochOrder,
     KeyedDistributedSampler,
-    class_repeats,
     full_size_requests,
-    repeat_factors,
     validation_requests,
 )
 from data.spec.dataset_spec import DatasetSpec
@@ -44,7 +42,6 @@ VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published
 # keep more batches in memory than they are worth.
 MOST_WORKERS = 8
 MOST_WORKERS_CUDA = 16
-_NAMED_CLASSES = 5  # the rarest, in the log
 
 
 def build_train_loader(
@@ -106,20 +103,14 @@ def build_train_loader(
 
 
 def _repeats(config: TrainConfig, hyp: Hyperparameters, dataset: LoadImagesAndLabels) -> np.ndarray | None:
-    """`repeat_factors` of the images, with a line in the log, times `TiledIndex.repeats` of tiles; None without
-    both."""
-    tiled = None if dataset.tiles is None else dataset.tiles.repeats(hyp.tile_backgrounds)
-    if not config.repeat_factor:
-        return tiled
-    index = dataset.index
-    factors = repeat_factors(config.repeat_factor, index, len(index.names))
-    images = index.images_of_classes(len(index.names))
-    rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
-    shown = zip(rarest, class_repeats(factors, index, len(index.names))[rarest])
-    text = ", ".join(f"{index.names[c]} ({counted(int(images[c]), 'image')}) {times:.1f} times" for c, times in shown)
-    repeated = counted(round(factors.sum()), "image")
-    get_logger().info("--repeat-factor %g: %s per epoch; %s", config.repeat_factor, repeated, text)
-    return factors if tiled is None else factors * tiled
+    """How often an epoch has each image or tile, as `EpochOrder` takes it."""
+    repeats = None if dataset.tiles is None else dataset.tiles.repeats(hyp.tile_backgrounds)
+    if config.repeat_factor:
+        from data.loading.class_balance import logged_repeat_factors
+
+        factors = logged_repeat_factors(config.repeat_factor, dataset.index)
+        repeats = factors if repeats is None else factors * repeats
+    return repeats
 
 
 def build_val_loader(

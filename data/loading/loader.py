@@ -22,8 +22,6 @@ from data.sampler import (
     BatchRequest,
     EndlessRequests,
     KeyedDistributedSampler,
-    image_weights,
-    inverse_frequency_weights,
 )
 from data.shared_memory import BatchSlots, PageLock, open_slots
 from utils.errors import UserError
@@ -166,6 +164,8 @@ class InfiniteDataLoader(_RequestLoader):
         super().__init__(dataset, self._requests, sampler.most_pixels, **options)
         self._weighted, self._by_epoch = weighted, weighted or by_epoch
         if weighted:
+            from data.loading.class_balance import inverse_frequency_weights
+
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_of_classes(len(self.index.names))))
 
     def __len__(self) -> int:
@@ -215,13 +215,15 @@ class InfiniteDataLoader(_RequestLoader):
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and the same on every rank, for epochs that begin after this call.
 
-        Initially they are inverse to the classes' frequencies. See `data.sampler.image_weights`.
+        Initially they are inverse to the classes' frequencies. See
+        `data.loading.class_balance.image_weights`.
         """
         if not self._weighted:
             raise ValueError("this loader does not draw images by weight")
-        index = self.samples.index
+        from data.loading.class_balance import image_weights
+
         self.class_weights = np.asarray(weights, np.float64)
-        self._keys.order.weights = image_weights(self.class_weights, index.offsets, index.classes, ~index.crowd)
+        self._keys.order.weights = image_weights(self.class_weights, self.samples.index)
 
 
 def _raise_failure(batch: Any) -> None:

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from data.labels.formats import format_of
+from data.labels.label_format import LabelFormat
+from data.labels.yolo import YOLO
 from data.spec.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
@@ -176,6 +177,22 @@ def _read_split(
         return SplitSource((), None, None, parts)
     images = tuple(_read_entry(entry, root, split, where, stores) for entry in entries)
     return SplitSource(images, annotations, format_of(annotations))
+
+
+def format_of(annotations: Path | None) -> LabelFormat | None:
+    """The format of the labels that ``annotations`` names (None: it is not there); None: unknown. It is imported
+    here."""
+    if annotations is None:
+        return YOLO
+    if annotations.is_dir():
+        from data.labels.voc import VOC
+
+        return VOC
+    if annotations.suffix.lower() == ".json":
+        from data.labels.coco import COCO
+
+        return COCO
+    return None
 
 
 def _read_entry(entry: Any, root: Path, split: str, where: str, stores: Stores) -> Path:

@@ -20,7 +20,7 @@ from data.check.census import census_content, take_census
 from data.check.photos import Photos
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
-from data.sampler import class_repeats, repeat_factors
+from data.loading.class_balance import class_repeats, repeat_factors
 from engine.evaluation.analysis import KINDS, Analysis, ErrorSplit, analyze
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.label_errors import find_label_errors, trust_lines

@@ -11,20 +11,25 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
+from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
 from data.sampler import (
     EndlessRequests,
     EpochOrder,
     KeyedDistributedSampler,
-    image_weights,
-    inverse_frequency_weights,
     rect_shapes,
-    repeat_factors,
     validation_requests,
 )
 from utils.distributed.groups import shard_bounds
 from utils.structures import LabelArrays
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
+
+
+@dataclass(frozen=True)
+class SimpleLabels(LabelArrays):
+    offsets: np.ndarray
+    classes: np.ndarray
+    crowd: np.ndarray
 
 
 def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
@@ -148,9 +153,8 @@ def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
     counts = rng.integers(0, 4, 2000)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     classes = rng.choice(3, offsets[-1], p=[0.9, 0.08, 0.02])
-    weights = image_weights(
-        inverse_frequency_weights(np.bincount(classes)), offsets, classes, np.ones(len(classes), bool)
-    )
+    labels = SimpleLabels(offsets, classes, np.zeros(len(classes), bool))
+    weights = image_weights(inverse_frequency_weights(np.bincount(classes)), labels)
     per_image = np.stack([np.bincount(classes[a:b], minlength=3) for a, b in pairwise(offsets)])
     expected = weights @ per_image / (weights @ per_image).sum()
 
@@ -170,17 +174,9 @@ def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
 
 
 def test_image_weights_handle_backgrounds_crowds_and_zeros():
-    offsets, classes = np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0])
-    counted = np.array([True, True, True, False])
-    np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), offsets, classes, counted), [4, 3.5, 3, 3.5])
-    np.testing.assert_allclose(image_weights(np.zeros(2), offsets, classes, counted), np.ones(4))
-
-
-@dataclass(frozen=True)
-class SimpleLabels(LabelArrays):
-    offsets: np.ndarray
-    classes: np.ndarray
-    crowd: np.ndarray
+    labels = SimpleLabels(np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0]), np.array([False, False, False, True]))
+    np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), labels), [4, 3.5, 3, 3.5])
+    np.testing.assert_allclose(image_weights(np.zeros(2), labels), np.ones(4))
 
 
 def test_repeat_factors_are_those_of_the_paper():

@@ -16,7 +16,7 @@ from data.box_sizes import size_that_shows
 from data.check.census import take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding, ScanReport
-from data.sampler import repeat_factors
+from data.loading.class_balance import repeat_factors
 from engine.evaluation.analysis import KINDS, analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
