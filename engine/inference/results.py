@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,12 +22,8 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.drawing.detection_writer import WRITABLE, Window, crops_of, write_crops, write_yolo_labels
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
-from utils.machine.limits import require_package
 from utils.strings import counted
 from utils.structures import DetectionTable
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 COLUMNS = 6  # x1, y1, x2, y2, confidence, class
 
@@ -236,13 +232,6 @@ class Results:
     def to_json(self, normalize: bool = False, decimals: int = 5) -> str:
         """`summary` as JSON text."""
         return json.dumps(self.summary(normalize, decimals), ensure_ascii=False, indent=2)
-
-    def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
-        """`summary` as a table. Raises UserError if pandas is not installed."""
-        require_package("pandas", "to_df()", "use summary()")
-        from pandas import DataFrame
-
-        return DataFrame(self.summary(normalize, decimals), columns=["name", "class", "confidence", "box"])
 
     def _classes(self) -> list[int]:
         return self.boxes.numpy().cls.astype(int).tolist()

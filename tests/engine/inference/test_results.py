@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import cv2
 import numpy as np
@@ -126,16 +125,6 @@ def test_records(result):
     assert result.verbose() == "1 disc, 2 box/größes"
     assert result[[]].verbose() == "nothing found"
     assert result[[]].summary() == []
-
-
-def test_tables_need_pandas(result, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "pandas", None)
-        with refused():
-            result.to_df()
-    pytest.importorskip("pandas")
-    assert result.to_df().to_dict("records") == result.summary()
-    assert list(result[[]].to_df().columns) == ["name", "class", "confidence", "box"]
 
 
 def test_float32_of_a_table():
