@@ -78,7 +78,7 @@ class Stage(Strategy):
             parameters: those that the optimizer trains.
         """
         super().__init__(ctx, model, autocast)
-        self._ctx, self._model, self._parameters, self._autocast = ctx, model, parameters, autocast
+        self._parameters = parameters
         self._peer = ctx.rank ^ 1
         self._side = 2 * model.stride
         self._cut, self._examples = _cut(model, self._side, autocast)
@@ -97,9 +97,9 @@ class Stage(Strategy):
         sums, total = accumulate(batches)
         self._end()
         statistics = torch.where(self._is_own, flatten(self._statistics), 0)
-        vector = all_reduce_sum(self._ctx, gradient_vector(self._parameters, sums, statistics))
+        vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, sums, statistics))
         sums, means = set_gradients(self._parameters, vector).split([len(sums), len(statistics)])
-        copy_from_flat((means * STAGES / self._ctx.world_size).to(statistics), self._statistics)
+        copy_from_flat((means * STAGES / self.ctx.world_size).to(statistics), self._statistics)
         return sums, total
 
     def _begin(self, shapes: list[tuple[int, ...]]) -> None:
@@ -152,8 +152,8 @@ class FirstStage(Stage):
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         kept: dict[int, Tensor] = {}
-        with self._autocast():
-            kept[self._cut - 1] = self._model.run_layers(0, self._cut, images, kept)
+        with self.autocast():
+            kept[self._cut - 1] = self.model.run_layers(0, self._cut, images, kept)
         return [kept[layer] for layer in self._taken]
 
     def _backward(self, images: Tensor, maps: list[Tensor], sent: list[dist.Work]) -> None:
@@ -190,8 +190,8 @@ class LastStage(Stage):
         _wait(works)
         received = _Received.apply(self.send_gradients, *(values.requires_grad_() for values in maps))
         kept = dict(zip(self._taken, received))
-        with self._autocast():
-            return self._model.run_layers(self._cut, len(self._model.model), kept.get(self._cut - 1), kept)
+        with self.autocast():
+            return self.model.run_layers(self._cut, len(self.model.model), kept.get(self._cut - 1), kept)
 
     def send_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Of the maps that the last `forward` received."""

@@ -37,12 +37,12 @@ class VirtualRanks(Strategy):
         self, ctx: DistributedContext, model: nn.Module, autocast: Autocast, optimizer: OptimizerSet, count: int
     ) -> None:
         super().__init__(ctx, model, autocast)
-        self._ctx, self._count, self._optimizer = ctx, count, optimizer
+        self._count, self._optimizer = count, optimizer
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
 
     def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
-        ctx, parameters, per_process = self._ctx, self._optimizer.parameters, self._count // self._ctx.world_size
+        ctx, parameters, per_process = self.ctx, self._optimizer.parameters, self._count // self.ctx.world_size
         start, counted = flatten(self._statistics), flatten(self._counters)
         tree, totals = SubtreeSum(), []
         for rank in range(ctx.rank * per_process, (ctx.rank + 1) * per_process):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -204,8 +205,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     """See pytorch#109261."""
     options = {}
     monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
-    run = Namespace(config=TrainConfig(**flags))
-    step_setup._over_devices(CPU, run, build_detector(TINY_MODEL, 2), StepPlan(accumulate, 4, 4))
+    model, plan = build_detector(TINY_MODEL, 2), StepPlan(accumulate, 4, 4)
+    step_setup.build_strategy(CPU, TrainConfig(**flags), model, None, plan, nullcontext)
     assert options["static"] is static
 
 
