@@ -12,6 +12,7 @@ from utils.config.parser import parse_config
 from utils.config.settings import ExportConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
+from utils.program import write_result
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scoring_files([config.weights], config.data)
     from engine.export.run import export  # imports torch, once the flags and files are known to be valid
 
-    export(config)
+    write_result(files=[str(path) for path in export(config)])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,10 +30,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from utils.config.flags import flags_of  # noqa: E402 (imports need ROOT)
+from tools.child import start  # noqa: E402 (imports need ROOT)
+from utils.config.flags import flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
-from utils.distributed.spawn import end_with_parent, failure_reason, free_port  # noqa: E402
+from utils.distributed.spawn import free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line, one_line  # noqa: E402
 from utils.files.results_csv import read_columns  # noqa: E402
@@ -174,7 +174,7 @@ def work(job: Job) -> str:
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    from tools.child import former_training, wait_for_former  # imports torch
+    from tools.training import former_training, wait_for_former  # imports torch
 
     context = train.get_context()
     rank = context.get_world_rank()
@@ -186,11 +186,11 @@ def work(job: Job) -> str:
         if checkpoint := train.get_checkpoint():
             with checkpoint.as_directory() as kept:
                 shutil.copytree(kept, job.folder)
-    start = None
+    meeting = None
     if rank == 0:
         last, done = (None, False) if job.is_search else former_training(job.folder, job.epochs)
-        start = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(job)))
-    address, port, last, done, reported = broadcast_from_rank_zero(start)
+        meeting = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(job)))
+    address, port, last, done, reported = broadcast_from_rank_zero(meeting)
     if done:
         return ""
     environment = {
@@ -209,27 +209,14 @@ def work(job: Job) -> str:
     elif last:
         command += ["--resume", str(last)]
     inherited = {name: value for name, value in os.environ.items() if name not in environment}
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        child = subprocess.Popen(
-            command,
-            cwd=job.working_folder,
-            env=inherited if job.is_search else inherited | {name: str(value) for name, value in environment.items()},
-            stderr=errors,
-            preexec_fn=partial(end_with_parent, signal.SIGTERM),
-            start_new_session=True,  # Ray kills the process group of a worker that it ends
-        )
-        try:
-            code, is_refused = (child.wait(), False) if job.is_search else follow(job, child, rank, reported)
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                child.wait()
-            errors.seek(0)
-            printed = errors.read()
-            print(printed, end="", file=sys.stderr, flush=True)
+    ours = {} if job.is_search else {name: str(value) for name, value in environment.items()}
+    with start(command, cwd=job.working_folder, environment=inherited | ours, start_new_session=True) as child:
+        # In a session of its own, as Ray kills the process group of a worker that it ends.
+        process = child.process
+        code, is_refused = (process.wait(), False) if job.is_search else follow(job, process, rank, reported)
+        reason = child.reason if code else ""
     if code == REQUEUE:
         raise RuntimeError(f"process {rank} was stopped; it resumes")
-    reason = failure_reason(code, printed.splitlines()) if code else ""
     if reason and not is_refused:
         raise RuntimeError(f"process {rank}: {reason}")
     return reason

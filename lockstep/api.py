@@ -11,25 +11,22 @@ import contextlib
 import dataclasses
 import hashlib
 import inspect
-import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lockstep.keywords import NOT_KEYWORDS, check_text, flags_of_keywords, in_python, path_text
 from lockstep.run import Run
+from tools.child import start
 from utils.config.flags import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
-from utils.distributed.spawn import end_with_parent, failure_reason
 from utils.errors import INTERRUPTED, REQUEUE, UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
@@ -40,10 +37,6 @@ if TYPE_CHECKING:  # written when the wheel is built
 Function = TypeVar("Function", bound=Callable[..., Any])
 Data = str | os.PathLike[str] | Mapping[str, Any]
 _STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
-# What the commands print about what they have written.
-_TRAINED = r"run folder (.+) \(settings\.yaml: all settings\)"
-_SCORED = r"results are in (.+)"
-_EXPORTED = r"(.+): [\d.]+ MB, .*"
 
 
 def _with_settings(*configs: type) -> Callable[[Function], Function]:
@@ -82,7 +75,7 @@ def train(
     flags = [f"--data={_data_file(data, settings.get('project', TrainConfig.project))}"]
     flags += [f"--spawn={devices}"] if devices > 1 else []
     flags += [f"--callbacks={_callbacks_name(callbacks)}"] if callbacks is not None else []
-    return _train([*flags, *flags_of_keywords("train", settings)])
+    return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
 
 
 @_with_settings(TrainConfig, Hyperparameters)
@@ -96,7 +89,8 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
     Raises as `train`.
     """
     flags = [f"--resume={run.folder if isinstance(run, Run) else path_text('run', run)}"]
-    return _train([*flags, *([f"--spawn={devices}"] if devices > 1 else []), *flags_of_keywords("train", settings)])
+    flags += [f"--spawn={devices}"] if devices > 1 else []
+    return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
 
 
 @_with_settings(ValConfig)
@@ -111,7 +105,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     """
     flags = [f"--weights={path_text('weights', weights)}"]
     flags += [] if data is None else [f"--data={_data_file(data, settings.get('project', ValConfig.project))}"]
-    return Run(_found(_SCORED, _finished("val", *_run("val", [*flags, *flags_of_keywords("val", settings)])))[-1])
+    return Run(_run("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
 
 
 @_with_settings(ExportConfig)
@@ -121,7 +115,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     flags = [f"--weights={path_text('weights', weights)}", *flags_of_keywords("export", settings)]
-    return [Path(path) for path in _found(_EXPORTED, _finished("export", *_run("export", flags)))]
+    return [Path(path) for path in _run("export", flags)["files"]]
 
 
 def check(
@@ -146,68 +140,36 @@ def check(
     given = {"split": list(split), "weights": weights or None, "out": out or None, **settings}
     given = {name: value for name, value in given.items() if value is not None and value is not False}
     flags = [word for name, value in given.items() if value not in ([], ()) for word in flag_of(name, value)]
-    with tempfile.TemporaryFile() as content:
-        code, output = _run("check", [os.fspath(_data_file(data, "runs/check")), "--json", *flags], content)
-        content.seek(0)
-        text = content.read()
-        _finished("train", 0 if code == 1 and text else code, output)  # 1: there are issues
-        return json.loads(text)
+    return _run("check", [os.fspath(_data_file(data, "runs/check")), *flags])
 
 
-def _train(flags: list[str]) -> Run:
-    code, output = _run("train", flags)
-    folders = _found(_TRAINED, output)
-    run = Run(folders[-1]) if folders else None
-    if run is None or not run.last.is_file() or code not in _STOPPED:
-        _finished("train", code, output)
-    return run
+def _run(command: str, flags: list[str]) -> dict[str, Any]:
+    """What a command has made (`utils.program.write_result`). Shows here what it prints: bars on terminals and in
+    notebooks, else lines.
 
-
-def _finished(command: str, code: int, output: list[str]) -> list[str]:
-    """``output`` of a command that has succeeded. Raises UserError or KeyboardInterrupt for any other."""
-    if code in _STOPPED:
-        raise KeyboardInterrupt
-    if code:
-        raise UserError(in_python(command, failure_reason(code, output)))
-    return output
-
-
-def _found(pattern: str, output: list[str]) -> list[str]:
-    return [match[1] for line in output if (match := re.fullmatch(pattern, line))]
-
-
-def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tuple[int, list[str]]:
-    """Runs a command and shows here what it prints, but for its error: bars on terminals and in notebooks, else lines.
-
-    Args:
-        stdout: receives its standard output instead.
-
-    Returns:
-        its exit status, and its lines.
+    Raises UserError with the reason if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved.
     """
     check_text(*flags)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
         environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
-    with _interrupts() as interrupts:
-        child = subprocess.Popen(
-            [*start_of(command), *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout or subprocess.PIPE,
-            stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
-            env=environment,
-            process_group=0,  # a terminal's Ctrl-C reaches this process only, which passes it on
-            preexec_fn=end_with_parent,
-        )
-        interrupts.append(partial(child.send_signal, signal.SIGINT))
-        try:
-            lines = _shown(child.stderr or child.stdout)
-            return child.wait(), lines
-        finally:
-            if child.poll() is None:  # an error here
-                child.terminate()
-                child.wait()
+    words = [*start_of(command), *flags]
+    # A terminal's Ctrl-C reaches this process only, which passes it on.
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "process_group": 0}
+    with _interrupts() as interrupts, start(words, stop=signal.SIGINT, environment=environment, **options) as child:
+        interrupts.append(partial(child.process.send_signal, signal.SIGINT))
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with child.process.stdout as pipe:
+            while data := os.read(pipe.fileno(), 1 << 16):
+                sys.stdout.write(decoder.decode(data))
+                sys.stdout.flush()
+        code, result = child.process.wait(), child.result
+        if code in _STOPPED and not ("folder" in result and Run(result["folder"]).last.is_file()):
+            raise KeyboardInterrupt
+        if code not in (0, *_STOPPED) and "issues" not in result:
+            raise UserError(in_python("train" if command == "check" else command, child.reason))
+        return result
 
 
 @contextlib.contextmanager
@@ -222,23 +184,6 @@ def _interrupts() -> Iterator[list[Callable[[], object]]]:
         yield functions
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _shown(pipe: IO[bytes]) -> list[str]:
-    """Shows what comes through ``pipe`` until it is closed, but for errors. Returns the lines."""
-    decoder, lines, shown = codecs.getincrementaldecoder("utf-8")("replace"), [""], ""
-    with pipe:
-        while data := os.read(pipe.fileno(), 1 << 16):
-            text = decoder.decode(data)
-            complete = (lines.pop() + text).split("\n")
-            lines += [line.rpartition("\r")[2] for line in complete]  # without the states of a bar
-            shown += text
-            error = re.search(r"^error: .*\Z", shown, re.MULTILINE)  # perhaps not yet complete
-            rest = shown[error.start() :] if error else ""
-            sys.stdout.write(re.sub(r"(?m)^error: .*\n?", "", shown))
-            sys.stdout.flush()
-            shown = rest
-    return lines
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, one_line
+from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
+from utils.program import report_error, write_result
 
 SPIN_COUNT = "20000"
 CHECK_FAILED, USER_ERROR, PIPE_CLOSED = 1, 2, 141
 PEER_GRACE_S = 2.0
 SAME_KEYSTROKE_S = 1.0
 
-# The machine refuses these, whatever the program does.
 _REFUSED = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
@@ -62,22 +62,24 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         # The interpreter flushes standard output once more when it exits; redirect that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
-    except OSError as error:
-        if line := explanation(error):
-            _fail(line)
-        if error.errno not in _REFUSED:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        if error.errno in DISK_FULL:
-            _fail(f"{where}the disk is full; free some space or choose another --project")
-        _fail(f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir")
     except Exception as error:
-        line = explanation(error)
+        line = explanation(error) or _refusal(error)
         if line is None:
+            write_result(error=f"{type(error).__name__}: {first_line(error)}")
             raise
         _fail(line)
     finally:
         decoder_warnings.pass_on()
+
+
+def _refusal(error: Exception) -> str | None:
+    """What the machine refuses, whatever the program does; None for another error."""
+    if not isinstance(error, OSError) or error.errno not in _REFUSED:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in DISK_FULL:
+        return f"{where}the disk is full; free some space or choose another --project"
+    return f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir"
 
 
 def _reopen_closed_streams() -> None:
@@ -153,7 +155,7 @@ def _limit_openmp_spinning() -> None:
 def _fail(message: str, code: int = USER_ERROR) -> None:
     line = " ".join(one_line(message).split())
     sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    report_error(line)
     _leave(code)
 
 

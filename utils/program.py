@@ -1,13 +1,17 @@
-"""This program: its version, its commands as users type them, and how another process starts one."""
+"""This program: its version, its commands as users type them, how another process starts one and gets its result."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 VERSION = "0.1.0"
 IS_INSTALLED = __name__.startswith("lockstep.")
+RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the file for the result, if another process has started this one
 
 
 class Command(NamedTuple):
@@ -46,3 +50,27 @@ def start_of(command: str) -> list[str]:
     code, whatever the working folder contains."""
     package = Path(__file__).parents[1] / ("" if IS_INSTALLED else "lockstep")
     return [sys.executable, str(package / "__main__.py"), command]
+
+
+def write_result(**values: Any) -> bool:
+    """Adds ``values`` to what the process that has started this one asks for: "folder" of a run, exported "files",
+    "issues" of a data set, or the "error". Returns whether it asks for anything."""
+    if not (path := os.environ.get(RESULT_VARIABLE)):
+        return False
+    with suppress(OSError):
+        Path(path).write_text(json.dumps(read_result(path) | values), encoding="utf-8")
+    return True
+
+
+def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write_result` has written; empty if nothing, or not all, was."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def report_error(line: str) -> None:
+    """Prints why a command fails, or says it to the process that has started this one."""
+    if not write_result(error=line):
+        print(f"error: {line}", file=sys.stderr, flush=True)

@@ -23,6 +23,7 @@ from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, write_whole
 from utils.logger import continue_in_file, get_logger
+from utils.program import write_result
 from utils.strings import counted
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
@@ -116,6 +117,7 @@ def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
             continue_in_file(run.folder / "train.log", open_direct)
             settings = {"config": asdict(config), "hyp": asdict(run.hyp)}
             write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
+            write_result(folder=str(run.folder))
         get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
         yield run
 

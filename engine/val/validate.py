@@ -28,6 +28,7 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir, file_bytes, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
+from utils.program import write_result
 from utils.structures import EvalResult
 
 
@@ -200,3 +201,4 @@ def _report(
 
         write_plots(folder, Subject.of_checkpoint(config, ctx, index, stride), result, evaluator, analysis)
     log.info("results are in %s", folder)
+    write_result(folder=str(folder))

@@ -34,18 +34,19 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 def command(monkeypatch, tmp_path):
     """Replaces the commands by a program; returns a function that sets its text."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def replace(text: str) -> None:
-        text = f"import os, pathlib, signal, sys, time\n{text}"
+        text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
         monkeypatch.setattr(api, "start_of", lambda name: [python(), "-c", text, name])
 
     return replace
 
 
 def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
-    command("print(sys.argv[1:])")
-    with pytest.raises(IndexError):  # it names no folder
-        lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
+    command("print(sys.argv[1:]); write_result(folder='a')")
+    run = lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
+    assert run.folder == tmp_path / "a"
     words = eval(capsys.readouterr().out)
     config = parse_config(ValConfig, words[1:], "")
     assert words[0] == "val"
@@ -58,10 +59,13 @@ def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
 
 
 def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys):
-    command("print('a line'); print('error: data.yaml: is wrong', file=sys.stderr); sys.exit(2)")
+    command("print('a line'); report_error('data.yaml: is wrong'); sys.exit(2)")
     with refused(lockstep.Error):
         lockstep.train()
     assert capsys.readouterr().out == "a line\n"
+    command("sys.exit(3)")
+    with refused(lockstep.Error):
+        lockstep.check("data.yaml")
     command("os.kill(os.getpid(), signal.SIGKILL)")
     with refused(lockstep.Error):
         lockstep.export("best.pt")
@@ -69,7 +73,7 @@ def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys
 
 @pytest.mark.parametrize("text", ["a\0b", "a\nb", "a\x1b[31mb", "a\ud800b"])
 def test_arguments_with_control_characters_are_one_line(command, text):
-    command("print('run folder a b (settings.yaml: all settings)')")
+    command("write_result(folder='a b')")
     folder = {"path": ".", "train": "a", "names": ["a"]}
     for start in (
         lambda: lockstep.train(text),
@@ -96,7 +100,7 @@ def stop(*_):
     time.sleep(0.2)
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
-print("run folder . (settings.yaml: all settings)")
+write_result(folder=".")
 os.kill(os.getppid(), signal.SIGINT)
 time.sleep(20)
 """)
@@ -112,11 +116,11 @@ def test_an_interrupt_without_a_checkpoint_is_an_interrupt(command):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_bar_is_shown_as_it_moves_and_lines_are_found_after_it(command, capsys):
+def test_a_bar_is_shown_as_it_moves(command, capsys):
     command(r"""sys.stderr.write("\r10%|#   \r20%|##  "); sys.stderr.flush(); time.sleep(0.3)
-sys.stderr.write("\r          \r"); print("results are in runs/val/exp")""")
+sys.stderr.write("\r          \r"); print("ö"); write_result(folder="runs/val/exp")""")
     assert lockstep.val("best.pt").folder.parts[-3:] == ("runs", "val", "exp")
-    assert capsys.readouterr().out == "\r10%|#   \r20%|##  \r          \rresults are in runs/val/exp\n"
+    assert capsys.readouterr().out == "\r10%|#   \r20%|##  \r          \rö\n"
 
 
 def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):

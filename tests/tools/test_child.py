@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.child import TrainingFailed, fitness_by_epoch, train
+from tools.training import TrainingFailed, fitness_by_epoch, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig

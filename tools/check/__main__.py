@@ -21,6 +21,7 @@ from typing import Any
 from utils.distributed.launch import require_one_process
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.program import write_result
 
 FOUND = 1
 DEFAULT_IMGSZ = 640
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         for line in lines:
             get_logger().info("%s", line)
+    write_result(**content)
     if content["issues"]:
         sys.stdout.flush()
         raise SystemExit(FOUND)

@@ -15,9 +15,9 @@ from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
-from tools.child import TrainingFailed, train
 from tools.kfold.lists import TABLE, data_of, write_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold, write_folds_page
+from tools.training import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

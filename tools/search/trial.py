@@ -10,10 +10,10 @@ import yaml
 from optuna.trial import TrialState
 
 from engine.evaluation.fitness import Fitness
-from tools.child import TrainingFailed, train
 from tools.kfold.cross_validate import CrossValidation, cross_validate, write_results
 from tools.search.ranges import Space
 from tools.search.study import Claim, SharedStudy
+from tools.training import TrainingFailed, train
 from utils.config.search_settings import SearchConfig, train_config
 from utils.files.safe_io import write_whole
 from utils.machine.stop_signals import StopSignals

@@ -213,20 +213,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def failure_reason(code: int, lines: Sequence[str]) -> str:
-    """Why a command has failed: the line that it printed, without its prefix.
-
-    Args:
-        code: its exit status, as of `subprocess.Popen`.
-        lines: that it printed.
-    """
-    if code < 0:
-        return f"killed by {signal_name(-code)}; is there enough memory?"
-    printed = [text for line in lines if (text := line.strip())]
-    found = next((line for line in reversed(printed) if line.startswith("error: ")), (printed or [""])[-1])
-    return found.removeprefix("error: ") or f"exit status {code}"
-
-
 def _spawned(
     index: int,
     processes: int,
