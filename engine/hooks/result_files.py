@@ -37,55 +37,11 @@ class Tracker:
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
         """The results of an epoch by name."""
 
-    def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """``image``: uint8 (H, W, 3) RGB."""
-
-    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-        """Precision against recall at IoU 0.5, a curve for each class that has objects."""
-
-    def graph(self, model: nn.Module, example: Tensor) -> None:
-        """The graph of ``model``, traced with the input ``example``."""
-
     def finish(self, folder: Path) -> None:
         """Called once, when the run is complete and all files in its ``folder`` are written."""
 
     def close(self) -> None:
         """Flushes and closes the files."""
-
-
-class CompositeTracker(Tracker):
-    """Passes all calls on to ``trackers``, in their order."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = tuple(trackers)
-
-    def start(self, config: dict[str, Any], epoch: int) -> None:
-        for tracker in self._trackers:
-            tracker.start(config, epoch)
-
-    def epoch(self, epoch: int, row: dict[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.epoch(epoch, row)
-
-    def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        for tracker in self._trackers:
-            tracker.image(tag, image, step)
-
-    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-        for tracker in self._trackers:
-            tracker.pr_curves(result, names, epoch)
-
-    def graph(self, model: nn.Module, example: Tensor) -> None:
-        for tracker in self._trackers:
-            tracker.graph(model, example)
-
-    def finish(self, folder: Path) -> None:
-        for tracker in self._trackers:
-            tracker.finish(folder)
-
-    def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
 
 
 class CsvTracker(Tracker):
@@ -154,9 +110,12 @@ class TensorBoardTracker(Tracker):
         self._write(add)
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
+        """``image``: uint8 (H, W, 3) RGB."""
         self._write(lambda writer: writer.add_image(tag, image, step, dataformats="HWC"))
 
     def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+        """Precision against recall at IoU 0.5, a curve for each class that has objects."""
+
         def add(writer: SummaryWriter) -> None:
             for index in np.flatnonzero(result.class_targets > 0):
                 counts = _pr_counts(result, index)
@@ -165,7 +124,9 @@ class TensorBoardTracker(Tracker):
         self._write(add)
 
     def graph(self, model: nn.Module, example: Tensor) -> None:
-        """Traces a copy on the CPU, where ``example`` is: on a GPU, cuDNN would search for kernels of this type and
+        """The graph of ``model``, traced with the input ``example``.
+
+        Traces a copy on the CPU, where ``example`` is: on a GPU, cuDNN would search for kernels of this type and
         size, which training does not use. A model that cannot be traced costs one warning."""
         if self._writer is None:
             return
@@ -193,7 +154,7 @@ class TensorBoardTracker(Tracker):
 
 
 def _warn_off(error: Exception) -> None:
-    reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+    reason = getattr(error, "strerror", None) or first_line(error)
     get_logger().warning("TensorBoard is off (%s); results.csv is kept", reason)
 
 
@@ -210,36 +171,41 @@ def _pr_counts(result: EvalResult, index: int) -> tuple[np.ndarray, ...]:
 
 
 class TrackerHook(Hook):
-    """Base class: a tracker that follows a run, on rank 0."""
+    """Base class: trackers that follow a run, on rank 0."""
 
-    tracker = Tracker()
+    trackers: Sequence[Tracker] = ()
 
-    def open(self, trainer: Training) -> Tracker:
+    def open(self, trainer: Training) -> Sequence[Tracker]:
         raise NotImplementedError
 
     def start(self, trainer: Training) -> Action:
-        run, self.tracker = trainer.run, self.open(trainer)
-        self.tracker.start({**asdict(run.config), **asdict(run.hyp)}, trainer.progress.epoch + 1)
+        run, self.trackers = trainer.run, self.open(trainer)
+        for tracker in self.trackers:
+            tracker.start({**asdict(run.config), **asdict(run.hyp)}, trainer.progress.epoch + 1)
         return Action.CONTINUE
 
     def scored(self, trainer: Training, epoch: Epoch) -> Action:
-        self.tracker.epoch(epoch.number, epoch.row)
+        for tracker in self.trackers:
+            tracker.epoch(epoch.number, epoch.row)
         return Action.CONTINUE
 
     def finish(self, trainer: Training) -> Action:
-        self.tracker.finish(trainer.run.folder)
+        for tracker in self.trackers:
+            tracker.finish(trainer.run.folder)
         return Action.CONTINUE
 
     def close(self) -> None:
-        self.tracker.close()
+        for tracker in self.trackers:
+            tracker.close()
 
 
 class ResultFiles(TrackerHook):
     """results.csv and TensorBoard's files in the run's folder."""
 
     results: CsvTracker
+    tensorboard: TensorBoardTracker
 
-    def open(self, trainer: Training) -> Tracker:
+    def open(self, trainer: Training) -> Sequence[Tracker]:
         folder = trainer.run.folder
-        self.results = CsvTracker(folder / "results.csv")
-        return CompositeTracker([self.results, TensorBoardTracker(folder)])
+        self.results, self.tensorboard = CsvTracker(folder / "results.csv"), TensorBoardTracker(folder)
+        return self.results, self.tensorboard

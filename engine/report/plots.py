@@ -15,7 +15,7 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import Analysis
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from engine.hooks.result_files import ResultFiles, Tracker
+from engine.hooks.result_files import ResultFiles, TensorBoardTracker
 from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
@@ -43,8 +43,8 @@ class Plots(Hook):
 
     def start(self, trainer: Training) -> Action:
         run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
-        tracker, evaluator = trainer.hooks.get(ResultFiles).tracker, validation.evaluator
-        run_plots = RunPlots(run.folder, tracker, model, trainer.loader, evaluator)
+        tensorboard, evaluator = trainer.hooks.get(ResultFiles).tensorboard, validation.evaluator
+        run_plots = RunPlots(run.folder, tensorboard, model, trainer.loader, evaluator)
         self._drawing = TimeBudget(run_plots.draw, PLOTS_TIME_BUDGET)
         subject = Subject(
             title=f"Training run {run.folder.name}",
@@ -121,10 +121,10 @@ class RunReport:
 
 @dataclass
 class RunPlots:
-    """Draws into ``folder`` and hands the same pictures to the tracker."""
+    """Draws into ``folder`` and hands the same pictures to TensorBoard."""
 
     folder: Path
-    tracker: Tracker
+    tensorboard: TensorBoardTracker
     model: Detector
     train_loader: InfiniteDataLoader
     evaluator: Evaluator
@@ -138,9 +138,9 @@ class RunPlots:
             sheet = draw_batch(batch.images, batch.targets.rows, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
-                self.tracker.image(f"train/batch{number}", sheet, 0)
+                self.tensorboard.image(f"train/batch{number}", sheet, 0)
         side = 2 * self.model.stride  # the graph of larger images is the same
-        self.tracker.graph(self.model, torch.zeros(1, self.model.channels, side, side))
+        self.tensorboard.graph(self.model, torch.zeros(1, self.model.channels, side, side))
 
     def draw(self, epoch: int, result: EvalResult | None) -> None:
         """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""
@@ -152,13 +152,13 @@ class RunPlots:
         plots.plot_metric_curves(result, self.model.names, self.folder)
         matrix = self.folder / "confusion_matrix.png"
         plots.plot_confusion(result.confusion, self.model.names, result.confusion_confidence, matrix)
-        self.tracker.pr_curves(result, self.model.names, epoch)
+        self.tensorboard.pr_curves(result, self.model.names, epoch)
         if self.evaluator.preview is not None:
             batch, detections = self.evaluator.preview
             sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / "val_predictions.jpg", sheet)
-                self.tracker.image("val/predictions", sheet, epoch)
+                self.tensorboard.image("val/predictions", sheet, epoch)
 
     def _labels(self, truth: GroundTruth) -> None:
         sizes = np.repeat(truth.image_hw, np.diff(truth.offsets), axis=0).astype(np.float64)

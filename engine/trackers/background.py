@@ -18,7 +18,7 @@ from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger
 from utils.strings import counted
 
-CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; for files
+CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; with files
 MOST_BYTES = 1 << 20
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 
@@ -91,29 +91,23 @@ class BackgroundTracker(Tracker):
 
     Args:
         results: results.csv, called before this tracker.
-        close_s, finish_s: the longest waits at the end for the service, for epochs and for files.
+        close_s, finish_s: the longest wait at the end for the service, for epochs alone and with files.
     """
 
     def __init__(
-        self,
-        service: Service,
-        results: CsvTracker,
-        *,
-        close_s: float = CLOSE_S,
-        finish_s: float = FINISH_S,
+        self, service: Service, results: CsvTracker, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S
     ) -> None:
         self._service, self._results = service, results
         self._close_s, self._finish_s = close_s, finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
         self._settings: dict[str, Any] = {}
         self._rows: dict[int, dict[str, str]] = {}
         self._known: set[int] | None = None  # epochs that the service has; None: it could not be opened yet
-        self._has_warned = self._is_complete = self._is_stuck = False
+        self._has_warned = self._is_complete = False
 
     def start(self, config: dict[str, Any], epoch: int) -> None:
         self._settings = dict(config)
-        self._thread = threading.Thread(target=self._run, name=self._service.name, daemon=True)
         self._thread.start()
         self._update()
 
@@ -125,21 +119,18 @@ class BackgroundTracker(Tracker):
         for path in (folder / name for name in REPORT_FILES):
             if path.exists():
                 self._calls.put(partial(self._store, path))
-        stored = threading.Event()
-        self._calls.put(stored.set)
-        limit = self._close_s if self._has_warned else self._finish_s
-        if self._thread is not None and not stored.wait(limit):
-            self._give_up(limit)
 
     def close(self) -> None:
-        if self._thread is None or self._is_stuck:
+        if not self._thread.is_alive():
             return
         self._update()
         self._calls.put(self._close)
         self._calls.put(None)
-        self._thread.join(self._close_s)
+        limit = self._finish_s if self._is_complete and not self._has_warned else self._close_s
+        self._thread.join(limit)
         if self._thread.is_alive():
-            self._give_up(self._close_s)
+            text = "%s: no answer in %.0f s; results.csv has all epochs"
+            get_logger().warning(text, self._service.name, limit)
         elif missing := self._rows.keys() - (self._known or set()):
             get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(len(missing), "epoch"))
 
@@ -148,7 +139,7 @@ class BackgroundTracker(Tracker):
         self._calls.put(self._synchronize)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None and not self._is_stuck:
+        while (call := self._calls.get()) is not None:
             try:
                 call()
             except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
@@ -170,10 +161,6 @@ class BackgroundTracker(Tracker):
     def _close(self) -> None:
         if self._known is not None:
             self._service.close(is_complete=self._is_complete)
-
-    def _give_up(self, seconds: float) -> None:
-        self._is_stuck = True
-        get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", self._service.name, seconds)
 
     def _warn(self, reason: str) -> None:
         if not self._has_warned:

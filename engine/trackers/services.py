@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from engine.checkpoint.run import Run
 from engine.hooks.hook import Training
-from engine.hooks.result_files import CompositeTracker, ResultFiles, Tracker, TrackerHook
+from engine.hooks.result_files import ResultFiles, Tracker, TrackerHook
 from engine.trackers.background import BackgroundTracker, RunNote, Service
 from utils.errors import UserError, first_line
 from utils.files.safe_io import open_file
@@ -222,7 +222,6 @@ class Services(TrackerHook):
         check_services(names, project)
         self._names = dict.fromkeys(names)
 
-    def open(self, trainer: Training) -> Tracker:
+    def open(self, trainer: Training) -> Sequence[Tracker]:
         results = trainer.hooks.get(ResultFiles).results
-        services = [open_service(name, trainer.run) for name in self._names]
-        return CompositeTracker([BackgroundTracker(service, results) for service in services])
+        return [BackgroundTracker(open_service(name, trainer.run), results) for name in self._names]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.run import LOCK_NAME
-from engine.hooks.result_files import CompositeTracker, CsvTracker, TensorBoardTracker
+from engine.hooks.result_files import CsvTracker, TensorBoardTracker
 from engine.val.validate import open_models, score
 from utils.config.settings import ValConfig
 from utils.distributed.context import DistributedContext
@@ -30,8 +30,7 @@ def watch(config: ValConfig, ctx: DistributedContext) -> None:
         raise UserError(
             f"--watch {config.watch}: not the folder of a run (it has no last.pt, and no process trains it)"
         )
-    results = CsvTracker(folder / "watch.csv")
-    tracker = CompositeTracker([results, TensorBoardTracker(folder / "watch")])
+    results, tensorboard = CsvTracker(folder / "watch.csv"), TensorBoardTracker(folder / "watch")
     seen: dict[Path, tuple[int, int]] = {}  # when files that need not be read again were written
     last: dict[str, Any] = {}  # what last.pt says
     while True:
@@ -54,13 +53,14 @@ def watch(config: ValConfig, ctx: DistributedContext) -> None:
             if progress.get("batch") or not epoch or epoch in results.table.rows:
                 continue
             result, _, _ = score(config, models[0], spec, models[0].input_hw, ctx)
-            tracker.epoch(epoch, {f"metrics/{name}": value for name, value in result.metrics.items()})
+            for tracker in (results, tensorboard):
+                tracker.epoch(epoch, {f"metrics/{name}": value for name, value in result.metrics.items()})
             shown = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
             log.info("%s, epoch %d: %s", path.name, epoch, shown)
         if not is_trained:
             break
         time.sleep(POLL_S)
-    tracker.close()
+    tensorboard.close()
     done, epochs = (last.get(part, {}).get(name, 0) for part, name in (("progress", "epoch"), ("config", "epochs")))
     log.info("%s: no process trains it (%d of %d epochs done); results are in %s", folder, done, epochs, results.path)
 

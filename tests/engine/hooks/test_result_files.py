@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.hooks.result_files import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker, _pr_counts
+from engine.hooks.result_files import CsvTracker, TensorBoardTracker, _pr_counts
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.messages import refused
 from utils.logger import configure_logging, get_logger
@@ -125,35 +125,6 @@ def test_foreign_or_unwritable_csv_is_a_user_error(tmp_path, monkeypatch):
             results.epoch(1, {"loss": 0.5})
     assert (tmp_path / "other.csv").read_text() == "epoch,loss\n0,1\n"  # the old file is complete, and the only one
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other.csv", "results.csv"]
-
-
-def test_the_base_class_tracks_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for tracker in (Tracker(), CompositeTracker([Tracker()]), CompositeTracker([])):
-        for name, arguments in CALLS.items():
-            assert getattr(tracker, name)(*arguments) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_composite_tracker_forwards_every_call_in_order():
-    calls = []
-
-    class Spy(Tracker):
-        def __init__(self, number):
-            self.number = number
-
-        def __getattribute__(self, name):
-            if name not in CALLS:
-                return super().__getattribute__(name)
-            return lambda *given: calls.append((self.number, name, given))
-
-    tracker = CompositeTracker([Spy(0), Spy(1)])
-    for name, arguments in CALLS.items():
-        getattr(tracker, name)(*arguments)
-    assert [(number, name) for number, name, _ in calls] == [(n, name) for name in CALLS for n in (0, 1)]
-    assert all(given is not None and len(given) == len(CALLS[name]) for _, name, given in calls)
-    public = {name for name in vars(Tracker) if not name.startswith("_")}
-    assert public == set(CALLS) == {name for name in vars(CompositeTracker) if not name.startswith("_")}
 
 
 @pytest.mark.usefixtures("tensorboard_available")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.hooks.result_files import CompositeTracker, CsvTracker
+from engine.hooks.result_files import CsvTracker
 from engine.trackers.background import BackgroundTracker, RunNote, Service
 from tests.helpers.messages import refused
 from utils.logger import configure_logging
@@ -61,10 +61,12 @@ class MemoryService(Service):
 def process(folder: Path, service: MemoryService, epochs: range, *, complete: bool = True, **limits: float) -> None:
     """The calls of one process, which starts or resumes at the first of ``epochs``."""
     results = CsvTracker(folder / "results.csv")
-    tracker = CompositeTracker([results, BackgroundTracker(service, results, **limits)])
-    tracker.start({"lr0": 0.01, "model": "yolov8n"}, epochs[0])
+    tracker = BackgroundTracker(service, results, **limits)
+    for each in (results, tracker):
+        each.start({"lr0": 0.01, "model": "yolov8n"}, epochs[0])
     for epoch in epochs:
-        tracker.epoch(epoch, {"train/box": 1 / epoch, "metrics/AP": epoch / 10})
+        for each in (results, tracker):
+            each.epoch(epoch, {"train/box": 1 / epoch, "metrics/AP": epoch / 10})
     if complete:
         tracker.finish(folder)
     tracker.close()
@@ -102,21 +104,21 @@ def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
     service = MemoryService()
     results = CsvTracker(tmp_path / "results.csv")
-    tracker = CompositeTracker([results, BackgroundTracker(service, results)])
+    tracker = BackgroundTracker(service, results)
     service.down = True
     tracker.start({"lr0": 0.01}, 1)
     for epoch in (1, 2):
-        tracker.epoch(epoch, {"train/box": 1.0})
+        results.epoch(epoch, {"train/box": 1.0})
+        tracker.epoch(epoch, {})
     deadline = time.monotonic() + 10
     while not (out := capsys.readouterr().out) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert out == "warning: Memory: no route to host; tried again after each epoch\n"
     time.sleep(0.1)
     service.down = False
-    tracker.epoch(3, {"train/box": 1.0})
+    results.epoch(3, {"train/box": 1.0})
     tracker.close()
-    assert service.epochs == [1, 2, 3]
-    assert service.settings == {"lr0": 0.01}
+    assert (service.epochs, service.settings) == ([1, 2, 3], {"lr0": 0.01})
     assert capsys.readouterr().out == ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.hooks.result_files import CompositeTracker, CsvTracker
+from engine.hooks.result_files import CsvTracker
 from engine.trackers.background import BackgroundTracker, RunNote
 from engine.trackers.services import MlflowService, WandbService, check_services
 from tests.helpers.messages import refused
@@ -43,21 +43,28 @@ def tracked(project: Path) -> list:
     return [(run, {m: client.get_metric_history(run.info.run_id, m) for m in run.data.metrics}, client) for run in runs]
 
 
-def follow(folder: Path, service, epochs: range) -> None:
+def follow(folder: Path, service, rows: dict[int, dict[str, float]], settings: int = 0) -> None:
     results = CsvTracker(folder / "results.csv")
-    tracker = CompositeTracker([results, BackgroundTracker(service, results, close_s=60)])
-    tracker.start({f"setting{n}": n for n in range(120)} | {"epochs": epochs[-1]}, epochs[0])
-    for epoch in epochs:
-        tracker.epoch(epoch, {"time": epoch * 2.0, "metrics/AP": epoch / 10})
-    tracker.close()
+    trackers = (results, BackgroundTracker(service, results, close_s=60))
+    for tracker in trackers:
+        tracker.start({f"setting{n}": n for n in range(settings)} | {"epochs": max(rows)}, min(rows))
+    for epoch, row in rows.items():
+        for tracker in trackers:
+            tracker.epoch(epoch, row)
+    trackers[1].close()
+
+
+def rows_of(*epochs: int) -> dict[int, dict[str, float]]:
+    return {epoch: {"time": epoch * 2.0, "metrics/AP": epoch / 10} for epoch in epochs}
 
 
 @pytest.mark.usefixtures("mlflow_store")
 def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
     folder = tmp_path / "runs" / "exp"
     folder.mkdir(parents=True)
-    follow(folder, MlflowService(folder, RunNote(folder / "note.json", is_new=False)), range(1, 4))
-    follow(folder, MlflowService(folder, RunNote(folder / "note.json", is_new=False)), range(2, 6))
+    for epochs in ((1, 2, 3), (2, 3, 4, 5)):
+        service = MlflowService(folder, RunNote(folder / "note.json", is_new=False))
+        follow(folder, service, rows_of(*epochs), settings=120)
     ((run, history, _),) = tracked(tmp_path / "runs")
     assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
     assert [m.step for m in history["time"]] == [1, 2, 3, 4, 5]
@@ -86,12 +93,8 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
     names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
-    results = CsvTracker(folder / "results.csv")
     service = MlflowService(folder, RunNote(folder / "note.json", is_new=False))
-    tracker = CompositeTracker([results, BackgroundTracker(service, results, close_s=60)])
-    tracker.start({}, 1)
-    tracker.epoch(1, {"time": 1.0, **dict.fromkeys(names, 0.5)})
-    tracker.close()
+    follow(folder, service, {1: {"time": 1.0, **dict.fromkeys(names, 0.5)}})
     assert "tried again" not in capsys.readouterr().out
     ((run, _, _),) = tracked(tmp_path)
     assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "time"} <= run.data.metrics.keys()
@@ -128,9 +131,9 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     pytest.importorskip("wandb")
     for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
-    for epochs in (range(1, 4), range(2, 6)):
+    for epochs in ((1, 2, 3), (2, 3, 4, 5)):
         note = RunNote(tmp_path / "note.json", is_new=False)
-        follow(tmp_path, WandbService(tmp_path, note), epochs)
+        follow(tmp_path, WandbService(tmp_path, note), rows_of(*epochs))
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {path.stem for path in files} == {f"run-{note.key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
