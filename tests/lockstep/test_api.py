@@ -189,6 +189,13 @@ def test_callbacks_that_another_process_cannot_import_are_refused():
             lockstep.train(callbacks=callbacks)
 
 
+def test_a_command_is_started_without_importing_torch():
+    code = "import sys, lockstep.api; print({'torch', 'numpy'} & set(sys.modules))"
+    interpreter = Path(sys.prefix, "bin", "python")  # not one that has imported it
+    done = subprocess.run([interpreter, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_help_and_editors_know_the_settings():
     parameters = inspect.signature(lockstep.train).parameters
     assert list(parameters)[:3] == ["data", "devices", "callbacks"]
@@ -228,13 +235,10 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
 
 
 SCRIPT = """
-import sys
-
 import lockstep
 
 small = dict(imgsz=64, device="cpu", workers=0, amp="off", noplots=True)
 run = lockstep.train("set/data.yaml", model="tiny.yaml", epochs=1, batch=4, devices=2, **small)
-assert not {"torch", "numpy"} & set(sys.modules)
 assert lockstep.resume(run, epochs=2).history["epoch"].tolist() == [1, 2]
 assert lockstep.val(run.best, "set/data.yaml", device="cpu", workers=0, noplots=True).metrics["images"] == 2
 (file,) = lockstep.export(run.best, format="torchscript", check=False)
