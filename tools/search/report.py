@@ -126,12 +126,8 @@ def _content(
         if (steps := t.intermediate_values)
     ]
     title = f"Each trial {unit} by {unit}; the best one is strong"
-    names = tuple(best.params) if best else ()
-    rows = [
-        (t.number, STATES[t.state] + ("" if t.number else ", baseline"), t.value, reached(t),
-         *(_cell(t.params.get(name)) for name in names), t.user_attrs.get(REASON, ""))
-        for t in trials
-    ]  # fmt: skip
+    columns = ("trial", "state", fitness, f"{unit}s", "hyper-parameters")
+    rows = [(t.number, _state(t), t.value, reached(t), " ".join(values_text(t.params))) for t in trials]
     return {
         "best": best,
         "baseline": baseline,
@@ -139,7 +135,7 @@ def _content(
         "recipe": BEST,
         "counts": format_trials(trials, fitness)[0],
         "complete": chart_svg(Chart("Complete trials", lines, "trial", fitness, x_is_whole=True)),
-        "trials": page.Table(("trial", "state", fitness, f"{unit}s", *names, "reason"), rows, "All trials"),
+        "trials": page.Table(columns, rows, "All trials"),
         "unit": unit,
         "by_unit": chart_svg(Chart(title, by_unit, unit, fitness, x_is_whole=True)),
         "importances": page.Bars(
@@ -150,6 +146,6 @@ def _content(
     }
 
 
-def _cell(value: float | int | None) -> float | int | str:
-    """``value`` with four significant digits: the table's own format has three decimals."""
-    return f"{value:.4g}" if isinstance(value, float) else "none" if value is None else value
+def _state(frozen: FrozenTrial) -> str:
+    reason = f": {frozen.user_attrs[REASON]}" if REASON in frozen.user_attrs else ""
+    return STATES[frozen.state] + reason + ("" if frozen.number else ", baseline")

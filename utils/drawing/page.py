@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from utils.files.safe_io import write_whole
 from utils.strings import counted
@@ -24,6 +25,7 @@ from utils.strings import counted
 ROOT = Path(__file__).parents[2]
 LAYOUT, SCRIPT = "utils/drawing/page.html", "utils/drawing/page.js"
 UNKNOWN = "not known"
+_LONG_WORD = re.compile(r"\S{17,}")
 
 
 class Table(NamedTuple):
@@ -70,7 +72,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "counted": counted}
+    environment.filters |= {"number": number, "counted": counted, "breakable": breakable}
     return environment
 
 
@@ -112,6 +114,13 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
+
+
+def breakable(text: str) -> Markup:
+    """Lets lines break within long paths and names_of_settings; `Markup` is left as it is."""
+    if isinstance(text, Markup):
+        return text
+    return Markup(_LONG_WORD.sub(lambda word: re.sub("([/_])", r"\1<wbr>", word[0]), str(escape(text))))
 
 
 def now() -> str:
