@@ -80,7 +80,6 @@ def unused_settings(
     given = {item.partition("=")[0].strip() for item in config.override}
     length, batch = counted(config.epochs, "epoch"), counted(config.batch_size, "image")
     epochs = math.inf if config.time else config.epochs
-    nominal = round(config.nominal_batch / config.batch_size)
     mixes = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
     virtual = config.virtual_ranks
     rules: list[tuple[str, bool, str]] = [  # a setting, whether it has no effect, and why; the first rule that holds
@@ -107,9 +106,7 @@ def unused_settings(
         ("zero", ranks == 1, "one process holds the whole state of the optimizer"),
         ("virtual_ranks", virtual == ranks == 1, "one process processes whole batches anyway"),
         ("virtual_ranks", virtual == ranks and config.deterministic, "--deterministic cuts batches by process anyway"),
-        ("accumulate", config.accumulate < nominal, f"--nominal-batch {config.nominal_batch} makes it {nominal}"),
-        ("nominal_batch", nominal <= 1 == config.accumulate, f"a batch has {batch} already"),
-        ("nominal_batch", nominal <= config.accumulate, f"--accumulate {config.accumulate} is as much or more"),
+        ("nominal_batch", round(config.nominal_batch / config.batch_size) <= 1, f"a batch has {batch} already"),
         ("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is"),
         ("patience", config.patience >= epochs, f"the run has {length}"),
         ("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only"),

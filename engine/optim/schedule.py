@@ -27,7 +27,7 @@ class StepPlan:
 
 def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
     """The plan of a run whose epochs have ``epoch_batches`` on each rank."""
-    accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
+    accumulate = max(round(config.nominal_batch / config.batch_size), 1)
     steps = -(-epoch_batches // accumulate)
     return StepPlan(accumulate, steps, steps * config.epochs)
 

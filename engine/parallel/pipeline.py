@@ -4,7 +4,7 @@ Processes 2i and 2i + 1 train on the same images. The first one computes the fir
 the loss. Both have all weights, the state of the optimizer and the averaged weights, which are small compared with the
 activations of large images, so everything outside of the step is as in other runs. One sum over all processes gives
 each of them all gradients; a process adds zeros for layers that it does not compute. Each micro-batch
-(``--accumulate``) passes forward (F) and backward (B) through both:
+(``--nominal-batch``) passes forward (F) and backward (B) through both:
 
     first process     F0  F1    B0  F2    B1  F3    B2  B3
     second process        F0 B0     F1 B1     F2 B2     F3 B3

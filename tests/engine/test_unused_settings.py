@@ -43,8 +43,6 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
         (ONE, {"spawn": 1}, "--spawn 1 does nothing"),
         (FOUR, {"sync_bn": 1}, "--sync-bn 1 does nothing"),
         (FOUR, {"virtual_ranks": 4, "deterministic": True}, "--virtual-ranks 4 does nothing"),
-        (ONE, {"accumulate": 2, "nominal_batch": 64}, "--accumulate 2 does nothing: --nominal-batch 64 makes it 4"),
-        (ONE, {"accumulate": 4, "nominal_batch": 32}, "--nominal-batch 32 does nothing: --accumulate 4"),
         (ONE, {"nominal_batch": 8}, "--nominal-batch 8 does nothing: a batch has 16 images"),
         (ONE, {"save_period": 200}, "--save-period 200 does nothing"),
         (ONE, {"patience": 100}, "--patience 100 does nothing: the run has 100 epochs"),
@@ -88,7 +86,7 @@ def test_unused_hyperparameters_get_one_line(override, settings):
     ("ctx", "settings"),
     [
         (ONE, {}),
-        (ONE, {"virtual_ranks": 4, "accumulate": 2, "rect": True, "multi_scale": 0.5, "cos_lr": True}),
+        (ONE, {"virtual_ranks": 4, "nominal_batch": 32, "rect": True, "multi_scale": 0.5, "cos_lr": True}),
         (ONE, {"nominal_batch": 64, "patience": 5, "save_period": 5, "epochs": 11}),
         (FOUR, {"zero": True, "sync_bn": -1}),
         (FOUR, {"sync_bn": 2}),

@@ -33,7 +33,7 @@ def trained(flags: list[str], folder: Path, *more: str) -> dict:
 
 
 def test_cache_prefetching_and_resuming_do_not_change_a_bit(world, tmp_path, monkeypatch):
-    shared = ["--virtual-ranks", "2", "--accumulate", "2", "--image-weights"]
+    shared = ["--virtual-ranks", "2", "--nominal-batch", "8", "--image-weights"]
     expected = trained(world, tmp_path / "one", *shared, "--cache", "device", "--save-period", "1")
     monkeypatch.setattr("engine.train.trainer.Prefetcher", partial(Prefetcher, ahead=True))
     same_content(expected, trained(world, tmp_path / "two", *shared))

@@ -148,7 +148,7 @@ def test_training_options_work_together(world, tmp_path):
     hyp = tmp_path / "hyp.yaml"
     hyp.write_text("mixup: 0.5\ndegrees: 10\nperspective: 0.0005\nalbumentations:\n- {name: Blur, p: 0.5}\n")
     model = write_model(tmp_path / "anchors.yaml", TINY_ANCHOR_MODEL)
-    first = ["--image-weights", "--multi-scale", "--cache", "disk", "--accumulate", "2", "--cos-lr", "--freeze", "1",
+    first = ["--image-weights", "--multi-scale", "--cache", "disk", "--nominal-batch", "8", "--cos-lr", "--freeze", "1",
              "--label-smoothing", "0.1", "--single-cls", "--deterministic", "--amp", "bf16", "--patience", "1",
              "--cache-dir", str(tmp_path / "cache"), "--hyp", str(hyp), "--optimizer", "Adam",
              "--epochs", "2"]  # fmt: skip

@@ -38,7 +38,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "model and weights": "runs model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
     "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
-    "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
+    "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
     "cls_pw skip_zero_grads max_bad_steps seed deterministic",
     "validation": "watch fitness patience val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
@@ -276,8 +276,7 @@ class TrainConfig(_ProcessesConfig):
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
-    accumulate: int = setting(1, low=1, help="batches per optimizer step")
-    nominal_batch: int = setting(0, low=0, help="accumulate gradients up to this many images per step; 0: do not")
+    nominal_batch: int = setting(0, low=0, help="accumulate the gradients of so many images per step; 0: of a batch")
     amp: str = setting("auto", choices=_AMP, help="autocast type; auto: bf16 if supported")
     channels_last: bool = setting(True, help="NHWC memory format")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")

@@ -168,7 +168,7 @@ def test_a_killed_run_resumes_and_ends_with_the_bits_of_one_process(tmp_path):
         "        if state.rank == 1 and state.step == 3:\n            os.kill(os.getpid(), 9)\n"
     )
     model = write_model(tmp_path / "model.yaml", SKIPPING)
-    flags = [*SMALL, "--data", "set/data.yaml", "--model", str(model), "--accumulate", "2", "--multi-scale"]
+    flags = [*SMALL, "--data", "set/data.yaml", "--model", str(model), "--nominal-batch", "8", "--multi-scale"]
     flags += ["--epochs", "2", "--threads", "1", "--save-steps", "1", "--project", "runs"]
 
     def run(*more: str, expect: int = 0) -> subprocess.CompletedProcess:

@@ -113,7 +113,7 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
     [
         (TINY_MODEL, ["--optimizer", "Muon", "--epochs", "2"]),
         pytest.param(
-            TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--accumulate", "2"], marks=pytest.mark.slow
+            TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--nominal-batch", "12"], marks=pytest.mark.slow
         ),
     ],
     ids=["anchor-free, Muon", "anchors, SGD, accumulated"],

@@ -129,7 +129,7 @@ def global_generators() -> list:
 
 @pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])
 @pytest.mark.parametrize(
-    "settings", [{}, {"optimizer": "Adam", "amp": "bf16"}, {"virtual_ranks": 2}, {"accumulate": 3, "quad": True}]
+    "settings", [{}, {"optimizer": "Adam", "amp": "bf16"}, {"virtual_ranks": 2}, {"nominal_batch": 60, "quad": True}]
 )
 def test_a_measured_step_does_not_change_the_run(spec, settings):
     model, criterion = model_and_loss(spec)
@@ -163,7 +163,7 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
         ({"multi_scale": 0.5}, 3, 96, BOXES),
         ({"quad": True}, 3, 128, 4 * BOXES),
         ({"virtual_ranks": 4}, 3, 64, BOXES),
-        ({"accumulate": 4}, 3, 64, BOXES),
+        ({"nominal_batch": 12}, 3, 64, BOXES),
     ],
 )
 def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, images, side, boxes):
@@ -176,7 +176,7 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
 
     criterion.register_forward_pre_hook(note)
     prepare_step(CPU, run_of(**settings), model, criterion, 3)()
-    shards = max(settings.get("virtual_ranks", 1), min(settings.get("accumulate", 1), 2))
+    shards = max(settings.get("virtual_ranks", 1), 1 + ("nominal_batch" in settings))
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
@@ -200,7 +200,7 @@ def peak_bytes(images: int) -> int:
     [
         ({}, 5),
         ({"virtual_ranks": 4}, 20),  # one shard after another
-        ({"accumulate": 2, "nominal_batch": 64}, 5),  # one micro-batch after another
+        ({"nominal_batch": 64}, 5),  # one micro-batch after another
     ],
 )
 def test_the_run_uses_the_batch_that_fits(settings, batch, caplog):

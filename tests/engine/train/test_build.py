@@ -88,7 +88,7 @@ def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, 
 
 
 def test_the_loaders_and_the_step_are_those_of_the_settings():
-    with built("--epochs", "3", "--accumulate", "2", "--nominal-batch", "0", "--optimizer", "AdamW") as trainer:
+    with built("--epochs", "3", "--nominal-batch", "8", "--optimizer", "AdamW") as trainer:
         assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)
         assert isinstance(trainer.loader.samples, AugmentedImages)
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]

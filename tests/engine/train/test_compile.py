@@ -58,7 +58,7 @@ def compiled_step(backend, plan: Compilation, **options):
         (CPU, {"multi_scale": 0.5}, True, False),
         (GPU, {}, False, True),
         (GPU, {"quad": True}, False, True),
-        (GPU, {"accumulate": 4}, False, True),
+        (GPU, {"nominal_batch": 64}, False, True),
         (GPU, {"amp": "fp16"}, False, True),
         (GPU, {"virtual_ranks": 4}, False, True),
         (replace(GPU, local_rank=1, rank=1, world_size=4), {}, False, True),
