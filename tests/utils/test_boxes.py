@@ -1,7 +1,5 @@
 """utils/boxes.py compared with torchvision.ops and float64 closed forms."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -75,24 +73,6 @@ def test_iou_family_equals_torchvision_by_broadcasting(kind, reference):
     torch.testing.assert_close(ub.iou(a[:, None], b[None], kind), reference(a, b), atol=1e-6, rtol=1e-6)
     single = ub.iou(a[:, None].float(), b[None].float(), kind)
     torch.testing.assert_close(single.double(), reference(a, b), atol=1e-5, rtol=1e-4)
-
-
-def ciou_by_hand(a: list[float], b: list[float]) -> float:
-    """Zheng et al. 2020, eq. 7 to 11."""
-    overlap = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    (aw, ah), (bw, bh) = (a[2] - a[0], a[3] - a[1]), (b[2] - b[0], b[3] - b[1])
-    iou = overlap / (aw * ah + bw * bh - overlap)
-    rho = ((a[0] + a[2]) / 2 - (b[0] + b[2]) / 2) ** 2 + ((a[1] + a[3]) / 2 - (b[1] + b[3]) / 2) ** 2
-    diagonal = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
-    v = 4 / math.pi**2 * (math.atan(bw / bh) - math.atan(aw / ah)) ** 2
-    alpha = v / (1 - iou + v) if v else 0.0
-    return iou - rho / diagonal - alpha * v
-
-
-def test_ciou_equals_the_papers_formula():
-    a, b = random_xyxy(60, 5), random_xyxy(60, 6)
-    expected = [ciou_by_hand(*pair) for pair in zip(a.tolist(), b.tolist())]
-    np.testing.assert_allclose(ub.iou(a, b, "ciou").numpy(), expected, atol=1e-6)
 
 
 def test_equal_boxes_score_one_and_distant_ones_less_than_zero():

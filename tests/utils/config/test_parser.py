@@ -23,7 +23,6 @@ from utils.config.reference import COMMANDS
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import (
     TOPICS,
-    CompareConfig,
     DetectConfig,
     ExportConfig,
     Hyperparameters,
@@ -110,18 +109,10 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
     [
         (TrainConfig, ["--lr0", "0.01"], "--lr0: is a hyper-parameter; write --set lr0=0.01"),
         (TrainConfig, ["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
-        (TrainConfig, ["--nosave"], "--nosave: last.pt is always written"),
-        (TrainConfig, ["--evolve", "300"], "--evolve: search hyper-parameters with python -m tools.search"),
-        (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is uploaded"),
-        (TrainConfig, ["--entity", "me"], "--entity: nothing is uploaded"),
         (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: takes one number"),
         (TrainConfig, ["--lr", "0.1"], "--lr: is a hyper-parameter; write --set lr0=0.1"),
         (TrainConfig, ["--lr0", "a b"], "--lr0: is a hyper-parameter; write --set 'lr0=a b'"),
         (TrainConfig, ["--x", "a\nb"], "unrecognized arguments: --x a b"),
-        (ExportConfig, ["--per-tensor"], "--per-tensor: belongs to a format that is not supported"),
-        (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
-        (DetectConfig, ["--dnn"], "--dnn: only .pt"),
-        (ExportConfig, ["--workspace", "4"], "--workspace: belongs to a format that is not supported"),
         (TrainConfig, ["--augment", "device"], "unrecognized arguments: device"),
     ],
 )
@@ -252,13 +243,11 @@ def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
         hyperparameters_from("", ["lr0=" + "[" * 100_000])
 
 
-@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, CompareConfig, KfoldConfig, SearchConfig])
-@pytest.mark.parametrize("flag", ["--name", "--project"])
 @pytest.mark.parametrize("text", ["a\nb", "a\x1bb", "a\udcffb", "a\u2028b"])
-def test_folders_that_no_line_can_name_are_refused(cls, flag, text):
-    required = {ValConfig: ["--weights", "a"], DetectConfig: ["--weights", "a", "--source", "a"], CompareConfig: ["a"]}
-    with refused():
-        parse_config(cls, [*required.get(cls, []), f"{flag}={text}"], "")
+def test_folders_that_no_line_can_name_are_refused(text):
+    for flag in ("--name", "--project"):
+        with refused():
+            parse_config(SearchConfig, [f"{flag}={text}"], "")
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
@@ -299,22 +288,11 @@ assert not heavy, heavy
     assert "usage:" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tools.search",
-        "tools.compare",
-        "tools.kfold",
-        "tools.check",
-        "tools.convert",
-        "tools.cache",
-        "tools.demo",
-        "tools.weights",
-    ],
-)
+@pytest.mark.parametrize("name", ["search", "compare", "kfold", "check", "convert", "cache", "demo", "weights"])
 def test_help_names_the_command(name):
-    done = subprocess.run([sys.executable, "-m", name, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"usage: python -m {name} ")
+    command = [sys.executable, "-m", f"tools.{name}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: python -m tools.{name} ")
 
 
 def test_the_listed_hyperparameters_are_the_defaults():

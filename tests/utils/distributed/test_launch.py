@@ -86,7 +86,8 @@ def test_the_first_node_of_a_list_is_expanded(nodes, first):
 @pytest.mark.parametrize(
     "environ",
     [
-        {"RANK": "0", "WORLD_SIZE": "two", **AT},
+        *({"RANK": "0", "WORLD_SIZE": "2", **AT, name: "two"} for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
+        {**BY_HAND, "RANK": "-1"},
         {**BY_HAND, "RANK": "2"},
         {**BY_HAND, "MASTER_PORT": "99999"},
         BY_HAND | {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "3"},

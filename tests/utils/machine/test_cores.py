@@ -16,10 +16,7 @@ import torch
 
 from data.loading.build import loader_workers
 from data.loading.loader import _RequestLoader
-from tests.helpers.messages import refused
-from utils.config.parser import parse_config
 from utils.config.pixels import RGB8
-from utils.config.settings import TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
@@ -83,10 +80,6 @@ def test_without_control_groups_the_affinity_or_all_cores_count(tmp_path, monkey
     assert available_cores(tmp_path) == 3
 
 
-def test_this_machine_has_a_positive_number_of_cores():
-    assert 1 <= available_cores() <= 16
-
-
 def on_node(processes: int, device: str) -> DistributedContext:
     return replace(DistributedContext.single(), local_world_size=processes, device=torch.device(device))
 
@@ -126,12 +119,3 @@ def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _RequestLoader(SimpleNamespace(index=SimpleNamespace(pixels=RGB8)), [], 1, workers=9, make_batch=print)
-
-
-@pytest.mark.parametrize(("config", "more"), [(TrainConfig, []), (ValConfig, ["--weights", "a.pt"])])
-def test_the_workers_flag_is_checked(config, more):
-    assert parse_config(config, more, "").workers == -1
-    assert parse_config(config, [*more, "--workers", "-1"], "").workers == -1
-    assert parse_config(config, [*more, "--workers", "8"], "").workers == 8
-    with refused():
-        parse_config(config, [*more, "--workers", "-2"], "")

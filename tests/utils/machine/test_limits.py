@@ -13,11 +13,9 @@ import torch
 
 import train
 import val
-from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.machine.limits import explanation, memory_advice
@@ -176,27 +174,6 @@ def test_closed_standard_streams_are_tolerated(world, tmp_path):
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "done: 1 epoch;" in (tmp_path / "runs" / "exp" / "train.log").read_text()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"WORLD_SIZE": "two"},
-        {"WORLD_SIZE": "0"},
-        {"RANK": "-1"},
-        {"RANK": "2"},
-        {"LOCAL_RANK": "first"},
-        {"LOCAL_WORLD_SIZE": "1.5"},
-        {"GROUP_RANK": "a"},
-        {"MASTER_PORT": "http"},
-    ],
-)
-def test_rank_variables_that_are_not_numbers_are_one_line(monkeypatch, changed):
-    sound = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-    for name, value in (sound | changed).items():
-        monkeypatch.setenv(name, value)
-    with refused():
-        DistributedContext.from_environment("cpu", timeout_s=1)
 
 
 @pytest.mark.parametrize(
