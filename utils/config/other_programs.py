@@ -25,7 +25,6 @@ from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
 from utils.program import COMMANDS
 
-_MOST_NAMED = 12
 _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 _CONFIGS: dict[str, type] = {
     **{"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig},
@@ -113,8 +112,7 @@ def _synonym(key: str) -> str:
 
 def reason(command: str, flag: str) -> str:
     """Why ``command`` has no ``flag``; "" if that is not known."""
-    known = tables(command)["refused"] | tables(command)["without_effect"]
-    return known.get(flag, "").removesuffix(". Leave it out")
+    return (tables(command)["refused"] | tables(command)["without_effect"]).get(flag, "")
 
 
 def other_task(weights: str) -> str:
@@ -148,21 +146,18 @@ def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str
         line = command_line("train", given, (), defaults=False)
         raise UserError(f"{where}: contains all arguments of a run of Ultralytics; {line}")
     of_yolov5 = table["of_yolov5"] if values.keys() & table["signs_of_yolov5"] else {}
-    kept: dict[Any, Any] = {}
-    unused: dict[str, list[str]] = {}  # by reason
-    mistakes: list[str] = []
+    kept, unused, mistakes = dict[Any, Any](), list[str](), list[str]()
     for key, text in texts.items():
         off, why = of_yolov5.get(key, ("", ""))
         if key in HYPERPARAMETERS and not off:
             kept[key] = values[key]
         elif re.fullmatch(off, _plain(text)) if off else not _has_effect(str(key), text):
-            unused.setdefault(why, []).append(f"{key} {text[:40]}")
+            unused.append(f"{key} {text[:40]}" + f" ({why})" * bool(why))
         else:
             mistakes.append(f"'{key}': {why}; remove it" if off else unknown_hyperparameter(str(key)))
     if mistakes:
-        more = [f"and {len(mistakes) - _MOST_NAMED} more"] if len(mistakes) > _MOST_NAMED else []
-        raise UserError(f"{where}: {'; '.join([*mistakes[:_MOST_NAMED], *more])}")
-    return kept, [", ".join(items) + f" ({why})" * bool(why) for why, items in unused.items()]
+        raise UserError(f"{where}: {'; '.join(mistakes)}")
+    return kept, unused
 
 
 def _has_effect(key: str, text: str) -> bool:
@@ -203,14 +198,13 @@ def command_line(command: str, given: Mapping[str, str], rest: Sequence[str], *,
     if mode in modes and not (mode == "train" and command in ("kfold", "search")):
         command = modes[mode]
     line, without = [], []
-    for key, value in [*_with_our_keys(given, command).items(), (None, "")]:
+    for key, value in [*_with_our_keys(given, command).items(), *([(shlex.join(rest), None)] if rest else [])]:
         try:
-            flags = list(rest) if key is None else foreign_flags(command, key, value)
+            flags = list(rest) if value is None else foreign_flags(command, key, value)
             if _changes(command, flags) or defaults:
                 line += flags
         except UserError as error:
-            name = shlex.join(rest) if key is None else key or f"={value}"
-            without.append(f"{name} ({error})".removesuffix(" ()"))
+            without.append(f"{key or f'={value}'} ({error})".removesuffix(" ()"))
     for name, action in flags_of(command).items():
         if action.required and not any(word.partition("=")[0] == name for word in line):
             line += [name, action.dest.upper()]
@@ -260,7 +254,7 @@ def foreign_flags(command: str, key: str, value: str) -> list[str]:
         off = [f"--no-{name[2:]}"] if is_switch and action.default is not False else []
         return [name, *fixed] if plain == "true" else off
     if why := tables(command)["refused_values"].get(name, {}).get(plain):
-        raise UserError(why.removesuffix(". Leave it out"))
+        raise UserError(why)
     first, *more = _words(value, action)
     return [f"{name}={first}", *more] if first.startswith("-") else [name, first, *more]
 

@@ -104,9 +104,7 @@ class Hyperparameters:
     lr0: float | None = setting(None, low=0, help="initial learning rate; null: the default of the optimizer")
     lr_factor: float = setting(1.0, low=0, help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
-        1.0,
-        low=0,
-        help="learning rate factor of loaded parameters; null: from --epochs and how well --weights detect objects",
+        1.0, low=0, help="learning rate factor of loaded parameters; null: from --epochs and what --weights detect"
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
@@ -178,9 +176,7 @@ class _DetectionsConfig(_RunConfig):
     max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
     amp: str = setting("off", choices=_AMP, help="autocast type")
     tile: int | None = setting(
-        None,
-        low=0,
-        help="cut images into overlapping tiles of n x n pixels at full resolution; 0: off; default: as in training",
+        None, low=0, help="cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"
     )
     overlap: float | None = setting(
         None, low=0.05, high=0.9, help="overlap of neighboring tiles as a fraction of their size; default: 0.2"
@@ -201,10 +197,7 @@ class _DataConfig(_RunConfig):
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
     workers: int = setting(
-        -1,
-        low=-1,
-        high=1024,
-        help="loader workers per rank; -1: its share of the cores, at most 8 (with GPUs, of all but two, at most 16)",
+        -1, low=-1, high=1024, help="loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs"
     )
     noplots: bool = setting(False, help="do not write plots")
 
@@ -231,11 +224,7 @@ class TrainConfig(_ProcessesConfig):
         1.0, low=1e-6, high=1, help="train on a random fraction of the training images, drawn with --seed"
     )
     val_fraction: float = setting(
-        0.0,
-        low=0.05,
-        high=0.5,
-        also=0.0,
-        help="hold out this fraction of the training images if there is no 'val'; 0: none",
+        0.0, low=0.05, high=0.5, also=0.0, help="without 'val': hold out this fraction of the training images; 0: none"
     )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
@@ -250,11 +239,7 @@ class TrainConfig(_ProcessesConfig):
     epochs: int = setting(100, low=1, help="number of epochs")
     time: float = setting(0.0, low=0, help="train for this many hours, for as many epochs as fit; 0: for --epochs")
     batch_size: int = setting(
-        16,
-        low=1,
-        also=FIND_BATCH_SIZE,
-        aliases=("--batch",),
-        help="images per global batch; -1: as many as fit on the GPUs",
+        16, low=1, also=FIND_BATCH_SIZE, aliases=("--batch",), help="images per global batch; -1: as many as fit"
     )
     imgsz: int = setting(640, low=64, aliases=_IMGSZ, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
@@ -285,7 +270,7 @@ class TrainConfig(_ProcessesConfig):
         low=0,
         also=ALL_RANKS,
         bare=ALL_RANKS,
-        help="synchronize batch norm statistics over all processes, or over groups of n; 0: off",
+        help="synchronize batch norm over all processes or groups of n; 0: off",
     )
     compress_grads: bool = setting(False, help="exchange gradients as bfloat16, which halves the traffic (plain DDP)")
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
@@ -302,8 +287,7 @@ class TrainConfig(_ProcessesConfig):
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     fitness: str = setting(
-        "AP",
-        help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME",
+        "AP", help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"
     )
     patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
     save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
@@ -318,7 +302,7 @@ class TrainConfig(_ProcessesConfig):
     export: list[str] = setting(
         factory=list,
         choices=EXPORT_FORMATS,
-        help="formats to export best.pt to after the last epoch; tested before the first one",
+        help="export best.pt to these formats at the end; tested before the first epoch",
     )
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
@@ -348,11 +332,7 @@ class ValConfig(_DetectionsConfig, _ProcessesConfig):
     )
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
-        None,
-        low=0,
-        high=1,
-        aliases=("--iou",),
-        help="IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)",
+        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: by head (0.7, 0.65, 0.6 or no NMS)"
     )
     tta: bool = setting(
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
@@ -371,18 +351,10 @@ class DetectConfig(_DetectionsConfig):
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
-        None,
-        low=0,
-        high=1,
-        aliases=("--conf",),
-        help="confidence threshold; default: the one with the best F1, or 0.25",
+        None, low=0, high=1, aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
     )
     iou_thres: float | None = setting(
-        None,
-        low=0,
-        high=1,
-        aliases=("--iou",),
-        help="IoU threshold of NMS; default: 0.45, or no NMS for NMS-free models",
+        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.45, or no NMS for NMS-free models"
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
@@ -412,10 +384,7 @@ class ExportConfig:
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
-        factory=lambda: ["onnx"],
-        choices=EXPORT_FORMATS,
-        aliases=("--include",),
-        help="one or more file formats",
+        factory=lambda: ["onnx"], choices=EXPORT_FORMATS, aliases=("--include",), help="one or more file formats"
     )
     imgsz: list[int] = setting(
         factory=list, aliases=_IMGSZ, help="image size, or height and width, pixels; default: the checkpoint's"
