@@ -5,19 +5,28 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from data.labels.clean import MIN_SIDE_PX
 from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
+from utils.files.schema import Count, check
 from utils.store.shards import open_shards
 from utils.strings import class_difference
 
 VERSION = 5  # of the layout and of what the arrays mean
 _CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
+
+
+class _Meta(TypedDict):
+    names: list[str]
+    totals: dict[str, Count]
+    category_ids: list[Count]
+    bad_lines: list[str]
+    advice: list[str]
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -29,7 +38,7 @@ def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict
     try:
         if shards.meta["version"] != VERSION:
             raise ValueError(f"version {shards.meta['version']}, of another version of this program")
-        _check(shards.meta, shards.arrays, len(shards))
+        _check(check(shards.meta, _Meta, str(path)), shards.arrays, len(shards))
         if difference := class_difference(names, shards.meta["names"]):
             raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -52,8 +61,6 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     }
     wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
-    texts = [*names, *meta["bad_lines"], *meta["advice"], *meta["totals"]]
-    numbers = [*meta["totals"].values(), *meta["category_ids"]]
     facts = {
         f"array {wrong[:1]}": not wrong,
         "offsets": not wrong and offsets[0] == 0 and offsets[-1] == boxes and bool((np.diff(offsets) >= 0).all()),
@@ -62,8 +69,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "crowd": bool((arrays["crowd"].view(np.uint8) <= 1).all()),
         "repeated": bool((arrays["repeated"].view(np.uint8) <= 1).all()),
         "area_px": bool(np.isfinite(arrays["area_px"]).all()),
-        "text": isinstance(names, list) and all(isinstance(text, str) for text in texts),
-        "totals": all(type(n) is int and n >= 0 for n in numbers) and meta["totals"]["images"] == count,
+        "totals": meta["totals"]["images"] == count,
         "category_ids": len(meta["category_ids"]) in (0, len(names)),
     }
     if bad := [what for what, is_right in facts.items() if not is_right]:

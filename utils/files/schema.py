@@ -113,10 +113,11 @@ def check(value: Any, hint: Any, where: str, bounds: Mapping[str, Any] | None = 
         known = hints_of(hint)
         return {k: check(v, known[k], f"{where}: {k}") if k in known else v for k, v in value.items()}
     if kind in (list, tuple):
-        element = parts[0] if parts else Any
-        if kind is tuple and ... not in parts and len(value) != len(parts):
+        is_fixed = kind is tuple and ... not in parts
+        if is_fixed and len(value) != len(parts):
             raise UserError(f"{where}: must be {len(parts)} values, got {_shown(value)}")
-        value = kind(check(v, element, f"{where} ({i})") for i, v in enumerate(value))
+        elements = parts if is_fixed else (parts or (Any,))[:1] * len(value)
+        value = kind(check(v, element, f"{where} ({i})") for i, (v, element) in enumerate(zip(value, elements)))
     elif kind is dict and parts:
         for key in value:
             check(key, parts[0], f"{where}: the key {_shown(key)}")

@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.caches import cache_limit
 from utils.files.safe_io import make_own_folder, open_descriptor
+from utils.files.schema import Bounds, check
 from utils.store.address import MIRRORS, SHARDS
 from utils.store.client import fetch, forget, refresh
 from utils.strings import FlatStrings
@@ -49,6 +50,11 @@ _MALFORMED = (
 MEMBER_ARRAYS = {"position": np.int64, "size": np.int64, "crc": np.uint32, "by_path": np.int64}
 
 
+class _Meta(TypedDict):
+    fingerprint: str
+    shards: list[tuple[str, Annotated[int, Bounds(0, SPAN - 1)]]]  # names and bytes
+
+
 class Shards:
     """An open index."""
 
@@ -62,7 +68,7 @@ class Shards:
             raise UserError(f"{path}: no such file") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except _MALFORMED as error:
+        except (UserError, *_MALFORMED) as error:
             forget(path)
             raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
         self.paths = self.strings("paths")
@@ -84,7 +90,7 @@ class Shards:
 
     def _check(self) -> None:
         """Raises ValueError, or what wrong types raise, for an index that would lead out of its shards."""
-        arrays, shards = self.arrays, self.meta["shards"]
+        arrays, shards = self.arrays, check(self.meta, _Meta, "metadata")["shards"]
         _require(all(array.flags.aligned for array in arrays.values()), "alignment")
         for name in ("paths", "report", *(["image_ids"] if "image_ids.data" in arrays else [])):
             data, offsets = arrays[f"{name}.data"], arrays[f"{name}.offsets"]
@@ -94,9 +100,8 @@ class Shards:
         count = len(arrays["paths.offsets"]) - 1
         for name, dtype in MEMBER_ARRAYS.items():
             _require(arrays[name].dtype == dtype and arrays[name].shape == (count,), name)
-        for name, size in shards:
+        for name, _ in shards:
             _require(re.fullmatch(r"[\w-]{1,100}\.tar", name, re.ASCII) is not None, "name of a shard")
-            _require(type(size) is int and 0 <= size < SPAN, "size of a shard")
         shard, start = np.divmod(arrays["position"], SPAN)
         size, ends = arrays["size"], np.array([size for _, size in shards], np.int64)
         _require(bool((np.diff(arrays["position"]) > 0).all()), "position")
