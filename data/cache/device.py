@@ -6,16 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.image_io.decode import OnWarning, read_source
+from data.image_io.decode import Decoding, read_source
 from data.index.index import DatasetIndex
 from data.render.table import PyramidLayout
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
-from utils.logger import get_logger, progress
+from utils.logger import get_logger
 from utils.machine.resources import available_memory
-from utils.machine.threads import map_ahead
 from utils.strings import counted
 
 MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest
@@ -23,29 +22,19 @@ BROADCAST_BYTES = 2**28
 
 
 def open_device_cache(
-    index: DatasetIndex,
-    layout: PyramidLayout,
-    *,
-    ctx: DistributedContext,
-    threads: int = 4,
-    show_progress: bool = True,
-    on_warning: OnWarning | None = None,
+    index: DatasetIndex, layout: PyramidLayout, ctx: DistributedContext, decoding: Decoding
 ) -> Tensor:
     """Source images of ``index`` as (P, C) on ``ctx.device``, in the given layout.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
     processes of its node, so that each device holds all images.
 
-    Args:
-        threads: decoding threads of this process.
-        on_warning: called for damaged images, see `data.image_io.decode`.
-
     Raises:
         UserError: there is not enough memory, or an image cannot be decoded.
     """
     nbytes = layout.pixels * index.pixels.nbytes
     _check_memory(nbytes, ctx.device)
-    if show_progress:
+    if ctx.is_main:
         size = nbytes / 2**30
         get_logger().info("--cache device: %s, %.2f GiB on %s", counted(len(index), "image"), size, ctx.device)
     shape = (layout.pixels, index.pixels.channels)
@@ -56,8 +45,14 @@ def open_device_cache(
     ranks = group.ranks if group else tuple(range(ctx.world_size)) if ctx.is_distributed else (ctx.rank,)
     shards = [shard_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
     failure: UserError | None = None
+
+    def decode(i: int) -> None:
+        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], decoding.on_warning, index.pixels)
+        cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
+
     try:
-        _decode(index, layout, cache, range(*shards[ranks.index(ctx.rank)]), threads, show_progress, on_warning)
+        for _ in decoding.each(decode, range(*shards[ranks.index(ctx.rank)]), "caching images (device)"):
+            pass
     except UserError as error:
         failure = error
     failed = max_over_ranks(ctx, int(failure is not None))
@@ -73,26 +68,6 @@ def open_device_cache(
     if ctx.device.type == "cuda":
         torch.cuda.synchronize(ctx.device)  # other streams read the cache
     return cache
-
-
-def _decode(
-    index: DatasetIndex,
-    layout: PyramidLayout,
-    cache: Tensor,
-    images: range,
-    threads: int,
-    show_progress: bool,
-    on_warning: OnWarning | None,
-) -> None:
-    """Decodes ``images`` into the cache."""
-
-    def decode(i: int) -> None:
-        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], on_warning, index.pixels)
-        cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
-
-    done = map_ahead(decode, images, threads=threads)
-    for _ in progress(done, desc="caching images (device)", total=len(images), enabled=show_progress):
-        pass
 
 
 def _check_memory(size: int, device: torch.device) -> None:

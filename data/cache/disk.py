@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.image_io.decode import OnWarning, read_source, reduced_sizes
+from data.image_io.decode import Decoding, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import exchange_items
 from utils.config.pixels import PixelFormat
@@ -100,18 +100,16 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
 def open_disk_cache(
     index: DatasetIndex,
     folder: Path,
-    *,
     imgsz: int,
-    threads: int,
+    decoding: Decoding,
     ctx: DistributedContext | None,
     leaders: Subgroup | None,
-    on_warning: OnWarning | None,
 ) -> DiskCache:
     """Adds missing images to the node's cache and opens it. See `data.cache.open.open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     if ctx is None or ctx.is_node_leader:
-        writer = _Writer(path, index, source_hw, threads, ctx is not None and ctx.is_main, on_warning)
+        writer = _Writer(path, index, source_hw, decoding)
         if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
             writer.fill()
     return DiskCache(path, source_hw, index.pixels)
@@ -124,9 +122,7 @@ class _Writer:
     path: Path
     index: DatasetIndex
     source_hw: np.ndarray
-    threads: int
-    show_progress: bool
-    on_warning: OnWarning | None
+    decoding: Decoding
 
     def __post_init__(self) -> None:
         self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * self.index.pixels.nbytes
@@ -139,7 +135,7 @@ class _Writer:
         with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
             if len(missing):
-                decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.threads)
+                decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.decoding.threads)
                 self._store(decoded, len(missing))
             self._mark_complete()
 
@@ -161,7 +157,7 @@ class _Writer:
             stored = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for _, _, bits in states])
             if not stored.all():
                 images = exchange_items(
-                    self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.threads
+                    self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
                 )
                 self._store((image for image in images if not local[image[0]]), int((~local).sum()))
             self._mark_complete()
@@ -170,7 +166,7 @@ class _Writer:
 
     def _decode(self, i: int) -> memoryview:
         index = self.index
-        image = read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.on_warning, index.pixels)
+        image = read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.decoding.on_warning, index.pixels)
         return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
 
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
@@ -182,7 +178,9 @@ class _Writer:
         with self._explained(), contextlib.closing(self._open()) as environment:
             batch: list[tuple[bytes, memoryview]] = []
             batch_bytes = 0
-            for i, pixels in progress(images, desc="caching images (disk)", total=count, enabled=self.show_progress):
+            for i, pixels in progress(
+                images, desc="caching images (disk)", total=count, enabled=self.decoding.show_progress
+            ):
                 batch.append((_KEY.pack(i), b"".join((pixels, _CRC.pack(zlib.crc32(pixels))))))
                 batch_bytes += len(pixels)
                 if batch_bytes >= _BATCH_BYTES:

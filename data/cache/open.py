@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.image_io.decode import OnWarning
+from data.image_io.decode import Decoding
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
@@ -33,10 +33,9 @@ def open_image_cache(
     *,
     imgsz: int,
     cache_dir: str = "",
-    threads: int = 4,
+    decoding: Decoding = Decoding(),  # noqa: B008 (immutable)
     ctx: DistributedContext | None = None,
     leaders: Subgroup | None = None,
-    on_warning: OnWarning | None = None,
 ) -> ImageCache:
     """Fills the node's cache if necessary and opens it. Call it under `torch_distributed_zero_first`.
 
@@ -45,25 +44,22 @@ def open_image_cache(
         kind: "ram", "disk", or "full": on the disk, mapped, as for images of full size.
         imgsz: longer side of the source images, pixels; 0 (ram, full): that of the files.
         cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
-        threads: decoding threads.
-        ctx: of this process; None: of one that is alone, without a progress bar. Required with ``leaders``.
+        ctx: of this process; None: of one that is alone. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
             caches of all nodes. None: each node decodes all images.
-        on_warning: called for damaged images, see `data.image_io.decode`.
 
     Raises:
         UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
     flag = "tile" if kind == "full" else f"--cache {kind}"
     folder = SHARED_MEMORY if kind == "ram" else _made_folder(cache_dir, flag)
-    own = {"imgsz": imgsz, "threads": threads, "ctx": ctx, "on_warning": on_warning}
     if kind == "disk":
         from data.cache.disk import open_disk_cache
 
-        return open_disk_cache(index, folder, leaders=leaders, **own)
+        return open_disk_cache(index, folder, imgsz, decoding, ctx, leaders)
     from data.cache.ram import open_ram_cache
 
-    return open_ram_cache(index, folder, flag, **own)
+    return open_ram_cache(index, folder, flag, imgsz, decoding, is_first=ctx is None or ctx.is_node_leader)
 
 
 def _made_folder(cache_dir: str, flag: str) -> Path:

@@ -26,19 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.decode import OnWarning, read_source, reduced_sizes
+from data.image_io.decode import Decoding, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import CacheError
 from utils.files.caches import close_quietly, discard, make_room
 from utils.files.locks import FileLock
 from utils.files.safe_io import flock, is_still_named, open_own, remove_abandoned
-from utils.logger import get_logger, progress
+from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
-from utils.machine.threads import map_ahead
 from utils.strings import counted
 
 _SUFFIX = ".pixels"
@@ -125,27 +123,26 @@ def _release(handle: int, path: Path, owner: int, stays: bool) -> None:
 
 
 def open_ram_cache(
-    index: DatasetIndex,
-    folder: Path,
-    flag: str,
-    *,
-    imgsz: int,
-    threads: int,
-    ctx: DistributedContext | None,
-    on_warning: OnWarning | None,
+    index: DatasetIndex, folder: Path, flag: str, imgsz: int, decoding: Decoding, *, is_first: bool
 ) -> RamCache:
     """Fills the node's cache in ``folder``, in memory or for the ``flag`` "tile" on the disk, if necessary, and opens
-    it. See `data.cache.open.open_image_cache`."""
+    it. ``is_first``: of the node's processes; the others open what it has checked or written. See
+    `data.cache.open.open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
     if not folder.is_dir():
         raise UserError(f"{flag}: this system has no {folder}; use --cache disk")
-    stays, show_progress = flag == "tile", ctx is not None and ctx.is_main
-    path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
-    is_unknown = ctx is None or ctx.is_node_leader  # the other processes open what the first one has checked or written
+    path, stays = (
+        folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}",
+        flag == "tile",
+    )
+    is_unknown = is_first
     for _ in range(3):  # another run may remove the file at its end, before it is opened here
         try:
             cache = RamCache(path, source_hw, index.pixels, stays)
-            return _checked(cache, threads, show_progress) if is_unknown else cache
+            title = f"checking images{'' if stays else ' (ram)'}"
+            if is_unknown and not all(decoding.each(cache.is_intact, range(len(cache)), title)):
+                raise CacheError("damaged")  # by another run, or since
+            return cache
         except FileNotFoundError:
             pass
         except (CacheError, PermissionError) as error:
@@ -157,29 +154,11 @@ def open_ram_cache(
             if stays:
                 lock.wait(f"another run that fills {path}")
             if not (stays and path.exists()):
-                _fill(path, index, source_hw, flag, threads=threads, show_progress=show_progress, on_warning=on_warning)
+                _fill(path, index, source_hw, flag, decoding)
     return RamCache(path, source_hw, index.pixels, stays)
 
 
-def _checked(cache: RamCache, threads: int, show_progress: bool) -> RamCache:
-    """``cache``, which another run has written. Raises CacheError if an image is damaged."""
-    intact = map_ahead(cache.is_intact, range(len(cache)), threads=threads)
-    title = f"checking images{'' if cache.stays else ' (ram)'}"
-    if not all(progress(intact, desc=title, total=len(cache), enabled=show_progress)):
-        raise CacheError("damaged")
-    return cache
-
-
-def _fill(
-    path: Path,
-    index: DatasetIndex,
-    source_hw: np.ndarray,
-    flag: str,
-    *,
-    threads: int,
-    show_progress: bool,
-    on_warning: OnWarning | None,
-) -> None:
+def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, flag: str, decoding: Decoding) -> None:
     """Decodes all images into a temporary file next to ``path``, then renames it."""
     offsets = _offsets(source_hw, index.pixels)
     size, on_disk = int(offsets[-1]) + len(index) * _CRC.itemsize, flag == "tile"
@@ -187,7 +166,8 @@ def _fill(
         make_room(path.parent, size, keep=path)
         # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
         largest = 3 * int(np.diff(offsets).max())
-        threads = min(threads, max(int(available_memory() / 4 / largest), 1))
+        most = max(int(available_memory() / 4 / largest), 1)
+        decoding = decoding._replace(threads=min(decoding.threads, most))
     disk = shutil.disk_usage(path.parent)
     free = disk.free if on_disk else min(disk.free, available_memory())
     what = "; python -m tools.cache prune removes it" if on_disk else ""
@@ -206,13 +186,11 @@ def _fill(
         pixels, checksums = np.frombuffer(memory, np.uint8), np.frombuffer(memory, _CRC, -1, int(offsets[-1]))
 
         def decode(i: int) -> None:
-            image = read_source(index.path(i), index.image_hw[i], source_hw[i], on_warning, index.pixels)
+            image = read_source(index.path(i), index.image_hw[i], source_hw[i], decoding.on_warning, index.pixels)
             pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1).view(np.uint8)
             checksums[i] = zlib.crc32(pixels[offsets[i] : offsets[i + 1]])
 
-        done = map_ahead(decode, range(len(index)), threads=threads)
-        title = "decoding images" if on_disk else "caching images (ram)"
-        for _ in progress(done, desc=title, total=len(index), enabled=show_progress):
+        for _ in decoding.each(decode, range(len(index)), "decoding images" if on_disk else "caching images (ram)"):
             pass
         os.replace(temporary, path)
     except BaseException:

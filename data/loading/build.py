@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from data.dataset import LoadImagesAndLabels
+from data.image_io.decode import Decoding
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.loading.damaged_images import DamagedImages
@@ -321,15 +322,15 @@ def _open_split(
         if cache != "none" and len(index):
             from data.cache.open import open_image_cache
 
+            threads = min(max(workers, 2) * ctx.local_world_size, 64)  # those of the waiting ranks too
             image_cache = open_image_cache(
                 index,
                 cache,
                 imgsz=0 if tile else config.imgsz,
                 cache_dir=config.cache_dir,
-                threads=min(max(workers, 2) * ctx.local_world_size, 64),  # those of the waiting ranks too
+                decoding=Decoding(threads, ctx.is_main, damaged.add),
                 ctx=ctx,
                 leaders=leaders,
-                on_warning=damaged.add,
             )
         damaged.check(log=ctx.is_main)
     tiles = None

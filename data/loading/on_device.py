@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from data.cache.device import open_device_cache
+from data.image_io.decode import Decoding
 from data.loading.augmented import AugmentedImages
 from data.loading.worker import collate_quad
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
@@ -25,14 +26,8 @@ def render_on_device(
     layout, pixels = None, None
     if config.cache == "device":
         layout = PyramidLayout.of(dataset.source_hw)
-        pixels = open_device_cache(
-            dataset.index,
-            layout,
-            ctx=ctx,
-            threads=max(workers, 2),
-            show_progress=ctx.is_main,
-            on_warning=dataset.on_warning,
-        )
+        decoding = Decoding(max(workers, 2), ctx.is_main, dataset.on_warning)
+        pixels = open_device_cache(dataset.index, layout, ctx, decoding)
     fuse = ctx.device.type == "cuda" and not config.deterministic
     return {
         "make_batch": partial(plan_batch, dataset, layout),

@@ -235,7 +235,7 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes)\n"
         "disk.read_source = read\n"
-        "open.open_image_cache(index, 'disk', imgsz=64, cache_dir=sys.argv[3], threads=1)\n"
+        "open.open_image_cache(index, 'disk', imgsz=64, cache_dir=sys.argv[3], decoding=open.Decoding(1))\n"
     )
     assert run_script(script, index, tmp_path, str(tmp_path / "disk")).returncode == -9
     assert same_as_the_files(cached("disk", index), index)

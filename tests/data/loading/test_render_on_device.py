@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data.cache.device import open_device_cache
-from data.image_io.decode import reduced_sizes
+from data.image_io.decode import Decoding, reduced_sizes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.render.device import DeviceRenderer, PlannedBatch
@@ -155,7 +155,7 @@ def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
     for index in indices:
         layout = PyramidLayout.of(reduced_sizes(index.image_hw, 64))
         try:
-            caches.append(open_device_cache(index, layout, ctx=ctx, show_progress=False).numpy())
+            caches.append(open_device_cache(index, layout, ctx, Decoding()).numpy())
         except UserError as error:
             caches.append(str(error))
     return caches
