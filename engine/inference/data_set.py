@@ -42,7 +42,7 @@ def open_for_models(
             source = replace(source, data=data, known_root=root, stored_in=str(model.path), is_request=False)
     if not source.data:
         raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
-    held_out = next((names for model in models if (names := held_out_images(model))), [])
+    held_out = next((names for model in models if (names := model.stored_words("val_images"))), [])
     if held_out:  # the data set may have no 'val'
         splits = dict.fromkeys("train" if split == "val" else split for split in source.splits)
         source = replace(source, splits=tuple(splits), optional=("val",))
@@ -50,13 +50,15 @@ def open_for_models(
     if held_out and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(held_out)
         for model in models:
-            if held_out_images(model) not in ([], held_out):
+            if model.stored_words("val_images") not in ([], held_out):
                 text = "%s was trained with other validation images: it may have been trained on those that are scored"
                 get_logger().warning(text, model.path)
-    trained_on_some = [(model, stored) for model in models if (stored := stored_classes(model))]
-    if not single_cls and not classes and (keeper := next(filter(keeps_old_classes, models), None)):
+    trained_on_some = [(model, stored) for model in models if (stored := model.stored_words("classes"))]
+    # With --keep-old, the data set does not label all of the model's classes.
+    keeper = next((model for model in models if model.stored("keep_old") is True), None)
+    if keeper and not single_cls and not classes:
         common = [name for name in spec.names if name in keeper.names]
-        if stored_classes(keeper) and common:
+        if keeper.stored_words("classes") and common:
             spec = spec.use_classes(common)
         spec = spec.extended(keeper.names, str(keeper.path))
     elif trained_on_some and not classes:
@@ -86,29 +88,12 @@ def stored_location(model: InferenceModel) -> tuple[str, str]:
     return find_location(model.info.get("data", {}), folder if is_inside else file)
 
 
-def stored_classes(model: InferenceModel) -> list[str]:
-    """The ``--classes`` with which the model was trained; empty: all of its data set."""
-    words = model.info.get("config", {}).get("classes") or model.info.get("details", {}).get("classes")
-    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-
-
-def keeps_old_classes(model: InferenceModel) -> bool:
-    """Whether the model was trained with ``--keep-old``: its data set does not label all of its classes."""
-    return any(model.info.get(part, {}).get("keep_old") is True for part in ("config", "details"))
-
-
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
     """The numbers in the model of the classes of ``spec`` that are used; None: those of all its classes."""
     names = class_names(spec, single_cls=False)
     if not spec.classes or not set(names).issubset(model.names):
         return None
     return [model.names.index(name) for name in names]
-
-
-def held_out_images(model: InferenceModel) -> list[str]:
-    """The names of the training images that ``--val-fraction`` held out when the model was trained."""
-    names = model.info.get("val_images") or model.info.get("details", {}).get("val_images")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:

@@ -58,10 +58,20 @@ class InferenceModel(nn.Module):
     info: dict[str, Any]
     device: torch.device
 
+    def stored(self, key: str) -> Any:
+        """What training stored as ``key``, in the checkpoint or its settings, or in the details of an exported file."""
+        parts = (self.info, self.info.get("config", {}), self.info.get("details", {}))
+        return next((part[key] for part in parts if part.get(key)), None)
+
+    def stored_words(self, key: str) -> list[str]:
+        """As `stored`, for a list of words."""
+        words = self.stored(key)
+        return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+
     @property
     def tile(self) -> int:
         """The side of the tiles on which the model was trained, pixels; 0: whole images."""
-        value = self.info.get("tile") or self.info.get("details", {}).get("tile")
+        value = self.stored("tile")
         return value if type(value) is int and 0 < value <= MOST_IMGSZ else 0
 
     @property
