@@ -23,7 +23,8 @@ from engine.report.validation import plot_errors, plot_reliability
 from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import plots
-from utils.drawing.draw import draw_batch, draw_detections, write_image
+from utils.drawing.draw import write_image
+from utils.drawing.plots import draw_batch, draw_detections
 from utils.files.results_csv import read_columns
 from utils.machine.limits import require_package
 from utils.structures import EvalResult, GroundTruth

@@ -28,7 +28,7 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
 from utils.config.pixels import PixelFormat, as_rgb8
-from utils.drawing.draw import draw_batch
+from utils.drawing.plots import draw_batch
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 

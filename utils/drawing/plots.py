@@ -1,17 +1,22 @@
-"""Plots of a run: results over epochs, precision and recall, confusions, and the labels of a data set."""
+"""Plots of a run: results over epochs, precision and recall, confusions, the labels of a data set, and sheets of images
+with their boxes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
-from utils.drawing.draw import class_colors
+from utils.boxes import cxcywh_to_xyxy
+from utils.config.pixels import as_rgb8
+from utils.drawing.draw import class_colors, draw_boxes, write_text
 from utils.drawing.figures import Chart, Line, chart_figure, grid_figure, new_figure, save_figure, short_label
 from utils.files.results_csv import read_columns
-from utils.structures import EvalResult
+from utils.structures import Detections, EvalResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 MANY_CLASSES = 20  # with more, most curves are gray, and confusion matrices have no numbers
 MOST_COLORED, MOST_FAINT = 8, 100  # of many classes in a figure
 CURVE_POINTS = 200  # of a line over all confidences
+GAP_COLOR, CAPTION_COLOR = 255, np.array([40, 40, 40])  # of sheets
 _AXIS_NAMES = {
     "time": "time since the start (s)",
     "lr": "learning rate",
@@ -220,3 +226,106 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     figure.colorbar(counts[3], ax=sizes, label="boxes", shrink=0.8)
     sizes.set(xlabel="width (fraction of the image's)", ylabel="height (fraction of the image's)", aspect="equal")
     save_figure(figure, out)
+
+
+def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> np.ndarray:
+    """Arranges images of one size in rows of ``columns``, ``gap`` white pixels apart. Unused places are white.
+
+    Raises ValueError if there is no image.
+    """
+    if not images:
+        raise ValueError("no images to tile")
+    height, width = images[0].shape[:2]
+    rows = -(-len(images) // columns)
+    shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, 3)
+    sheet = np.full(shape, GAP_COLOR, np.uint8)
+    for i, image in enumerate(images):
+        y, x = i // columns * (height + gap), i % columns * (width + gap)
+        sheet[y : y + height, x : x + width] = image
+    return sheet
+
+
+def _images(images: Tensor | np.ndarray, limit: int) -> np.ndarray:
+    """Converts images (B, C, H, W) to at most ``limit`` as people see them, uint8 (n, H, W, 3)."""
+    return np.ascontiguousarray(as_rgb8(_as_array(images[:limit]).transpose(0, 2, 3, 1)))
+
+
+def _as_array(values: Tensor | np.ndarray) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _with_targets(image: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Draws the boxes of targets (n, 5): class, cx, cy, w, h normalized to the image."""
+    height, width = image.shape[:2]
+    classes = targets[:, 0].astype(int)
+    boxes = cxcywh_to_xyxy(targets[:, 1:] * np.array([width, height, width, height]))
+    return draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes))
+
+
+def _caption(image: np.ndarray, text: str) -> None:
+    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOR)
+
+
+def draw_batch(
+    images: Tensor | np.ndarray,
+    targets: Tensor | np.ndarray,
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    limit: int = 16,
+) -> np.ndarray | None:
+    """A sheet of the first ``limit`` training images with their targets; None for an empty batch.
+
+    Args:
+        images: uint8 (B, 3, H, W) RGB, or of another `PixelFormat`.
+        targets: (M, 6) as in `Targets`.
+        paths: of the B images, or empty; the file names are written below the images.
+
+    Returns:
+        uint8 (H', W', 3) RGB.
+    """
+    shown = _images(images, limit)
+    if not len(shown):
+        return None
+    rows = _as_array(targets)
+    drawn = [_with_targets(image, rows[rows[:, 0] == i, 1:], names) for i, image in enumerate(shown)]
+    for image, path in zip(drawn, paths):
+        _caption(image, Path(path).name)
+    return tile_images(drawn, math.ceil(math.sqrt(len(drawn))))
+
+
+def draw_detections(
+    images: Tensor | np.ndarray,
+    detections: Detections,
+    targets: Tensor | np.ndarray,
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    conf_thres: float = 0.25,
+    limit: int = 8,
+) -> np.ndarray | None:
+    """A sheet of image pairs: the labels on the left, the detections on the right.
+
+    Args:
+        images: uint8 (B, 3, H, W) RGB.
+        detections: in canvas pixels of ``images``; those below ``conf_thres`` are not drawn.
+        targets, paths: as for `draw_batch`.
+
+    Returns:
+        uint8 (H', W', 3) RGB, or None for an empty batch.
+    """
+    shown = _images(images, limit)
+    if not len(shown):
+        return None
+    rows, counts = _as_array(targets), _as_array(detections.counts)
+    boxes, scores, classes = (_as_array(v) for v in (detections.boxes_xyxy, detections.scores, detections.classes))
+    drawn = []
+    for i, image in enumerate(shown):
+        keep = (np.arange(scores.shape[1]) < counts[i]) & (scores[i] >= conf_thres)
+        labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[i][keep], scores[i][keep])]
+        left = _with_targets(image, rows[rows[:, 0] == i, 1:], names)
+        right = draw_boxes(image, boxes[i][keep], labels, class_colors(classes[i][keep]))
+        _caption(left, f"labels: {Path(paths[i]).name}" if i < len(paths) else "labels")
+        _caption(right, "detections")
+        drawn += [left, right]
+    return tile_images(drawn, 4 if len(shown) > 1 else 2)

@@ -13,15 +13,18 @@ from engine.evaluation.analysis import measure_calibration, split_errors
 from engine.evaluation.matching import match_detections, sort_by_class
 from engine.report.validation import plot_errors, plot_reliability
 from tests.helpers.scoring import make_table, random_case
-from utils.drawing.draw import class_colors, draw_batch, draw_boxes, draw_detections, text_mask, tile_images
+from utils.drawing.draw import class_colors, draw_boxes, text_mask
 from utils.drawing.figures import grid_figure, save_figure
 from utils.drawing.plots import (
+    draw_batch,
+    draw_detections,
     metric_charts,
     plot_confusion,
     plot_curves,
     plot_labels,
     plot_metric_curves,
     run_charts,
+    tile_images,
 )
 from utils.files.results_csv import read_columns
 from utils.structures import Detections, EvalResult
