@@ -14,14 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import (
-    Objects,
-    Outcomes,
-    all_pairs,
-    match_by_overlap,
-    match_detections,
-    sort_by_class,
-)
+from engine.evaluation.matching import Objects, Outcomes, all_pairs, match_by_overlap, match_detections, sort_by_class
 from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_of
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R

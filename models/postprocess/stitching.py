@@ -143,10 +143,7 @@ def _clipped(views: Detections, windows: Tensor) -> _Boxes:
     margin = CUT_MARGIN * (windows[:, 2:] - windows[:, :2]).repeat(1, 2)
     cut = ((inside - corners).abs() <= margin[:, None]) & is_inner[:, None]
     return _Boxes(
-        inside,
-        torch.where(is_box, scores[:, :slots], -1.0),
-        torch.where(is_box, classes[:, :slots], -1),
-        cut,
+        inside, torch.where(is_box, scores[:, :slots], -1.0), torch.where(is_box, classes[:, :slots], -1), cut
     )
 
 

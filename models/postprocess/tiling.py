@@ -14,7 +14,6 @@ from torch.nn.functional import interpolate, pad
 
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiles import Tiles
-from models.postprocess.tta import TestTimeAugmentation
 from utils.boxes import tile_windows
 from utils.structures import GRAY, Detections
 
@@ -37,7 +36,7 @@ class TiledDetector(nn.Module):
 
     def __init__(
         self,
-        detector: nn.Module | TestTimeAugmentation,
+        detector: nn.Module,
         find: Find,
         *,
         tiles: Tiles,

@@ -572,18 +572,7 @@ def much(tmp_path_factory):
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
     run_dir = tmp_path / "runs" / "exp"
-    flags = [
-        "--source",
-        much,
-        "--project",
-        tmp_path / "runs",
-        "--device",
-        "cpu",
-        "--conf-thres",
-        "0",
-        "--max-det",
-        "2",
-    ]
+    flags = ["--source", much, "--project", tmp_path / "runs", "--device", "cpu", "--conf-thres", "0", "--max-det", "2"]
     command = [python(), "detect.py", "--weights", weights, *flags, "--save-txt", "--save-json"]
     with Processes(tmp_path / "log") as processes:
         process = processes.start([str(word) for word in command])

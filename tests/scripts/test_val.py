@@ -274,13 +274,7 @@ def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     "more",
-    [
-        ["--imgsz", "65"],
-        ["--weights", "absent.pt"],
-        ["--data", "absent.yaml"],
-        ["--task", "test"],
-        ["--conf", "2"],
-    ],
+    [["--imgsz", "65"], ["--weights", "absent.pt"], ["--data", "absent.yaml"], ["--task", "test"], ["--conf", "2"]],
 )
 def test_mistakes_are_user_errors(tiny, tmp_path, more):
     with refused():

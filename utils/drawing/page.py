@@ -66,11 +66,7 @@ class Gallery(NamedTuple):
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(ROOT),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"number": number, "counted": counted, "breakable": breakable}
     return environment

@@ -116,11 +116,7 @@ class Moments(Criterion):
 
 def make_evaluator(gt, letterbox, ctx, criterion=None):
     return Evaluator(
-        ground_truth=gt,
-        num_classes=CLASSES,
-        postprocess=Oracle(gt, letterbox),
-        ctx=ctx,
-        criterion=criterion,
+        ground_truth=gt, num_classes=CLASSES, postprocess=Oracle(gt, letterbox), ctx=ctx, criterion=criterion
     )
 
 

@@ -44,17 +44,7 @@ def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
     assert Fitness.parse(text, NAMES) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "AP:RBD",
-        "AP:9",
-        "AP5",
-        "AP:",
-        "",
-        "mAP:RBC",
-    ],
-)
+@pytest.mark.parametrize("text", ["AP:RBD", "AP:9", "AP5", "AP:", "", "mAP:RBC"])
 def test_an_unknown_metric_or_class_is_refused(text):
     with refused():
         Fitness.parse(text, NAMES)

@@ -114,12 +114,7 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
 
 
 @pytest.mark.parametrize(
-    ("shape", "metadata"),
-    [
-        ((7, 5), replace(OURS, names=("a",))),
-        ((300, 6), ExportMetadata()),
-        ((5,), OURS),
-    ],
+    ("shape", "metadata"), [((7, 5), replace(OURS, names=("a",))), ((300, 6), ExportMetadata()), ((5,), OURS)]
 )
 def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata):
     with refused():

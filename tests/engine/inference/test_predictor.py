@@ -460,16 +460,7 @@ def test_unfit_settings_are_one_line(weights, predictor, settings):
             load(weights, **{"device": "cpu"} | settings)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("nowhere.pt",),
-        ("",),
-        (None,),
-        ("yolov8nn",),
-        ("best.pt", "0,1"),
-    ],
-)
+@pytest.mark.parametrize("arguments", [("nowhere.pt",), ("",), (None,), ("yolov8nn",), ("best.pt", "0,1")])
 def test_models_that_cannot_be_opened(arguments):
     path, device = (*arguments, "cpu")[:2]
     with refused():
@@ -496,12 +487,7 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
     pillow = pytest.importorskip("PIL.Image")
     cv2.imwrite(str(tmp_path / "a.png"), picture())
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:400])
-    for source in (
-        pillow.new("RGB", (0, 10)),
-        pillow.new("F", (8, 8)),
-        pillow.open(tmp_path / "a.png"),
-        "a\0b.jpg",
-    ):
+    for source in (pillow.new("RGB", (0, 10)), pillow.new("F", (8, 8)), pillow.open(tmp_path / "a.png"), "a\0b.jpg"):
         with refused():
             predictor(source)
     with refused():

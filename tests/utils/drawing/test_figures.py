@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.html_page import HtmlPage
-from utils.drawing.figures import (
-    Chart,
-    Line,
-    bars_figure,
-    chart_figure,
-    chart_svg,
-    grid_figure,
-    heat_figure,
-    svg,
-)
+from utils.drawing.figures import Chart, Line, bars_figure, chart_figure, chart_svg, grid_figure, heat_figure, svg
 
 X = np.arange(5.0)
 
