@@ -178,13 +178,13 @@ def _model_info(model: Any) -> dict[str, Any]:
 
 def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
     """A TorchScript file."""
-    files = {EXTRA_FILE: ""}
-    with _reading(path), quiet():
+
+    def load(files: dict[str, str]) -> torch.nn.Module:
         module = torch.jit.load(str(path), map_location=device, _extra_files=files).eval()
         move_constants(module.graph, device)
-    _set_threads(threads)
-    metadata = _json(path, files[EXTRA_FILE])
-    return Session("torchscript", _runner(module), metadata, None)
+        return module
+
+    return _torch_session("torchscript", path, load, threads)
 
 
 def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
@@ -198,40 +198,36 @@ def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
 
 def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
     """A program of `torch.export`."""
-    files = {EXTRA_FILE: ""}
-    with _reading(path), quiet():
+
+    def load(files: dict[str, str]) -> torch.nn.Module:
         program = torch.export.load(str(path), extra_files=files)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-        module = program.module()
-    _set_threads(threads)
-    metadata = _json(path, files[EXTRA_FILE])
-    return Session("pt2", _runner(module), metadata, None)
+        return program.module()
+
+    return _torch_session("pt2", path, load, threads)
 
 
-def _runner(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+def _torch_session(form: str, path: Path, load: Callable[[dict[str, str]], torch.nn.Module], threads: int) -> Session:
+    """``load`` opens the file, and replaces the text of the files that it is given by those in the archive."""
+    files = {EXTRA_FILE: ""}
+    with _reading(path), quiet():
+        module = load(files)
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    try:
+        metadata = json.loads(files[EXTRA_FILE] or "{}")
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not JSON)") from None
+
     def run(images: Tensor) -> Tensor:
         with torch.no_grad():
             output = module(images.contiguous())
-        output = output[0] if isinstance(output, tuple | list) else output
-        return output.float()
+        return (output[0] if isinstance(output, tuple | list) else output).float()
 
-    return run
-
-
-def _json(path: Path, text: str | bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not JSON)") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _set_threads(threads: int) -> None:
-    if threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
+    return Session(form, run, metadata if isinstance(metadata, dict) else {}, None)
 
 
 def _check_ports(path: Path, inputs: int, outputs: int) -> None:
