@@ -149,7 +149,7 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     found, expected = (p(picture)[0].boxes.data for p in (again, predictor))
     assert len(found) == 7
     assert torch.equal(found, expected)
-    assert (again.names, again.conf, again.model.info) == (predictor.names, 0.4, metadata.as_dict())
+    assert (again.names, again.settings.conf, again.model.info) == (predictor.names, 0.4, metadata.as_dict())
 
 
 @torch.no_grad()
