@@ -55,6 +55,7 @@ class Predictor:
     ``settings`` may be replaced between calls. ``names`` has the class names by number.
     """
 
+    __slots__ = ("color", "device", "model", "names", "pipeline", "settings")  # others cannot be set
     task = "detect"
 
     def __init__(
