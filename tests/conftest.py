@@ -96,7 +96,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
     """A process of pytest-xdist has ended."""
-    provoked, MESSAGES.collected = node.workeroutput.get("messages", ({}, []))
+    provoked, MESSAGES.collected = getattr(node, "workeroutput", {}).get("messages", ({}, []))
     MESSAGES.provoked |= provoked
 
 

@@ -67,8 +67,9 @@ class Messages:
             text = text.replace(place, name)
         for pattern, name in _PATTERNS:
             text = re.sub(pattern, name, text)
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # names of files may be any bytes
         assert "\n" not in text, text
+        # names of files may be any bytes
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         provoked = self.provoked[self._test]
         provoked.append(text)
         if self.renew:
