@@ -24,33 +24,11 @@ PROGRAMS = {
     "tools.kfold": KfoldConfig,
 }
 WORDS = (
-    "train",
-    "val",
-    "predict",
-    "export",
-    "tune",
-    "detect",
-    "yolo",
-    "detct",
-    "save_txt",
-    "show",
-    "epochs",
-    "ü",
-    "=",
-    "-",
-)
+    "train", "val", "predict", "export", "tune", "detect", "yolo", "detct", "save_txt", "show", "epochs", "ü", "=", "-",
+)  # fmt: skip
 RARE_WORDS = (
-    "track",
-    "benchmark",
-    "segment",
-    "pose",
-    "obb",
-    "classify",
-    "mode=val",
-    "task=detect",
-    "mode=x",
-    "task=segment",
-)
+    "track", "benchmark", "segment", "pose", "obb", "classify", "mode=val", "task=detect", "mode=x", "task=segment",
+)  # fmt: skip
 # Arguments of the command of Ultralytics, YOLOv5's names for some, and typing errors.
 KEYS = (
     "agnostic_nms", "amp", "angle", "augment", "auto_augment", "batch", "batch-size", "bgr", "box", "cache", "cfg",
@@ -79,46 +57,24 @@ VALUES = (
     "rtsp://x?a=b&c=d", "x" * 3000,
 )  # fmt: skip
 LIKELY = {  # values, and the arguments that have such
-    (
-        "True",
-        "False",
-    ): "amp cache cos_lr deterministic dynamic exist_ok half int8 nms plots pretrained rect resume save save_txt "
-    "show show_conf show_labels simplify single_cls val verbose multi_scale agnostic_nms augment end2end",
-    (
-        "0",
-        "0.1",
-        "0.5",
-        "1.0",
-    ): "box cls cls_pw conf copy_paste dfl fliplr fraction hsv_h iou lr0 lrf mixup momentum mosaic "
-    "multi_scale scale translate warmup_bias_lr",
-    (
-        "1",
-        "3",
-        "[0, 1]",
-        "64",
-        "-1",
-        "0.7",
-    ): "batch classes close_mosaic device epochs freeze iterations line_width max_det nbs "
-    "patience save_period seed vid_stride workers",
+    ("True", "False"): "amp cache cos_lr deterministic dynamic exist_ok half int8 nms plots pretrained rect resume "
+    "save save_txt show show_conf show_labels simplify single_cls val verbose multi_scale agnostic_nms augment end2end",
+    ("0", "0.1", "0.5", "1.0"): "box cls cls_pw conf copy_paste dfl fliplr fraction hsv_h iou lr0 lrf mixup momentum "
+    "mosaic multi_scale scale translate warmup_bias_lr",
+    ("1", "3", "[0, 1]", "64", "-1", "0.7"): "batch classes close_mosaic device epochs freeze iterations line_width "
+    "max_det nbs patience save_period seed vid_stride workers",
     ("640", "[640, 480]", "320"): "imgsz",
     ("a.pt", "yolov8n.pt", "b.safetensors", "yolo11n.yaml", "my model.pt"): "model pretrained resume weights",
     ("d.yaml", "~/d.yaml", "-d.yaml", "images/*.jpg"): "data name project source",
     ("SGD", "AdamW", "auto", "onnx", "engine", "val", "test", "ram"): "cache format optimizer split",
-}
-YOLOV5_HYPERPARAMETERS = {
-    **{
-        "lr0": 0.01,
-        "lrf": 0.01,
-        "momentum": 0.937,
-        "weight_decay": 0.0005,
-        "warmup_epochs": 3.0,
-        "warmup_momentum": 0.8,
-    },
-    **{"warmup_bias_lr": 0.1, "box": 0.05, "cls": 0.5, "cls_pw": 1.0, "obj": 1.0, "obj_pw": 1.0, "iou_t": 0.2},
-    **{"anchor_t": 4.0, "fl_gamma": 0.0, "hsv_h": 0.015, "hsv_s": 0.7, "hsv_v": 0.4, "degrees": 0.0, "translate": 0.1},
-    **{"scale": 0.5, "shear": 0.0, "perspective": 0.0, "flipud": 0.0, "fliplr": 0.5, "mosaic": 1.0, "mixup": 0.0},
+}  # fmt: skip
+YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
+    "lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "weight_decay": 0.0005, "warmup_epochs": 3.0, "warmup_momentum": 0.8,
+    "warmup_bias_lr": 0.1, "box": 0.05, "cls": 0.5, "cls_pw": 1.0, "obj": 1.0, "obj_pw": 1.0, "iou_t": 0.2,
+    "anchor_t": 4.0, "fl_gamma": 0.0, "hsv_h": 0.015, "hsv_s": 0.7, "hsv_v": 0.4, "degrees": 0.0, "translate": 0.1,
+    "scale": 0.5, "shear": 0.0, "perspective": 0.0, "flipud": 0.0, "fliplr": 0.5, "mosaic": 1.0, "mixup": 0.0,
     "copy_paste": 0.0,
-}  # of hyp.scratch-low.yaml
+}  # fmt: skip
 FLAGS = (
     "--epochs", "--nosave", "--half", "--img", "--device", "--x", "--data", "--set", "--format", "--weights",
     "--name", "--batch", "--lr0", "--lr", "--augment", "--source", "--no-nms", "-x", "--evolve", "--cls_pw",

@@ -6,9 +6,9 @@
 Whatever a file holds, the program must end in one line that names it (exit 2), go on and name it in its report, or go
 on as if nothing had happened because nothing has: the boxes, pixels and tensors are those that are in the file. Never a
 traceback, never ten seconds without an end, never a training set that is another in silence. `fuzz_inputs` makes the
-changes, `fuzz_targets` says what is right.
+changes, `fuzz_world` what is changed, `fuzz_targets` says what is right.
 
-Most inputs are tried in this process's forks, by the functions that the scripts call; the target "programs" runs whole
+Inputs are tried in a fork of this process, by the functions that the scripts call; the target "programs" runs whole
 scripts. An input follows from its target, the seed and its number, so that it can be tried again. What is found is
 printed, and its files are kept under ``--folder``. Exit status 1 if anything was.
 """
@@ -20,9 +20,9 @@ import math
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -30,188 +30,141 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from tests.robustness.fuzz_targets import TARGETS, Case, Target, captured, is_plain
+from tests.robustness.fuzz_targets import TARGETS, Case, captured
+from tests.robustness.fuzz_world import World, limit_memory
+from utils.errors import UserError
 
-MEMORY = 6 << 30  # bytes that an input may take
 MOST_OF_A_FINDING = 6000  # characters
+Outcome = tuple[str, str]  # the verdict and, for a finding, its text
 
 
 @dataclass
 class Tally:
     """What was tried and found."""
 
-    inputs: Counter[str] = field(default_factory=Counter)  # by target
-    verdicts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    verdicts: Counter[tuple[str, str]] = field(default_factory=Counter)  # of target and verdict
     findings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
+    @property
+    def inputs(self) -> Counter[str]:
+        """The number of inputs by target."""
+        counts: Counter[str] = Counter()
+        for (target, _), number in self.verdicts.items():
+            counts[target] += number
+        return counts
+
     def text(self) -> str:
-        lines = [f"{sum(self.inputs.values())} inputs in {self.seconds:.0f} s, {len(self.findings)} findings"]
+        lines = [f"{self.inputs.total()} inputs in {self.seconds:.0f} s, {len(self.findings)} findings"]
         for name, count in sorted(self.inputs.items()):
             parts = [f"{n} {v}" for (target, v), n in self.verdicts.most_common() if target == name]
             lines.append(f"  {name:<12} {count:>6}: {', '.join(parts)}")
         return "\n".join(lines)
 
 
-@dataclass
-class Job:
-    target: str
-    number: int
-
-
-def try_input(target: Target, seed: int, number: int, folder: Path) -> tuple[str, str]:
-    """The verdict and, for a finding, its text. ``folder`` is emptied first."""
+def try_input(name: str, seed: int, number: int, folder: Path, world: World) -> Outcome:
+    """Tries one input. ``folder`` is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.environ["XDG_CACHE_HOME"] = str(folder / "xdg")
-    said = captured()
+    case = Case(random.Random(f"{name}:{seed}:{number}"), folder, world)
+    case.said = captured()
     try:
-        return target.run(Case(random.Random(f"{target.name}:{seed}:{number}"), folder, said)), ""
+        try:
+            return TARGETS[name].run(case), ""
+        except UserError as error:
+            return case.check_line(error), ""
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
-        return "FINDING", f"{'; '.join(said)[:300]}\n{trace[-MOST_OF_A_FINDING:]}"
-
-
-def _work(targets: dict[str, Target], seed: int, folder: Path, jobs: Connection) -> None:
-    """In a forked process: tries the requested inputs until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while (job := jobs.recv()) is not None:
-        jobs.send(try_input(targets[job.target], seed, job.number, folder))
+        return "FINDING", f"{'; '.join(case.said)[:300]}\n{trace[-MOST_OF_A_FINDING:]}"
 
 
 class Worker:
-    """A forked process that can be killed."""
+    """A forked process that tries inputs, one after another, until one takes too long or kills it."""
 
-    def __init__(self, targets: dict[str, Target], seed: int, folder: Path) -> None:
-        self.folder = folder
-        self.job: Job | None = None
-        self.started = 0.0
-        self.pipe, theirs = multiprocessing.Pipe()
+    def __init__(self, seed: int, folder: Path, world: World) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_work, args=(targets, seed, folder, theirs), daemon=True)
-        self.process.start()
+        self._process = context.Process(target=self._work, args=(seed, folder, world, theirs), daemon=True)
+        self._process.start()
         theirs.close()
 
-    def begin(self, job: Job) -> None:
-        self.job, self.started = job, time.monotonic()
-        self.pipe.send(job)
+    @staticmethod
+    def _work(seed: int, folder: Path, world: World, pipe: Connection) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        limit_memory()
+        while True:
+            name, number = pipe.recv()
+            pipe.send(try_input(name, seed, number, folder, world))
+
+    def try_input(self, name: str, number: int) -> Outcome:
+        self._pipe.send((name, number))
+        deadline_s = TARGETS[name].deadline_s
+        if not self._pipe.poll(deadline_s):
+            return "FINDING", f"no end after {deadline_s:g} s"
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            return "FINDING", f"the process died: exit status {self._process.exitcode}"
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
 
-class Schedule:
-    """The jobs, in an order that depends only on the targets: each target as often as its weight says."""
-
-    def __init__(self, targets: dict[str, Target]) -> None:
-        self._targets = targets
-        self._numbers = dict.fromkeys(targets, 0)
-
-    def next(self) -> Job:
-        name = min(self._numbers, key=lambda n: (self._numbers[n] + 1) / self._targets[n].weight)
-        self._numbers[name] += 1
-        return Job(name, self._numbers[name] - 1)
-
-
-def fuzz(
-    *,
-    seconds: float,
-    most: float = math.inf,
-    seed: int = 0,
-    names: Sequence[str] = (),
-    folder: Path,
-    workers: int = 1,
-    aloud: bool = True,
-) -> Tally:
-    """Tries ``most`` inputs, or as many as the time allows. Findings are stored in ``folder``."""
+def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequence[str] = (), folder: Path) -> Tally:
+    """Tries ``most`` inputs, or as many as the time allows, of each target as often as its weight says. Findings are
+    stored in ``folder``."""
+    names = names or list(TARGETS)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
-        seeds = Path(temporary) / "seeds"
-        seeds.mkdir()
-        targets = prepared(seeds, names)
-        tally, schedule = Tally(), Schedule(targets)
-        count = 0
-
-        def start() -> Worker:
-            nonlocal count
-            count += 1
-            return Worker(targets, seed, Path(temporary) / f"w{count}")
-
-        def take(worker: Worker, verdict: str, text: str) -> None:
-            job = worker.job
-            assert job is not None
-            tally.inputs[job.target] += 1
-            tally.verdicts[job.target, verdict] += 1
-            if text:
-                name = f"{job.target}:{seed}:{job.number}"
-                tally.findings.append(f"{name}: {text}")
-                keep(worker.folder, folder / name.replace(":", "-"), text)
-                if aloud:
-                    print(f"\n{name}: {text}", flush=True)
-            worker.job = None
-
-        def goes_on() -> bool:
-            tried = sum(tally.inputs.values()) + sum(worker.job is not None for worker in team)
-            return time.monotonic() - begun < seconds and tried < most
-
-        begun = time.monotonic()
-        team = [start() for _ in range(workers)]
+        world, place = prepared(Path(temporary), names), Path(temporary) / "input"
+        tally, numbers, begun = Tally(), Counter[str](), time.monotonic()
+        worker = Worker(seed, place, world)
         try:
-            while goes_on() or any(w.job for w in team):
-                for worker in team:
-                    if worker.job is None and goes_on():
-                        worker.begin(schedule.next())
-                ready = wait([w.pipe for w in team], timeout=0.5)
-                for at, worker in enumerate(team):
-                    if worker.job is None:
-                        continue
-                    if worker.pipe in ready:
-                        try:
-                            take(worker, *worker.pipe.recv())
-                        except EOFError:
-                            worker.process.join()
-                            take(worker, "FINDING", f"the process died: exit status {worker.process.exitcode}")
-                            worker.end()
-                            team[at] = start()
-                    elif time.monotonic() - worker.started > targets[worker.job.target].deadline_s:
-                        take(worker, "FINDING", f"no end after {targets[worker.job.target].deadline_s:g} s")
-                        worker.end()
-                        team[at] = start()
+            while (now := time.monotonic() - begun) < seconds and numbers.total() < most:
+                name = min(names, key=lambda n: (numbers[n] + 1) / TARGETS[n].weight)
+                verdict, text = worker.try_input(name, numbers[name])
+                tally.verdicts[name, verdict] += 1
+                if text:
+                    what = f"{name}:{seed}:{numbers[name]}"
+                    tally.findings.append(f"{what}: {text}")
+                    worker.end()
+                    keep(place, folder / what.replace(":", "-"), text)
+                    worker = Worker(seed, place, world)
+                numbers[name] += 1
         finally:
-            for worker in team:
-                worker.end()
-        tally.seconds = time.monotonic() - begun
+            worker.end()
+        tally.seconds = now
         return tally
 
 
-def prepared(seeds: Path, names: Sequence[str]) -> dict[str, Target]:
+def prepared(temporary: Path, names: Sequence[str]) -> World:
     torch.set_num_threads(1)
-    os.environ["XDG_CACHE_HOME"] = str(seeds / "xdg")
-    targets = {name: TARGETS[name]() for name in names or TARGETS}
-    for target in targets.values():
-        target.prepare(seeds)
-    return targets
+    os.environ["XDG_CACHE_HOME"] = str(temporary / "xdg")
+    (temporary / "world").mkdir()
+    world = World(temporary / "world")
+    for name in names:
+        for need in TARGETS[name].needs:
+            getattr(world, need)
+    return world
 
 
 def keep(source: Path, target: Path, text: str) -> None:
-    """Copies the plain files of a finding."""
+    """Copies the plain files of a finding: no pipes, and no sparse files of a terabyte."""
     target.mkdir(parents=True, exist_ok=True)
     (target / "finding.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
     for path in source.rglob("*"):
-        if is_plain(path):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_size < 2**26:
             copy = target / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
@@ -221,10 +174,8 @@ def replay(what: str) -> int:
     """Tries one input again, in this process."""
     name, seed, number = what.rsplit(":", 2)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
-        seeds = Path(temporary) / "seeds"
-        seeds.mkdir()
-        targets = prepared(seeds, [name])
-        verdict, text = try_input(targets[name], int(seed), int(number), Path(temporary) / "w")
+        world = prepared(Path(temporary), [name])
+        verdict, text = try_input(name, int(seed), int(number), Path(temporary) / "input", world)
     print(f"{verdict}\n{text}")
     return 1 if text else 0
 
@@ -235,19 +186,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=[], help="default: all")
     parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"), help="where findings are kept")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--replay", metavar="TARGET:SEED:NUMBER", help="try one input again")
     options = parser.parse_args()
     if options.replay:
         return replay(options.replay)
-    tally = fuzz(
-        seconds=options.seconds,
-        seed=options.seed,
-        names=options.targets,
-        folder=options.folder,
-        workers=options.workers,
-    )
-    print(tally.text())
+    tally = fuzz(seconds=options.seconds, seed=options.seed, names=options.targets, folder=options.folder)
+    print("\n\n".join([*tally.findings, tally.text()]))
     return 1 if tally.findings else 0
 
 

@@ -127,23 +127,19 @@ def _number(data: bytes, chance: random.Random) -> bytes:
 
 def _text(data: bytes, chance: random.Random) -> bytes:
     """Changes that editors and transfers make to text."""
-    kind = chance.randrange(8)
-    if kind == 0:
-        return b"\xef\xbb\xbf" + data
-    if kind == 1:
-        return data.replace(b"\n", b"\r\n")
-    if kind == 2:
-        return data.replace(b"\n", b"\r")
-    if kind == 3:
-        return data.decode("latin-1").encode("utf-16")
-    if kind == 4:
-        return data.rstrip() + b" " * _LONG + b"\n"
-    if kind == 5:
-        return data + data
-    if kind == 6:
-        return data.replace(b" ", b"\t")
     at = _place(data, chance)
-    return data[:at] + chance.choice((b"\0", b"\x1a", b"\xff", "\u2028".encode(), b"\x0c", b"\x85")) + data[at:]
+    return chance.choice(
+        (
+            b"\xef\xbb\xbf" + data,
+            data.replace(b"\n", b"\r\n"),
+            data.replace(b"\n", b"\r"),
+            data.decode("latin-1").encode("utf-16"),
+            data.rstrip() + b" " * _LONG + b"\n",
+            data + data,
+            data.replace(b" ", b"\t"),
+            data[:at] + chance.choice((b"\0", b"\x1a", b"\xff", "\u2028".encode(), b"\x0c", b"\x85")) + data[at:],
+        )
+    )
 
 
 def _splice(data: bytes, chance: random.Random, other: bytes) -> bytes:
@@ -166,54 +162,33 @@ def _paths(value: Any, path: tuple = ()) -> list[tuple]:
     return found
 
 
-def _with(value: Any, path: tuple, change: Callable[[Any, Any], None]) -> Any:
-    """A copy of a tree after ``change(container, key)`` at ``path``."""
-    holder = {"": copy.deepcopy(value)}
-    container, key = holder, ""
-    for step in path:
-        container, key = container[key], step
-    change(container, key)
-    return holder.get("")
-
-
 def _changed_tree(
     tree: Any, chance: random.Random, texts: tuple[str, ...], dump: Callable[[Any], str]
 ) -> tuple[str, str]:
     """A tree with a value or key replaced by one of ``texts``, or with one removed or doubled."""
-    path = chance.choice(_paths(tree))
-    kind = chance.random()
-    if kind < 0.1 and path:
-
-        def remove(container: Any, key: Any) -> None:
-            del container[key]
-
-        return dump(_with(tree, path, remove)), f"without {path}"
-    if kind < 0.2 and path:
-
-        def double(container: Any, key: Any) -> None:
-            container.insert(key, container[key]) if isinstance(container, list) else container.update(
-                {_MARK: container[key]}
-            )
-
-        text = dump(_with(tree, path, double))
-        return text.replace(_MARK, str(path[-1])), f"doubled {path}"
-    if kind < 0.27 and path and isinstance(path[-1], str):
-
-        def rename(container: Any, key: Any) -> None:
-            container[_MARK] = container.pop(key)
-
+    path, kind = chance.choice(_paths(tree)), chance.random()
+    holder = {"": copy.deepcopy(tree)}
+    container, key = holder, ""
+    for step in path:
+        container, key = container[key], step
+    if path and kind < 0.1:
+        del container[key]
+        return dump(holder[""]), f"without {path}"
+    if path and kind < 0.2:
+        if isinstance(container, list):
+            container.insert(key, container[key])
+        else:
+            container[_MARK] = container[key]
+        return dump(holder[""]).replace(_MARK, str(key)), f"doubled {path}"
+    if path and kind < 0.27 and isinstance(key, str):
         name = chance.choice(("id", "x", "", "bbox", "names", "\\u0000"))
-        return dump(_with(tree, path, rename)).replace(_MARK, name), f"renamed {path} {name!r}"
+        container[_MARK] = container.pop(key)
+        return dump(holder[""]).replace(_MARK, name), f"renamed {path} {name!r}"
     text = chance.choice(texts)
-
-    def replace(container: Any, key: Any) -> None:
-        container[key] = _MARK
-
-    dumped = dump(_with(tree, path, replace))
-    for quoted in (f'"{_MARK}"', f"'{_MARK}'", _MARK):
-        if quoted in dumped:
-            return dumped.replace(quoted, text), f"{path} = {text[:40]!r}"
-    raise AssertionError(dumped)
+    container[key] = _MARK
+    dumped = dump(holder[""])
+    quoted = next(q for q in (f'"{_MARK}"', f"'{_MARK}'", _MARK) if q in dumped)
+    return dumped.replace(quoted, text), f"{path} = {text[:40]!r}"
 
 
 def change_json(data: bytes, chance: random.Random) -> Change:
@@ -241,50 +216,49 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
     root = ElementTree.fromstring(data)
     parents = {child: parent for parent in root.iter() for child in parent}
     element = chance.choice(list(root.iter()))
-    kind = chance.randrange(11)
+    kind, what = chance.randrange(11), f"in <{element.tag}>"
     if kind == 0 and element is not root:
         parents[element].remove(element)
-        return ElementTree.tostring(root), f"without <{element.tag}>"
-    if kind == 1 and element is not root:
-        copy = ElementTree.fromstring(ElementTree.tostring(element))
-        if not len(copy) and chance.random() < 0.7:
-            copy.text = chance.choice(NUMBER_TEXTS[4:13])
-        parents[element].insert(chance.randrange(len(parents[element]) + 1), copy)
-        return ElementTree.tostring(root), f"two <{element.tag}>"
-    if kind == 2:
-        entity = chance.choice(('<!ENTITY e "5">', '<!ENTITY e SYSTEM "file:///etc/passwd">', '<!ENTITY e "&e;">',
-                                '<!ENTITY e "<xmin>5</xmin>">'))  # fmt: skip
+        what = f"without <{element.tag}>"
+    elif kind == 1 and element is not root:
+        double = copy.deepcopy(element)
+        if not len(double) and chance.random() < 0.7:
+            double.text = chance.choice(NUMBER_TEXTS[4:13])
+        parents[element].insert(chance.randrange(len(parents[element]) + 1), double)
+        what = f"two <{element.tag}>"
+    elif kind in (2, 3, 4):
+        entities, inside = "", b"&e;"
+        if kind == 2:
+            external = '<!ENTITY e SYSTEM "file:///etc/passwd">'
+            entities = chance.choice(('<!ENTITY e "5">', external, '<!ENTITY e "&e;">', '<!ENTITY e "<xmin>5</xmin>">'))
+        elif kind == 3:  # which expand a billion times
+            entities = '<!ENTITY e0 "11111111">'
+            entities += "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10)) + '<!ENTITY e "&e9;">'
+        else:
+            deep = chance.choice((100, _DEEP, 50_000))
+            inside = b"<a>" * deep + b"</a>" * deep
         element.text = _MARK
-        body = ElementTree.tostring(root).replace(_MARK.encode(), b"&e;")
-        return f"<!DOCTYPE annotation [{entity}]>".encode() + body, f"entity in <{element.tag}>: {entity}"
-    if kind == 3:
-        entities = '<!ENTITY e0 "11111111">' + "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))
-        element.text = _MARK
-        body = ElementTree.tostring(root).replace(_MARK.encode(), b"&e9;")
-        return f"<!DOCTYPE annotation [{entities}]>".encode() + body, "entities that expand a billion times"
-    if kind == 4:
-        element.text = _MARK
-        deep = chance.choice((100, _DEEP, 50_000))
-        body = ElementTree.tostring(root).replace(_MARK.encode(), b"<a>" * deep + b"</a>" * deep)
-        return body, f"{deep} levels in <{element.tag}>"
-    if kind == 5:
+        head = f"<!DOCTYPE annotation [{entities}]>".encode() if entities else b""
+        return head + ElementTree.tostring(root).replace(_MARK.encode(), inside), f"{entities[:60]}{inside[:9]} {what}"
+    elif kind == 5:
         coding = chance.choice(("utf-16", "latin-1", "ascii", "nonsense", "utf-7", "cp1252", "utf-8", "utf_32"))
         return f'<?xml version="1.0" encoding="{coding}"?>'.encode() + data, f"says it is {coding}"
-    if kind == 6 and len(element):
+    elif kind == 6 and len(element):
         element.tag = chance.choice(("object", "annotation", "bndbox", "size", "part"))
-        return ElementTree.tostring(root), f"a tag becomes <{element.tag}>"
-    if kind == 7 and not len(element):
+        what = f"a tag becomes <{element.tag}>"
+    elif kind == 7 and not len(element):
         half = (element.text or "")[:1]
         element.text, child = half, ElementTree.SubElement(element, chance.choice(("b", "xmin", "name")))
         child.tail = chance.choice(("7", "", None))
-        return ElementTree.tostring(root), f"<{child.tag}> inside <{element.tag}>"
-    leaf = chance.choice([e for e in root.iter() if not len(e)])
-    text = chance.choice((*NUMBER_TEXTS, "light", "dark ", " dark", "Dark", "x" * _LONG))
-    leaf.text = _MARK
-    escaped = text.replace("<", "&lt;")
-    return ElementTree.tostring(root, encoding="utf-8").replace(
-        _MARK.encode(), escaped.encode("utf-8", "surrogatepass")
-    ), f"<{leaf.tag}> is {text[:40]!r}"
+        what = f"<{child.tag}> inside <{element.tag}>"
+    else:
+        leaf = chance.choice([e for e in root.iter() if not len(e)])
+        text = chance.choice((*NUMBER_TEXTS, "light", "dark ", " dark", "Dark", "x" * _LONG))
+        leaf.text = _MARK
+        escaped = text.replace("<", "&lt;").encode("utf-8", "surrogatepass")
+        body = ElementTree.tostring(root, encoding="utf-8").replace(_MARK.encode(), escaped)
+        return body, f"<{leaf.tag}> is {text[:40]!r}"
+    return ElementTree.tostring(root), what
 
 
 def change_rows(data: bytes, chance: random.Random) -> Change:
@@ -371,6 +345,79 @@ def change_archive(data: bytes, chance: random.Random) -> Change:
         for entry in entries:
             archive.writestr(*entry)
     return buffer.getvalue(), f"{name}: {what}"
+
+
+def change_onnx(data: bytes, chance: random.Random) -> Change:
+    """Changes the metadata, or places a tensor into another file."""
+    import onnx
+
+    proto = onnx.load_from_string(data)
+    if chance.random() < 0.2:
+        tensor = chance.choice(proto.graph.initializer)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.ClearField("raw_data")
+        entry = tensor.external_data.add(key=chance.choice(("location", "location", "offset", "x")))
+        entry.value = chance.choice(("../a.onnx", "a.onnx", "a.pt2", "", ".", "/dev/zero", "*/_ORT_MEM_ADDR_/*"))
+        return proto.SerializeToString(), f"{tensor.name} is in {entry.value!r}"
+    entry = chance.choice(proto.metadata_props)
+    if entry.key == "lockstep" and chance.random() < 0.7:
+        changed, what = change_json(entry.value.encode(), chance)
+        entry.value = changed.decode("utf-8", "replace")
+    else:
+        entry.value = chance.choice((*JSON_TEXTS, *YAML_TEXTS)).encode("utf-8", "replace")
+        what = entry.value[:40]
+    return proto.SerializeToString(), f"{entry.key}: {what}"
+
+
+def change_parquet(data: bytes, chance: random.Random) -> Change:
+    """Other types of a column, or other metadata."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = parquet.read_table(io.BytesIO(data))
+    if chance.random() < 0.5:
+        metadata, what = change_json(table.schema.metadata[b"huggingface"], chance)
+        table = table.replace_schema_metadata(
+            {"huggingface": metadata * chance.choice((1, 1, 1, 1 + 10**6 // len(metadata)))}
+        )
+    else:
+        odd = chance.choice((None, 7, "x", b"x", [], [1.5], [[1, 2, 3]], [[1, 2, 3, float("nan")]], [["1"] * 4],
+                             {"bytes": None}, {"bytes": b""}, {"bytes": b"x" * 1000}, {"bbox": None}, {"bbox": [None]},
+                             {"bbox": [[1, 2, 3, 4]], "category": []}, {"bbox": [[1, 2, 3, 4]], "category": [2**62]},
+                             {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}, {"bbox": 5, "category": 6}, [{"x": 1}],
+                             [None], {"bbox": [[1e308, 0, 1e308, 1]], "category": [-1]}))  # fmt: skip
+        column = chance.choice(("image", "objects"))
+        rows = [row | {column: odd} for row in table.to_pylist()]
+        table, what = pyarrow.Table.from_pylist(rows).replace_schema_metadata(table.schema.metadata), f"{column}: {odd}"
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer)
+    return buffer.getvalue(), what[:100]
+
+
+def change_fields(data: bytes, chance: random.Random) -> Change:
+    """Changes a field of a table, whose fields are between commas if it has any."""
+    separator = b"," if b"," in data else b" "
+    lines = data.split(b"\n")
+    at = chance.randrange(len(lines))
+    fields = lines[at].split(separator)
+    text = chance.choice((*NUMBER_TEXTS, '"', '"a', "x" * _LONG, "a,b,c", "", "/m/01yrx", "../x.png"))
+    fields[chance.choice((0, chance.randrange(len(fields))))] = text.encode("utf-8", "surrogatepass")
+    lines[at] = separator.join(fields)
+    return b"\n".join(lines), f"line {at} has {text[:40]!r}"
+
+
+BY_SUFFIX: dict[str, Callable[[bytes, random.Random], Change]] = {
+    ".json": change_json,
+    ".yaml": change_yaml,
+    ".xml": change_xml,
+    ".txt": change_fields,
+    ".csv": change_fields,
+    ".safetensors": change_safetensors,
+    ".onnx": change_onnx,
+    ".pt2": change_archive,
+    ".torchscript": change_archive,
+    ".parquet": change_parquet,
+}
 
 
 def make_odd_kind(path: Path, kind: str) -> None:

@@ -1,0 +1,358 @@
+"""The valid files that the fuzzer changes, each made once, and calls in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+
+import train
+from data.cache.open import open_image_cache
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.loading.damaged_images import DamagedImages
+from data.spec.dataset_yaml import load_dataset_spec
+from engine.export.formats.onnx_file import write_onnx
+from engine.export.formats.openvino_folder import build_openvino, write_openvino
+from engine.export.formats.torch_files import write_pt2, write_torchscript
+from engine.inference.runtimes.backends import import_openvino, quiet
+from engine.inference.runtimes.metadata import ExportMetadata
+from engine.inference.runtimes.open import open_model
+from tests.helpers.tiny import write_model
+from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
+from tests.tools.convert.test_convert import SIZES as EXPORTED
+from tests.tools.convert.test_convert import WRITERS
+from tools.shard import write_set
+from tools.weights import convert as convert_weights
+from utils.drawing.plots import plot_curves
+from utils.entrypoint import run_main
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, read_safetensors, write_safetensors
+from utils.logger import get_logger
+from utils.machine.limits import require_package
+
+REPOSITORY = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
+MEMORY = 6 << 30  # bytes that a process may take
+
+
+class Ended(NamedTuple):
+    """How a process ended: its exit status, None if it was killed at its deadline, and what it wrote."""
+
+    status: int | None
+    result: str
+    out: str
+    err: str
+
+
+def in_child(call: Callable[[], str | None], seconds: float = 300.0) -> Ended:
+    """Runs ``call`` in a forked process."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        if not (child := os.fork()):
+            code = 1
+            try:
+                for number, name in ((1, "stdout"), (2, "stderr")):
+                    os.dup2(files[number].fileno(), number)
+                    setattr(sys, name, open(number, "w", closefd=False, errors="backslashreplace"))  # noqa: SIM115
+                files[0].write((call() or "").encode())
+                code = 0
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
+            for file in (files[0], sys.stdout, sys.stderr):
+                file.flush()
+            os._exit(code)
+        handle = os.pidfd_open(child)
+        has_ended = bool(select.select([handle], [], [], seconds)[0])
+        os.close(handle)
+        if not has_ended:
+            os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        texts = [(file.seek(0), file.read().decode("utf-8", "replace"))[1] for file in files]
+        return Ended(status if has_ended else None, *texts)
+
+
+def run_script(main: Callable, *argv: Any) -> Ended:
+    """Runs an entry script."""
+
+    def run() -> None:
+        get_logger().handlers[:] = []
+        run_main(main, [str(a) for a in argv])
+
+    return in_child(run)
+
+
+def limit_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class World:
+    """Valid files below ``folder``. What targets need is made before the processes that try inputs are forked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def pictures(self) -> dict[str, bytes]:
+        return pictures()
+
+    @cached_property
+    def labeled(self) -> Path:
+        root = self.folder / "labeled"
+        write_labeled(root)
+        return root
+
+    @cached_property
+    def trained(self) -> Path:
+        """A data set with the run of one epoch in ``runs/exp``."""
+        root = shutil.copytree(self.labeled, self.folder / "trained")
+        flags = ["--data", root / "yolo.yaml", "--model", root / "tiny.yaml", "--epochs", "1", *SMALL]
+        flags += ["--project", root / "runs", "--cache-dir", self.folder / "trained.cache", "--optimizer", "SGD"]
+        ended = run_script(train.main, *flags)
+        assert ended.status == 0, ended
+        return root
+
+    @cached_property
+    def checkpoints(self) -> dict[str, bytes]:
+        """The last and best checkpoint of the run, and one of another program."""
+        run = self.trained / "runs" / "exp"
+        content = read_checkpoint(run / "last.pt")
+        weights = {f"model.{key}": value for key, value in content["model"].items()}
+        path = self.folder / "foreign.pt"
+        torch.save({"model": weights, "names": list(NAMES), "epoch": 3}, path)
+        return {p.name: p.read_bytes() for p in (run / "last.pt", run / "best.pt", path)}
+
+    @cached_property
+    def last(self) -> dict[str, Any]:
+        return read_checkpoint(self.trained / "runs" / "exp" / "last.pt")
+
+    @cached_property
+    def safetensors(self) -> dict[str, bytes]:
+        own, other = self.folder / "own.safetensors", self.folder / "other.safetensors"
+        convert_weights(self.trained / "runs" / "exp" / "best.pt", own)
+        write_safetensors(other, read_safetensors(own)[0], {"format": "pt"})
+        return {path.name: path.read_bytes() for path in (own, other)}
+
+    @cached_property
+    def results(self) -> bytes:
+        """A results.csv of four epochs."""
+        lines = (self.trained / "runs" / "exp" / "results.csv").read_text().splitlines()
+        lines += [",".join([str(epoch), *lines[1].split(",")[1:]]) for epoch in range(2, 5)]
+        path = self.folder / "results.csv"
+        path.write_text("\n".join([*lines, ""]))
+        plot_curves(path, path.with_suffix(".png"))  # imports Matplotlib, which takes seconds
+        return path.read_bytes()
+
+    @cached_property
+    def exports(self) -> Path:
+        root = self.folder / "exports"
+        root.mkdir()
+        # OpenVINO's threads would be missing in forked processes if it had run in this one.
+        ended = in_child(lambda: write_exports(root))
+        assert ended.status == 0, ended
+        open_model(root / "a.pt2", device=CPU, trust=True)  # imports what the processes would each import
+        with contextlib.suppress(UserError):
+            require_package("onnxruntime", "fuzzing", "leave it out")
+            import_openvino("fuzzing")
+        return root
+
+    @cached_property
+    def index_cache(self) -> tuple[Path, Path, DatasetIndex]:
+        """A data set with a label file that cannot be used, its cache with reports, and its index."""
+        root, cache = shutil.copytree(self.labeled, self.folder / "indexed"), self.folder / "indexed.cache"
+        (root / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
+        index = scan(root, "yolo", cache)
+        damaged = DamagedImages(index, "train", cache_dir=str(cache), max_bad=1.0)
+        damaged.add(index.path(0), "Corrupt JPEG data: 5 extraneous bytes")
+        damaged.add(index.path(2), "Premature end of JPEG file")
+        assert {p.suffix for p in cache.iterdir()} == {".index", ".txt", ".damaged"}
+        return root, cache, index
+
+    @cached_property
+    def image_cache(self) -> tuple[DatasetIndex, dict[str, bytes], list[np.ndarray]]:
+        """The index, the files of its disk cache, and the pixels."""
+        folder = self.folder / "pixels.cache"
+        index = scan(self.labeled, "yolo", folder)
+        pixels = cached_pixels(index, folder)
+        (path,) = folder.glob("*.lmdb")
+        return index, {file.name: file.read_bytes() for file in (path, path.with_suffix(".tree"))}, pixels
+
+    @cached_property
+    def shards(self) -> Path:
+        folder = self.folder / "shards"
+        spec = load_dataset_spec(self.labeled / "coco.yaml")
+        write_set(spec, folder, 30_000, cache_dir=str(self.folder / "shards.cache"))
+        return folder
+
+    @cached_property
+    def store(self) -> Path:
+        require_package("obstore", "the target 'stores'", "leave it out")
+        return self.shards
+
+    @cached_property
+    def tool_exports(self) -> Path:
+        """A folder of each annotation tool."""
+        for kind, write in WRITERS.items():
+            if kind != "huggingface" or find_spec("pyarrow") is not None:
+                folder = self.folder / "tools" / kind
+                folder.mkdir(parents=True)
+                for name, (width, height) in EXPORTED.items():
+                    cv2.imwrite(str(folder / name), np.full((height, width, 3), 90, np.uint8))
+                write(folder)
+        return self.folder / "tools"
+
+    @cached_property
+    def folders(self) -> Path:
+        """Folders without a YAML: YOLO txt, COCO JSON and VOC XML."""
+        sources = {"yolo": "labels/train", "voc": "voc", "coco": ""}
+        for kind, labels in sources.items():
+            images = shutil.copytree(self.labeled / "images" / "train", self.folder / "folders" / kind / "train")
+            if labels:
+                shutil.copytree(self.labeled / labels, images, dirs_exist_ok=True)
+            else:
+                shutil.copy(self.labeled / "instances.json", images / "_annotations.coco.json")
+        (self.folder / "folders" / "yolo" / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES))
+        return self.folder / "folders"
+
+
+def scan(root: Path, kind: str, cache: Path) -> DatasetIndex:
+    spec = load_dataset_spec(root / f"{kind}.yaml")
+    return load_index(spec, "train", cache_dir=str(cache), workers=0, progress=False, max_bad=1.0)
+
+
+def cached_pixels(index: DatasetIndex, folder: Path) -> list[np.ndarray]:
+    cache = open_image_cache(index, "disk", imgsz=64, cache_dir=str(folder))
+    return [np.array(cache[i]) for i in range(len(index))]
+
+
+def pictures() -> dict[str, bytes]:
+    """An image of each kind that is read, by file name."""
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    photo = cv2.resize(small, (160, 112), interpolation=cv2.INTER_CUBIC)
+    large = cv2.resize(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8), (400, 300))
+
+    def encoded(suffix: str, image: np.ndarray, *options: int) -> bytes:
+        return cv2.imencode(suffix, image, list(options))[1].tobytes()
+
+    jpeg = encoded(".jpg", photo)
+    tiff_header = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    exif = b"Exif\0\0" + tiff_header
+    turned = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
+    return {
+        "photo.jpg": jpeg,
+        "large.jpg": encoded(".jpg", large),
+        "progressive.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+        "restarts.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_RST_INTERVAL, 4),
+        "gray.jpg": encoded(".jpg", photo[..., 0]),
+        "turned.jpg": turned,
+        "color.png": encoded(".png", photo),
+        "noise.png": encoded(".png", rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)),
+        "deep.png": encoded(".png", photo.astype(np.uint16) * 257),
+        "alpha.png": encoded(".png", np.dstack([photo, photo[..., :1]])),
+        "lossy.webp": encoded(".webp", photo, cv2.IMWRITE_WEBP_QUALITY, 80),
+        "exact.webp": encoded(".webp", photo, cv2.IMWRITE_WEBP_QUALITY, 101),
+        "plain.bmp": encoded(".bmp", photo),
+        "packed.tif": encoded(".tif", photo),
+        "deep.tif": encoded(".tif", photo.astype(np.uint16) * 257),
+        "plain.ppm": encoded(".ppm", photo),
+        "gray.pgm": encoded(".pgm", photo[..., 0]),
+        "wavelets.jp2": encoded(".jp2", photo),
+    }
+
+
+def write_labeled(root: Path) -> None:
+    """A data set of four images with YOLO txt, VOC XML and COCO JSON, a model and hyper-parameters."""
+    images, labels, voc = root / "images" / "train", root / "labels" / "train", root / "voc"
+    for folder in (images, labels, voc):
+        folder.mkdir(parents=True)
+    coco: dict[str, Any] = {"info": {"year": 2020}, "images": [], "annotations": []}
+    coco["categories"] = [{"id": 10 * (c + 1), "name": name, "supercategory": "x"} for c, name in enumerate(NAMES)]
+    for number, (name, (height, width)) in enumerate(SIZES.items(), 1):
+        pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), np.uint8)
+        (images / name).write_bytes(cv2.imencode(Path(name).suffix, pixels)[1].tobytes())
+        coco["images"].append({"id": number, "file_name": name, "height": height, "width": width})
+        rows, objects = [], []
+        for c, x1, y1, x2, y2 in OBJECTS[name]:
+            shares = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
+            rows.append(f"{c} {' '.join(f'{v:.9g}' for v in shares)}\n")
+            corners = f"<xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
+            objects.append(f"<object><name>{NAMES[c]}</name><pose>x</pose><bndbox>{corners}</bndbox></object>\n")
+            box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0}
+            ids = {"id": len(coco["annotations"]) + 1, "image_id": number, "category_id": 10 * (c + 1)}
+            coco["annotations"].append(ids | box)
+        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        (labels / name).with_suffix(".txt").write_text("".join(rows))
+        (voc / name).with_suffix(".xml").write_text(
+            f"<annotation><filename>{name}</filename>{size}\n{''.join(objects)}</annotation>\n"
+        )
+    (root / "instances.json").write_text(json.dumps(coco))
+    for name, more in (("yolo", ""), ("voc", "annotations: voc\n"), ("coco", "annotations: instances.json\n")):
+        text = f"path: .\ntrain: images/train\nval: images/train\nnc: 2\nnames: [light, dark]\n{more}"
+        (root / f"{name}.yaml").write_text(text)
+    (root / "list.txt").write_text("".join(f"images/train/{name}\n" for name in SIZES))
+    (root / "list.yaml").write_text("train: list.txt\nval: images/train\nnames: [light, dark]\n")
+    write_model(root / "tiny.yaml")
+    shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", root / "hyp.yaml")
+
+
+class Cells(torch.nn.Module):
+    """A detector of 2 classes, as small as one can be: images (B, 3, 64, 64) to columns (B, 6, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 6, 32, 32)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.conv(images).flatten(2)
+
+
+def write_exports(folder: Path) -> None:
+    """The detector in each format whose packages are installed."""
+    module, images = Cells().eval(), torch.zeros(1, 3, 64, 64)
+    metadata = ExportMetadata(
+        names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7, validation_iou=0.7, confidence=0.3
+    )
+    with quiet():
+        write_torchscript(torch.jit.trace(module, images), folder / "a.torchscript", metadata)
+        write_pt2(torch.export.export(module, (images,)), folder / "a.pt2", metadata)
+    if not all(map(find_spec, ("onnx", "onnxruntime"))):
+        return
+    import onnx
+
+    info, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    nodes = [
+        node("Conv", ["images", "weight", "bias"], ["cells"], kernel_shape=[32, 32], strides=[32, 32]),
+        node("Reshape", ["cells", "shape"], ["output0"]),
+    ]
+    values = {"weight": module.conv.weight, "bias": module.conv.bias, "shape": torch.tensor([1, 6, 4])}
+    tensors = [onnx.numpy_helper.from_array(value.detach().numpy(), name) for name, value in values.items()]
+    ports = [info("images", 1, [1, 3, 64, 64])], [info("output0", 1, [1, 6, 4])]
+    graph = onnx.helper.make_graph(nodes, "cells", *ports, tensors)
+    proto = onnx.helper.make_model(graph, ir_version=9, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    write_onnx(proto, folder / "a.onnx", metadata)
+    if find_spec("openvino"):
+        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata, name="a", half=False)
