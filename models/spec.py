@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from utils.config.pixels import PixelFormat
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.files.schema import suggestion
+from utils.files.schema import Bounds, check, suggestion
 from utils.logger import get_logger, log_when_configured
 
 MODEL_FOLDER = CONFIGS / "models"
@@ -146,9 +146,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         plain["max_channels"] = max_channels
     if scale is not None:
         plain["scale"] = scale
-    activation = values.get("activation")
-    if activation is not None and not isinstance(activation, str):
-        raise UserError(f"{label}: activation: must be text like nn.ReLU(), got {activation!r}")
+    activation = check(values.get("activation"), str | None, f"{label}: activation")
     return ModelSpec(
         label=label,
         depth=depth,
@@ -158,7 +156,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         anchors=None if values.get("anchors") is None else checked_anchors(values["anchors"], f"{label}: anchors"),
         activation=activation,
         reg_max=int(_number(values, "reg_max", 16, label, low=1, whole=True)),
-        end2end=_flag(values, "end2end", label),
+        end2end=check(values.get("end2end", False), bool, f"{label}: end2end"),
         channels=channels,
         layers=_layers(values, label),
         plain=plain,
@@ -172,13 +170,6 @@ def _number(values: dict, key: str, default: float, label: str, low: float = 0.0
     good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and low <= value < 1e6
     if not good or value == 0:
         raise UserError(f"{label}: {key}: must be a positive {'integer' if whole else 'number'}, got {value!r}")
-    return value
-
-
-def _flag(values: dict, key: str, label: str) -> bool:
-    value = values.get(key, False)
-    if not isinstance(value, bool):
-        raise UserError(f"{label}: {key}: must be true or false, got {value!r}")
     return value
 
 
@@ -243,12 +234,9 @@ def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:
     if not isinstance(row, list) or len(row) != 4:
         raise UserError(f"{where}: must be [from, repeats, module, args], got {row!r}")
     source, repeats, module, args = row
-    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
-        raise UserError(f"{where} (repeats): must be an integer of at least 1, got {repeats!r}")
-    if not isinstance(module, str):
-        raise UserError(f"{where} (module): must be a name, got {module!r}")
-    if not isinstance(args, list):
-        raise UserError(f"{where} (args): must be a list, got {args!r}")
+    check(repeats, Annotated[int, Bounds(1)], f"{where} (repeats)")
+    check(module, str, f"{where} (module)")
+    check(args, list, f"{where} (args)")
     if large := [n for n in _numbers(args) if abs(n) > _MOST]:
         raise UserError(f"{where} (args): {large[0]} is too large")
     sources = tuple(_source(s, index, f"{where} (from)") for s in (source if isinstance(source, list) else [source]))

@@ -138,9 +138,7 @@ def _check_keys(values: dict, path: Path) -> None:
 
 
 def _text_path(value: Any, where: str) -> Path:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: expected a path, got {value!r}")
-    path = Path(os.path.expanduser(value.strip()))
+    path = Path(os.path.expanduser(check(value, str, where).strip()))
     if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
         raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
     return path

@@ -32,6 +32,10 @@ Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
 TOO_LONG = "a number of more than 64 bits"
 _LONGEST = 100  # characters of a value in a message
+_NAMES = {  # of types, as users say
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "text"},
+    **{list: "a list", tuple: "a list", dict: "'key: value' lines"},
+}
 
 hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))  # takes milliseconds
 
@@ -106,7 +110,8 @@ def check(value: Any, hint: Any, where: str, bounds: Mapping[str, Any] | None = 
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
     if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
-        raise UserError(f"{where}: must be {kind.__name__}{' or null' * optional}, got {_shown(value)}")
+        wanted = _NAMES.get(kind, kind.__name__) + " or null" * optional
+        raise UserError(f"{where}: must be {wanted}, got {_shown(value)}")
     if required is not None:
         if missing := sorted(required - value.keys()):
             raise UserError(f"{where}: has no '{missing[0]}'")
