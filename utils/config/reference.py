@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from utils.config import search_settings, settings
+from utils.config.flags import flag_name
 from utils.files.schema import type_of
 
 COMMANDS: dict[str, type] = {
@@ -48,49 +49,40 @@ def main() -> None:
 def page() -> Iterator[str]:
     """The sections of the page, each ends with a line break."""
     yield INTRODUCTION
-    of_train = {_flag_row(field, settings.TrainConfig) for field in dataclasses.fields(settings.TrainConfig)}
+    of_train = {_row(field, settings.TrainConfig) for field in dataclasses.fields(settings.TrainConfig)}
     for command, cls in COMMANDS.items():
         yield f"## {command}\n"
-        fields = _own_first(cls)
-        if issubclass(cls, settings.TrainConfig) and cls is not settings.TrainConfig:
-            yield "All flags of train.py, and these:\n"
-            fields = [field for field in fields if field not in dataclasses.fields(settings.TrainConfig)]
-        rows = {field.name: _flag_row(field, cls) for field in fields}
+        own_first = sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
+        rows = {field.name: _row(field, cls) for field in own_first}
         shared = [name for name, row in rows.items() if row in of_train and cls is not settings.TrainConfig]
-        yield _table("flag", (row for name, row in rows.items() if name not in shared))
-        if shared:
-            flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in shared)
-            yield f"As in train.py: {flags}.\n"
+        yield _table("flag", [row for name, row in rows.items() if name not in shared])
+        if issubclass(cls, settings.TrainConfig) and shared:
+            yield "All other flags of train.py.\n"
+        elif shared:
+            yield f"As in train.py: {', '.join(f'`{flag_name(name)}`' for name in shared)}.\n"
     yield HYPERPARAMETERS
     cls = settings.Hyperparameters
-    yield _table("key", (_row(f"`{field.name}`", field, cls) for field in dataclasses.fields(cls)))
+    yield _table("key", [_row(field, cls) for field in dataclasses.fields(cls)])
 
 
-def _flag_row(field: dataclasses.Field, cls: type) -> str:
-    return _row(_names(field, cls), field, cls)
-
-
-def _own_first(cls: type) -> list[dataclasses.Field]:
-    """The fields of ``cls``, those that it shares with other commands last."""
-    return sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
-
-
-def _table(first: str, rows: Iterator[str]) -> str:
+def _table(first: str, rows: Sequence[str]) -> str:
     return "\n".join([f"| {first} | default | values | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
-def _row(name: str, field: dataclasses.Field, cls: type) -> str:
+def _row(field: dataclasses.Field, cls: type) -> str:
     meaning = field.metadata["help"].replace("|", "\\|").replace("*", "\\*")
-    return f"| {name} | {_default(field)} | {_values(field, cls)} | {meaning} |"
+    return f"| {_names(field, cls)} | {_default(field)} | {_values(field, cls)} | {meaning} |"
 
 
 def _names(field: dataclasses.Field, cls: type) -> str:
-    flag = field.name.replace("_", "-")
-    if field.metadata["positional"]:
-        return f"`{flag.upper()}`"
-    if type_of(field, cls) is bool:
-        return ", ".join([f"`--{flag} / --no-{flag}`", *(f"`{alias}`" for alias in field.metadata["aliases"])])
-    return ", ".join(f"`{name}`" for name in (f"--{flag}", *field.metadata["aliases"]))
+    first = flag_name(field.name)
+    if cls is settings.Hyperparameters:
+        first = field.name
+    elif field.metadata["positional"]:
+        first = field.name.upper()
+    elif type_of(field, cls) is bool:
+        first += f" / --no-{first[2:]}"
+    return ", ".join(f"`{name}`" for name in (first, *field.metadata["aliases"]))
 
 
 def _default(field: dataclasses.Field) -> str:

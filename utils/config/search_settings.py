@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from utils.config.settings import TrainConfig, setting
+from utils.config.settings import TrainConfig, changed_settings, default_of, setting
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
@@ -90,11 +90,11 @@ def check_stored(config: KfoldConfig, path: Path, more: dict[str, Any] | None = 
 
     Raises UserError that names the first setting that differs.
     """
-    defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {
         name: _absolute(value) if name in _PATHS else value
-        for name, value in dataclasses.asdict(config).items()
-        if name not in _FREE | {"hyp" if more else ""} and value != defaults[name]
+        for name, value in changed_settings(config).items()
+        if name not in _FREE and not (more and name == "hyp")
     }
     settings |= more or {}
     if not path.exists():
@@ -113,10 +113,6 @@ def check_stored(config: KfoldConfig, path: Path, more: dict[str, Any] | None = 
                 "settings, or start anew with another --name"
             )
     return False
-
-
-def _default(field: dataclasses.Field) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _absolute(value: str) -> str:
