@@ -127,9 +127,9 @@ class RunControl:
         self._polled_at, self._validation_stopped = 0.0, False
 
     @contextmanager
-    def training(self, folder: Path, stall_minutes: float) -> Iterator[None]:
+    def training(self, folder: Path) -> Iterator[None]:
         """Around the training: signals are only noted, and the watchdog expects steps."""
-        with self._signals.deferred(), self._watchdog.training(folder, stall_minutes * 60):
+        with self._signals.deferred(), self._watchdog.training(folder):
             yield
 
     def request(self, action: Action) -> None:

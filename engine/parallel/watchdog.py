@@ -27,6 +27,7 @@ log = logging.getLogger("lockstep")
 
 CHECK_EVERY_S = 0.5
 PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo itself notices sooner
+STALL_S = 600.0  # without a step, after which stacks are written
 STOP_TIMEOUT_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
 STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when there is nothing to save
 PEER_LOST = 2
@@ -73,11 +74,11 @@ class Watchdog:
         self._beat_at = time.monotonic()
 
     @contextmanager
-    def training(self, folder: Path, stall_s: float) -> Iterator[None]:
-        """Around the training: a beat is expected every ``stall_s`` seconds (0: never); stacks go to ``folder``.
+    def training(self, folder: Path) -> Iterator[None]:
+        """Around the training: a beat is expected every `STALL_S` seconds; stacks go to ``folder``.
         Afterwards, also after a stop by a signal, processes may end one by one, so watching stops."""
         self.beat()
-        self._folder, self._stall_s, self._stop_timeout_s = folder, stall_s, STOP_TIMEOUT_S
+        self._folder, self._stall_s, self._stop_timeout_s = folder, STALL_S, STOP_TIMEOUT_S
         try:
             yield
         except Stopped:

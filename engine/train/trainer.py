@@ -56,7 +56,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
-        with self.control.training(self.run.folder, self.run.config.stall_minutes):
+        with self.control.training(self.run.folder):
             try:
                 self._train()
             finally:

@@ -319,8 +319,8 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
-    with Processes(tmp_path / "log.txt", odd="hang:1:5:5") as run:
-        run.ranks(2, *flags(world, tmp_path, "--stall-minutes", "0.05", "--epochs", "1"))
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:5;set:engine.parallel.watchdog:STALL_S:3") as run:
+        run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
         assert run.codes() == [0, 0], run.output()
         text = run.output()
     stacks = [(tmp_path / "exp" / f"stall_rank{rank}.txt").read_text() for rank in range(2)]

@@ -44,7 +44,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
-    "processes": "spawn eval_ranks sync_bn compress_grads zero virtual_ranks pipeline stall_minutes",
+    "processes": "spawn eval_ranks sync_bn compress_grads zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker "
     "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
@@ -296,7 +296,6 @@ class TrainConfig(_ProcessesConfig):
     eval_ranks: int = setting(
         0, low=0, help="the last n processes only validate, while the others train; 0: all processes do both"
     )
-    stall_minutes: float = setting(10.0, low=0, help="write stack traces after n minutes without a step; 0: never")
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
     export: list[str] = setting(

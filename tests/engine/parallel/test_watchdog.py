@@ -31,7 +31,7 @@ def exit_code_of(program: str) -> int:
 def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, code):
     program = f"""
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
-        with dog.training(Path("."), 0):
+        with dog.training(Path(".")):
             os.kill(os.getpid(), signal.SIGTERM)
             if {agreed}:
                 dog.stop_agreed()
@@ -47,7 +47,7 @@ def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, cod
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
         dog._peers = {{1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}}
         try:
-            with dog.training(Path("."), 0):
+            with dog.training(Path(".")):
                 raise {error}
         except (Stopped, ValueError):
             peer.wait()
@@ -65,7 +65,7 @@ def test_after_an_error_the_time_without_a_peer_begins_anew():
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
         dog._peers = {1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}
         try:
-            with dog.training(Path("."), 0):
+            with dog.training(Path(".")):
                 peer.wait()
                 time.sleep(1.4)  # a collective that fails late
                 raise ValueError
