@@ -65,9 +65,7 @@ _SIGNATURES = {
     ".heic": rb".{4}ftyp(?:hei|hev|mif1|msf1)",
 }
 
-# Older versions of OpenCV decode only to BGR, which needs another pass over the pixels.
-_IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
-_COLOR = cv2.IMREAD_COLOR_RGB if _IS_RGB else cv2.IMREAD_COLOR
+_COLOR = cv2.IMREAD_COLOR_RGB
 _REDUCED = {
     2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | _COLOR,
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOR,
@@ -241,18 +239,18 @@ def decode_image(
     largest: list[int] | None = None,
 ) -> np.ndarray:
     """The image in ``data``; ``largest`` receives the largest sample of a 16-bit one. Raises UserError."""
-    is_rgb = False
+    is_rgb = True
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
         flag = jpeg_flag & ~_COLOR if pixels.channels == 1 else jpeg_flag
-        image, is_rgb = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning), _IS_RGB
+        image = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
     elif header.kind == "npy":
-        image, is_rgb = read_npy(data, path, pixels), True
+        image = read_npy(data, path, pixels)
     elif header.kind == "tiff" and pixels != RGB8:
-        (image, orientation), is_rgb = read_tiff(data, path), True
+        image, orientation = read_tiff(data, path)
         header = header._replace(orientation=orientation)
     else:
-        image = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
+        image, is_rgb = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), False
     if largest is not None and image.dtype == np.uint16:
         largest.append(int(image.max(initial=0)))
     return with_channels(orient(to_format(image, path, pixels, is_rgb=is_rgb), header.orientation))

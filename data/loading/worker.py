@@ -136,8 +136,7 @@ def init_worker(parent: int, mirrors: Mapping[Path, str], worker: int) -> None:
     sys.excepthook = _print_unless_parent_is_gone
     signal.set_wakeup_fd(-1)  # the parent's, which a fork shares
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()

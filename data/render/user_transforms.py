@@ -144,18 +144,14 @@ def _make(package: ModuleType, entry: Any) -> Any:
     if name not in known:
         raise UserError(f"{where}: no transform is called '{name}'{suggestion(name, known)}")
     arguments = {key: value for key, value in entry.items() if key != "name"}
-    accepted = [p for p in inspect.signature(known[name].__init__).parameters if p not in ("self", "args", "kwargs")]
-    for argument in arguments:
-        if argument not in accepted:
-            raise UserError(f"{where}: {name} has no argument '{argument}'{suggestion(argument, accepted)}")
-    if "transforms" in accepted:
+    if issubclass(known[name], package.BaseCompose):
         nested = arguments.get("transforms")
         if not isinstance(nested, list) or not nested:
             raise UserError(f"{where}: {name} needs a list of transforms under 'transforms'")
         arguments["transforms"] = [_make(package, inner) for inner in nested]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # about a wrong value, which is replaced by the default
+            warnings.simplefilter("error", UserWarning)  # about what is wrong, which it would leave out
             return known[name](**arguments)
     except (ValueError, TypeError, UserWarning) as error:
         raise UserError(f"{where}: {name}: {_one_line(error)}") from None
