@@ -25,7 +25,6 @@ from engine.evaluation.metrics import score_detections
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
 from tests.helpers.scoring import make_table
-from tests.helpers.synthetic_index import index_of
 from utils.boxes import xywh_to_xyxy
 from utils.files import array_file as index_cache
 from utils.files.safe_io import flock
@@ -42,6 +41,7 @@ OBJECTS = {
 }
 
 
+LABELS = pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
 JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "1e999"}
 
 
@@ -221,7 +221,7 @@ def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
     assert ids("") == ("000000000139", "007", "42", "7")
 
 
-@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+@LABELS
 def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines, label):
     (root / "images/train/x.gif").write_bytes(b"GIF89a")
     write_yaml(root, label)
@@ -254,7 +254,7 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
         load_index(spec.hold_out(names[2:]), "val", cache_dir=str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+@LABELS
 def test_single_cls_merges_all_classes(root, tmp_path, label):
     write_yaml(root, label)
     index = load(root, tmp_path / "cache", single_cls=True)
@@ -266,7 +266,7 @@ def test_single_cls_merges_all_classes(root, tmp_path, label):
     assert len(load(root, tmp_path / "cache", single_cls=True).classes) == 4
 
 
-@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+@LABELS
 @pytest.mark.parametrize("single_cls", [False, True])
 def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, lines, label, single_cls):
     write_yaml(root, label)
@@ -448,7 +448,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
-@pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
+@LABELS
 def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
     """Even if other rows of the file are valid: without the object, its pixels would be trained as background."""
     text = (root / "instances.json").read_text().replace('"bbox": [8, ', f'"bbox": [{JSON_NUMBERS[number]}, ')
@@ -463,23 +463,8 @@ def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
     assert index.report.totals["number not finite"] == 1
 
 
-def test_files_with_only_unknown_classes_are_bad(root, tmp_path):
-    (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n")
-    with refused():
-        load(root, tmp_path / "cache")
-    index = load(root, tmp_path / "cache", max_bad=0.2)
-    assert "images/train/b.png" not in list(index.paths)
-    assert any(line.startswith("labels/train/b.txt:1: unknown class: class 7") for line in index.report.lines)
-
-
 @pytest.mark.parametrize(
-    "row",
-    [
-        "0 0.5 0.5 0.1 0.1 0.9",
-        "0,0.5,0.5,0.1,0.1",
-        "cat 0.5 0.5 0.1 0.1",
-        "0 320 240 20 20",
-    ],
+    "row", ["0 0.5 0.5 0.1 0.1 0.9", "0,0.5,0.5,0.1,0.1", "cat 0.5 0.5 0.1 0.1", "0 320 240 20 20"]
 )
 def test_the_commonest_cause_of_unusable_labels_is_said_once(root, tmp_path, row):
     for number, name in enumerate(("a", "b", "sub/c")):
@@ -542,14 +527,7 @@ def test_differences_between_coco_json_and_folder_are_reported(root, tmp_path):
         load(root, tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "",
-        "annotations: voc\n",
-        "annotations: instances.json\n",
-    ],
-)
+@LABELS
 def test_names_that_do_not_match_the_labels_are_reported(root, tmp_path, label):
     write_yaml(root, label, names=("cat",))
     with refused():
@@ -754,7 +732,7 @@ def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp
     assert len(prints) == 5
 
 
-@pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
+@LABELS
 def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeypatch):
     write_yaml(root, label)
     before = load(root, tmp_path / "cache")
@@ -871,12 +849,6 @@ def test_the_unfinished_index_of_a_killed_process_is_removed(tmp_path):
     assert set(tmp_path.iterdir()) == {path, written}
 
 
-def test_the_default_cache_folder_follows_xdg(root, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    load(root, "")
-    assert len(list((tmp_path / "xdg" / "lockstep").glob("*.index"))) == 1
-
-
 def test_each_linked_folder_is_read_once(root, tmp_path):
     expected = load(root, tmp_path / "cache")
     (root / "images/train/loop").symlink_to(root / "images/train")
@@ -885,14 +857,6 @@ def test_each_linked_folder_is_read_once(root, tmp_path):
     index = load(root, tmp_path / "cache", max_bad=0.5)
     assert_same(expected, index)
     assert "images/train/dangling.jpg: missing image: a link to nothing" in list(index.report.lines)
-
-
-def test_a_synthetic_index_is_consistent():
-    index = index_of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
-    np.testing.assert_allclose(index.labels(0), [[0, 0.25, 0.25, 0.5, 0.5]])
-    assert index.path(1) == "/x/q.jpg"
-    assert index.report.summary() == "2 images, 1 background, 1 box, 0 problems"
-    np.testing.assert_array_equal(index.ground_truth().area_px, [50])
 
 
 def shared_spec(tmp_path, name, text):

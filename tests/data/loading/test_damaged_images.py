@@ -181,34 +181,26 @@ def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "hole"])
-def test_a_label_file_that_is_not_regular_is_named_at_once(tmp_path, kind):
+IRREGULAR = {
+    "pipe": (os.mkfifo, "is a pipe or device"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is a pipe or device"),
+    "folder": (Path.mkdir, "is a folder"),
+    "hole": (lambda path: path.touch() or os.truncate(path, 2**40), "has 1,024.00 GiB, more than such a file can need"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "labels/train/001.txt") for kind in IRREGULAR), ("hole", "images/train/001.jpg")]
+)
+def test_a_file_that_is_not_regular_is_named_at_once(tmp_path, kind, name):
     """Reading a pipe would block forever; a sparse file of a terabyte would fill the memory."""
-    root = tmp_path / "set"
+    root, (make, what) = tmp_path / "set", IRREGULAR[kind]
     write_set(root, 4)
-    path = root / "labels" / "train" / "001.txt"
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.touch()
-        os.truncate(path, 2**40)
+    (root / name).unlink()
+    make(root / name)
     index = load(root, tmp_path / "cache", max_bad=0.5)
     assert len(index) == 3
-    what = {"folder": "is a folder", "hole": "has 1,024.00 GiB"}.get(kind, "is a pipe or device")
-    assert any("labels/train/001.txt" in line and what in line for line in index.report.lines)
-
-
-def test_a_sparse_file_named_jpg_is_a_bad_file(tmp_path):
-    root = tmp_path / "set"
-    write_set(root, 4)
-    os.truncate(root / "images" / "train" / "001.jpg", 2**40)
-    index = load(root, tmp_path / "cache", max_bad=0.5)
-    assert any("001.jpg" in line and "more than such a file can need" in line for line in index.report.lines)
+    assert any(name in line and what in line for line in index.report.lines)
 
 
 @pytest.mark.parametrize("taken", [*TAKEN, "another user's folder"])
