@@ -6,8 +6,6 @@ Boxes and anchors are (width, height) at the training size: pixels here, multipl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import nn
@@ -19,16 +17,6 @@ _MIN_SIDE_PX = 2.0  # thinner boxes are not used for fitting: most are slivers l
 _MAX_FIT_BOXES = 10_000
 _LLOYD_ROUNDS = 30
 _GENERATIONS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorReport:
-    """The result of `check_anchors`."""
-
-    recall: float  # best possible: fraction of boxes that match an anchor; nan without boxes
-    refitted: bool  # whether the model's anchors were replaced
-    anchors_px: np.ndarray  # float64 (L, A, 2), the model's anchors now, by level
-    line: str  # for the log
 
 
 def closeness(boxes_wh: np.ndarray, anchors_wh: np.ndarray) -> np.ndarray:
@@ -94,11 +82,12 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
 
 def check_anchors(
     boxes_wh_px_at_imgsz: np.ndarray, model: nn.Module, *, anchor_t: float, refit: bool, seed: int = 0
-) -> AnchorReport:
+) -> str:
     """Measures the best possible recall of an anchor head and, if it is below 0.98, fits new anchors to the boxes.
 
     New anchors are used only if they are better in recall and fitness. They are written to ``model.head.anchors`` in
-    units of stride, smaller ones to finer levels; a loss built earlier still has the old ones.
+    units of stride, smaller ones to finer levels; a loss built earlier still has the old ones. Returns a line for the
+    log.
 
     Args:
         boxes_wh_px_at_imgsz: (M, 2) sides of the training boxes in pixels after scaling to the training size.
@@ -113,28 +102,24 @@ def check_anchors(
     boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
     boxes = boxes[(boxes > 0).all(-1)]
     if len(boxes) == 0:
-        return AnchorReport(float("nan"), False, current, "anchors: no boxes to check against, kept")
+        return "anchors: no boxes to check against, kept"
 
     flat = current.reshape(-1, 2)
     recall = best_recall(boxes, flat, anchor_t)
     found = f"anchors: {recall:.1%} of boxes can be matched"
-
-    def kept(reason: str = "") -> AnchorReport:
-        return AnchorReport(recall, False, current, f"{found}{reason}, kept")
-
     if recall >= _ENOUGH_RECALL:
-        return kept()
+        return f"{found}, kept"
     if not refit:
-        return kept("; refitting is off")
+        return f"{found}; refitting is off, kept"
     usable = boxes[(boxes >= _MIN_SIDE_PX).all(-1)]
     if len(usable) < len(flat):
-        return kept(f"; too few boxes ({len(usable)}) to refit {len(flat)} anchors")
+        return f"{found}; too few boxes ({len(usable)}) to refit {len(flat)} anchors, kept"
     fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
     new_recall = best_recall(boxes, fitted, anchor_t)
     if new_recall < recall or fitness(boxes, fitted, anchor_t) <= fitness(boxes, flat, anchor_t):
-        return kept("; found no better ones")
+        return f"{found}; found no better ones, kept"
     by_level = np.empty_like(current)
     by_level[np.argsort(model.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
     with torch.no_grad():
         buffer.copy_(torch.from_numpy(by_level / strides))
-    return AnchorReport(new_recall, True, by_level, f"{found}; refitted, now {new_recall:.1%}")
+    return f"{found}; refitted, now {new_recall:.1%}"

@@ -157,7 +157,3 @@ class Hooks:
     def saved(self) -> None:
         for hook in self._hooks:
             hook.saved()
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -239,12 +240,8 @@ def _sgd(groups: Groups, construct: Construct, momentum: float) -> list[torch.op
     return [sgd]
 
 
-def _adam(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
-    return [construct(torch.optim.Adam, groups, betas=(momentum, 0.999), fused=True)]
-
-
-def _adamw(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
-    return [construct(torch.optim.AdamW, groups, betas=(momentum, 0.999), fused=True)]
+def _adam(kind: type, groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
+    return [construct(kind, groups, betas=(momentum, 0.999), fused=True)]
 
 
 def _muon(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
@@ -263,8 +260,8 @@ class Rule(NamedTuple):
 # A new optimizer is a line here, and its name a choice of ``--optimizer`` (`TrainConfig`).
 RULES = {
     "SGD": Rule(0.01, _sgd),
-    "Adam": Rule(0.001, _adam),
-    "AdamW": Rule(0.001, _adamw),
+    "Adam": Rule(0.001, partial(_adam, torch.optim.Adam)),
+    "AdamW": Rule(0.001, partial(_adam, torch.optim.AdamW)),
     "Muon": Rule(0.008, _muon),
 }
 

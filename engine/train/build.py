@@ -95,7 +95,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         from models.autoanchor import check_anchors
 
         sides, refit = train_loader.index.sides_at(config.imgsz), not config.noautoanchor
-        log.info("%s", check_anchors(sides, model, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed).line)
+        log.info("%s", check_anchors(sides, model, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed))
     plan = step_plan(config, len(train_loader))
     if hyp.lr_mult is None:  # a resumed run has one
         lr_mult = 1.0

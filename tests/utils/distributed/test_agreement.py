@@ -48,14 +48,6 @@ def errors_of(log: Path, first: list[str], second: list[str], script: str = "tra
     [
         (["--set", "lr0=0.5"], "hyper-parameter lr0 is null on rank 0, 0.5 on rank 1"),
         (["--batch-size", "8"], "--batch-size is 4 on rank 0, 8 on rank 1"),
-        pytest.param(["--sync-bn"], "--sync-bn is 0 on rank 0, -1 on rank 1", marks=pytest.mark.slow),
-        pytest.param(["--seed", "3"], "--seed is 0 on rank 0, 3 on rank 1", marks=pytest.mark.slow),
-        pytest.param(
-            ["--optimizer", "AdamW"], "--optimizer is auto on rank 0, AdamW on rank 1", marks=pytest.mark.slow
-        ),
-        pytest.param(["--imgsz", "96"], "--imgsz is 64 on rank 0, 96 on rank 1", marks=pytest.mark.slow),
-        pytest.param(["--amp", "bf16"], "--amp is off on rank 0, bf16 on rank 1", marks=pytest.mark.slow),
-        pytest.param(["--epochs", "2"], "--epochs is 1 on rank 0, 2 on rank 1", marks=pytest.mark.slow),
         pytest.param(
             ["--model", "yolov5n"], "tiny.yaml on rank 0, yolov5n on rank 1|--model is ", marks=pytest.mark.slow
         ),
