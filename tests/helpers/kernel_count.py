@@ -56,3 +56,26 @@ class KernelCount(TorchDispatchMode):
             if (name in _WAITING and not has_size) or "unique" in name or by_mask:
                 self.waits[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+class NoSync(TorchDispatchMode):
+    """Fails on operations that make the host wait for a device, or whose shapes depend on values."""
+
+    FORBIDDEN = (
+        "local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "bincount", "unique", "unique_dim",
+        "unique_consecutive",
+    )  # fmt: skip
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().split("::")[1].split(".")[0]
+        assert name.strip("_").removesuffix("2") not in self.FORBIDDEN, f"{name} waits for the device"
+        places = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+        assert not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in places), (
+            "indexing by a mask waits for the device"
+        )
+        if name in ("_to_copy", "copy_"):
+            options = dict(zip(("self", "src", "non_blocking"), args)) | (kwargs or {})
+            source = options.get("src", args[0]).device
+            target = args[0].device if name == "copy_" else options.get("device", source)
+            assert source.type == target.type or options.get("non_blocking"), f"a copy to {target} that waits"
+        return func(*args, **(kwargs or {}))

@@ -17,11 +17,11 @@ from models.heads.base import ONE_TO_ONE
 from models.postprocess.detections import select_detections
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
+from tests.helpers.kernel_count import NoSync
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch, write_dataset, write_model
-from tests.models.losses.test_losses import NoSync
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext

@@ -18,7 +18,7 @@ from data.render.table import (
     level_image,
     levels_for,
 )
-from tests.engine.train.test_step import NoSync
+from tests.helpers.kernel_count import NoSync
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
 from utils.config.settings import Hyperparameters

@@ -16,8 +16,8 @@ from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.train.step import TrainStep
 from models.detector import build_detector
-from tests.engine.train.test_step import NoSync
 from tests.helpers.fake_gpu import fake_gpu
+from tests.helpers.kernel_count import NoSync
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
 from utils.distributed.context import DistributedContext

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.checkpoint.run import Run
 from engine.optim.schedule import StepPlan
@@ -21,7 +20,7 @@ from models.build import freeze_layers
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
-from tests.helpers.kernel_count import KernelCount
+from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
@@ -166,25 +165,6 @@ def test_values_are_read_one_step_later():
     step([global_batch()], [6], 2)
     assert len(step.reader.pop()) == 1
     assert len(step.reader.pop(leave=0)) == 1
-
-
-class NoSync(TorchDispatchMode):
-    """Fails on operations that make the host wait for a device, or whose shapes depend on values."""
-
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.name().split("::")[1].split(".")[0]
-        assert name not in self.FORBIDDEN, f"{name} waits for the device"
-        assert name != "index" or not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]), (
-            "indexing by a mask waits for the device"
-        )
-        if name in ("_to_copy", "copy_"):
-            options = dict(zip(("self", "src", "non_blocking"), args)) | (kwargs or {})
-            source = options.get("src", args[0]).device
-            target = args[0].device if name == "copy_" else options.get("device", source)
-            assert source.type == target.type or options.get("non_blocking"), f"a copy to {target} that waits"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -25,6 +25,7 @@ from models.layers.ops import scaled_difference, sparse_cross_entropy, split_row
 from models.losses.anchor import level_weights
 from models.losses.anchor_free import distribution_focal_loss
 from models.losses.base import LossSettings, class_weights, smooth_labels
+from tests.helpers.kernel_count import NoSync
 from tests.helpers.tiny import as_targets
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
@@ -293,20 +294,6 @@ def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
     for other in (criterion(raw, padded), criterion(raw, as_targets(rows[order]))):
         torch.testing.assert_close(other.total, reference.total, rtol=1e-6, atol=0)
         torch.testing.assert_close(other.normalizer, reference.normalizer, rtol=1e-6, atol=0)
-
-
-class NoSync(TorchDispatchMode):
-    """Fails on operations that read values on the host or whose shapes depend on them."""
-
-    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.", "bincount")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        assert not any(word in name for word in self.forbidden), f"{name} waits for the device"
-        if "index" in name:  # a boolean index is a nonzero in disguise
-            flat = [t for a in args if isinstance(a, list | tuple) for t in a if isinstance(t, torch.Tensor)]
-            assert all(t.dtype != torch.bool for t in flat), f"{name} with a boolean index"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
