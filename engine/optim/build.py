@@ -137,7 +137,6 @@ class OptimizerSet:
             optimizer.load_state_dict(content)
             for group, options in zip(optimizer.param_groups, built):
                 group.update(options)
-            _check_shapes(optimizer)
             _lay_out_as_parameters(optimizer)
             _fill_momentum_buffers(optimizer)
 
@@ -152,22 +151,18 @@ def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
     return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
 
 
-def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError unless loaded state fits its parameters: torch matches them by position alone, and with fused
-    kernels state of another size crashes the process."""
-    for parameter, values in _local(optimizer).state.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
-                shapes = f"{list(value.shape)} for a parameter of shape {list(parameter.shape)}"
-                raise ValueError(f"the optimizer's {name} has shape {shapes}; the run trained other layers")
-
-
 @torch.no_grad()
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Gives loaded state the strides of its parameter: fused kernels do not check them."""
+    """Gives loaded state the strides of its parameter, which fused kernels do not check. Raises ValueError for state of
+    another shape: torch matches it by position alone, and with fused kernels it crashes the process."""
     for parameter, values in _local(optimizer).state.items():
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+            if not isinstance(value, Tensor) or not value.ndim:
+                continue
+            if value.shape != parameter.shape:
+                shapes = f"{list(value.shape)} for a parameter of shape {list(parameter.shape)}"
+                raise ValueError(f"the optimizer's {name} has shape {shapes}; the run trained other layers")
+            if value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
