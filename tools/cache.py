@@ -9,12 +9,12 @@ python -m tools.cache prune --all
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.config.flags import parser_of
+from utils.entrypoint import run_main
 from utils.files.caches import (
     DAY_S,
     LIMIT_VARIABLE,
@@ -33,23 +33,23 @@ from utils.strings import counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    options = _parse(argv)
     configure_logging(True)
     folder = cache_folder(options.cache_dir)
     caches = list_caches(folder, SHARED_MEMORY)
     if options.command == "list":
         _print_list(folder, caches)
     else:
-        _prune(caches, _chosen(options, caches))
+        _prune(caches, _chosen(options))
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.cache", description="Lists or removes caches of data sets.")
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of("cache", "Lists or removes caches of data sets.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="print size, last use and content of each cache")
     prune = commands.add_parser("prune", help="remove caches that no process uses")
     which = prune.add_mutually_exclusive_group(required=True)
-    which.add_argument("--older-than", metavar="DAYS", help="caches not used for this many days")
+    which.add_argument("--older-than", type=float, metavar="DAYS", help="caches not used for this many days")
     which.add_argument("--to", metavar="GB", help="caches beyond this total size, old versions of data sets first")
     which.add_argument("--all", action="store_true", help="all caches; runs create them again")
     for command in commands.choices.values():
@@ -57,18 +57,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _chosen(options: argparse.Namespace, caches: list[CacheFile]) -> Callable[[CacheFile, int], bool]:
+def _chosen(options: argparse.Namespace) -> Callable[[CacheFile, int], bool]:
     """Returns a function that tells whether to remove a cache, given the bytes of all caches that are left."""
     if options.all:
         return lambda cache, left: True
     if options.to is not None:
         most = gigabytes(options.to, "--to")
         return lambda cache, left: left > most
-    try:
-        days = float(options.older_than)
-    except ValueError:
-        raise UserError(f"--older-than {options.older_than}: must be a number of days") from None
-    before = time.time() - days * DAY_S
+    before = time.time() - options.older_than * DAY_S
     return lambda cache, left: cache.used < before
 
 
@@ -102,6 +98,4 @@ def _print_list(folder: Path, caches: list[CacheFile]) -> None:
 
 
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
-
     run_main(main)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from data.demo import ensure_demo
+from utils.config.flags import parser_of
 from utils.entrypoint import run_main
 from utils.logger import configure_logging
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.demo", description="Writes the demo data set to a folder.")
+    parser = parser_of("demo", "Writes the demo data set to a folder.")
     parser.add_argument("out", metavar="OUT", type=Path, help="an empty or new folder")
     options = parser.parse_args(argv)
     configure_logging(True)

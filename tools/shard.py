@@ -8,14 +8,12 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import re
 import shlex
 import shutil
-import sys
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -31,6 +29,7 @@ from data.index.load import load_index
 from data.index.sharded import VERSION
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource
+from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import write_arrays
@@ -49,27 +48,23 @@ _DIGITS = 9  # of an image's number, which is its name in a tar file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = _parse(sys.argv[1:] if argv is None else list(argv))
-    configure_logging(True)
-    if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
-        raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
-    spec = open_data(DataSource(options.data, cache_dir=options.cache_dir), DistributedContext.single())
-    write_set(spec, options.out, options.megabytes * 10**6, workers=options.workers, cache_dir=options.cache_dir)
-    get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(str(options.out)))
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.shard",
-        description="Writes a data set as tar files of images and one index for each split, which train from a local "
-        "disk or an object store (--data s3://BUCKET/OUT).",
+    parser = parser_of(
+        "shard",
+        "Writes a data set as tar files of images and one index for each split, which train from a local disk or an "
+        "object store (--data s3://BUCKET/OUT).",
     )
     parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
     parser.add_argument("--megabytes", type=int, default=256, help="approximate size of a tar file; default: 256")
     parser.add_argument("--workers", type=int, default=8, help="threads that read images; default: 8")
     parser.add_argument("--cache-dir", default="", help="folder of index caches; empty: ~/.cache/lockstep")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    configure_logging(True)
+    if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
+        raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
+    spec = open_data(DataSource(options.data, cache_dir=options.cache_dir), DistributedContext.single())
+    write_set(spec, options.out, options.megabytes * 10**6, workers=options.workers, cache_dir=options.cache_dir)
+    get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(str(options.out)))
 
 
 def write_set(

@@ -7,7 +7,6 @@ python -m tools.weights convert yolov8n.pt yolov8n.safetensors
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from models.weights.download import fetch_weights, known_weights
 from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
+from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
@@ -94,8 +94,7 @@ def _list() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    description = "Lists public weights, shows and converts checkpoints."
-    parser = argparse.ArgumentParser(prog="python -m tools.weights", description=description)
+    parser = parser_of("weights", "Lists public weights, shows and converts checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="list the public weights with their licenses, permissive ones first")
     show = commands.add_parser("show", help="show the contents of a checkpoint")

@@ -169,21 +169,10 @@ def _batches(index: DatasetIndex, options: ExportOptions, stride: int, size: int
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
-    def __init__(
-        self, model: InferenceModel, images: CheckSet, *, layout: str, nms_iou: float | None, box_voting: bool
-    ) -> None:
-        """
-        Args:
-            model: the checkpoint.
-            layout: of the exports.
-            nms_iou: threshold of the NMS that the detections need; None: none.
-            box_voting: whether the exports do it.
-
-        Raises:
-            UserError: there is nothing to compare, as the checkpoint detects nothing.
-        """
-        self._images, self._layout, self._classes = images, layout, model.num_classes
-        self.result, self.table = self._run(model, nms_iou, box_voting)
+    def __init__(self, model: InferenceModel, images: CheckSet, options: ExportOptions) -> None:
+        """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
+        self._images, self._layout, self._classes = images, options.layout, model.num_classes
+        self.result, self.table = self._run(model, options.nms_iou, options.box_voting)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
                 f"{model.path}: detects nothing in {counted(len(images.paths), 'validation image')} (no score is above "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 _EARLIER = " (an earlier export)"  # in the model card
-Writer = Callable[[Path, ExportMetadata], None]
 
 
 def export(config: ExportConfig) -> list[Path]:
@@ -66,14 +65,7 @@ def export(config: ExportConfig) -> list[Path]:
     ctx = DistributedContext.single(CPU)
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     detector, info = load_detector(weights)
-    try:
-        with temporary_folder(weights):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{weights.parent}: exported files are written next to the weights, but this folder cannot be written to "
-            f"({(error.strerror or str(error)).lower()}); copy the weights to another"
-        ) from None
+    _check_writable(weights)
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
@@ -107,6 +99,17 @@ def export(config: ExportConfig) -> list[Path]:
     return list(done)
 
 
+def _check_writable(weights: Path) -> None:
+    try:
+        with temporary_folder(weights):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{weights.parent}: exported files are written next to the weights, but this folder cannot be written to "
+            f"({(error.strerror or str(error)).lower()}); copy the weights to another"
+        ) from None
+
+
 def export_best(best: Path, config: TrainConfig) -> None:
     """The exports that ``--export`` asks for after the last epoch, next to ``best``, the best checkpoint of the run."""
     if best.is_file():
@@ -130,9 +133,9 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
         job = _Job(config, resolve_options(config, model.detector, imgsz), detector, model, None)
         images = torch.rand(job.options.input_shape, generator=torch.Generator().manual_seed(0))
         for name in dict.fromkeys(formats):
-            file_name, write = job.writer(name)
-            path = Path(folder, file_name)
-            write(path, job.metadata)
+            form = FORMATS[name]
+            path = Path(folder, job.stem + form.suffix)
+            form.write(form.build(job), path, job.metadata)
             box, score = largest_difference(model, open_model(path, device=CPU, trust=True), images)
             allowed = tolerance(half=False, int8=False)
             if not (box <= allowed.box and score <= allowed.score):
@@ -208,13 +211,12 @@ class _Job:
     @cached_property
     def reference(self) -> Reference:
         images = check_set(self.split("val"), self.config.check_images, self.options, self.model.stride)
-        options = self.options
-        return Reference(
-            self.model, images, layout=options.layout, nms_iou=options.nms_iou, box_voting=options.box_voting
-        )
+        return Reference(self.model, images, self.options)
 
-    def module(self, *, half: bool) -> torch.nn.Module:
+    def module(self, *, half: bool | None = None) -> torch.nn.Module:
+        """``half``: other than ``--half`` says."""
         fused, options = self.detector.fuse(one_to_one=not self.config.nms), self.options
+        half = options.half if half is None else half
         return make_layout(fused, options.layout, half=half, nms_iou=options.nms_iou, box_voting=options.box_voting)
 
     @cached_property
@@ -232,36 +234,14 @@ class _Job:
             return self.float_onnx
         return quantize(self.float_onnx, self.activation_ranges, outputs=outputs)
 
-    def writer(self, name: str) -> tuple[str, Writer]:
-        """The file's name, and the function that writes it."""
-        options, stride, stem = self.options, self.model.stride, self.stem
-        if name == "openvino":
-            ov = build_openvino(self.graph(outputs=False))
-            return stem + OPENVINO_FOLDER, lambda path, metadata: write_openvino(
-                ov, path, metadata, name=stem, half=options.half
-            )
-        if name == "onnx":
-            if options.half:
-                proto = build_onnx(self.module(half=True), options, stride)
-            else:
-                proto = self.graph(outputs=True)
-            return f"{stem}.onnx", lambda path, metadata: write_onnx(proto, path, metadata)
-        module = self.module(half=options.half)
-        if name == "torchscript":
-            traced = build_torchscript(module, options, stride)
-            return f"{stem}.torchscript", lambda path, metadata: write_torchscript(traced, path, metadata)
-        program = build_pt2(module, options, stride)
-        return f"{stem}.pt2", lambda path, metadata: write_pt2(program, path, metadata)
-
     def run(self, name: str) -> tuple[Path, Parity | None]:
         """Exports to one format. Raises FailedCheck if the result differs too much from the checkpoint."""
-        started = time.monotonic()
-        file_name, write = self.writer(name)
-        path = self.model.path.with_name(file_name)
+        started, form = time.monotonic(), FORMATS[name]
+        built, path = form.build(self), self.model.path.with_name(self.stem + form.suffix)
         with temporary_folder(path) as folder:  # a file appears under its name when it is complete and has passed
-            candidate = folder / file_name
+            candidate = folder / path.name
             with _errors_name(path):
-                write(candidate, self.metadata)
+                form.write(built, candidate, self.metadata)
             if not self.config.check:
                 _put(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
@@ -269,14 +249,14 @@ class _Job:
             allowed = tolerance(half=self.options.half, int8=self.options.int8)
             parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
             if problems := parity.violations(allowed):
-                kept = path.with_name(f"{file_name}.failed")
+                kept = path.with_name(f"{path.name}.failed")
                 _put(candidate, kept)
                 raise FailedCheck(
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )
             with _errors_name(path):
-                write(candidate, replace(self.metadata, details=checked(self.metadata, parity)))
+                form.write(built, candidate, replace(self.metadata, details=checked(self.metadata, parity)))
             _put(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
@@ -295,6 +275,28 @@ class _Job:
         )
         with _errors_name(card_path):
             write_whole(card_path, card)
+
+
+class Format(NamedTuple):
+    """``build`` makes what ``write`` writes, again with other metadata when it has passed the check."""
+
+    suffix: str
+    build: Callable[[_Job], Any]
+    write: Callable[[Any, Path, ExportMetadata], None]
+
+
+def _onnx_graph(job: _Job) -> ModelProto:
+    if job.options.half:
+        return build_onnx(job.module(), job.options, job.model.stride)
+    return job.graph(outputs=True)
+
+
+FORMATS = {
+    "onnx": Format(".onnx", _onnx_graph, write_onnx),
+    "openvino": Format(OPENVINO_FOLDER, lambda job: build_openvino(job.graph(outputs=False)), write_openvino),
+    "torchscript": Format(".torchscript", lambda job: build_torchscript(job.module(), job.options), write_torchscript),
+    "pt2": Format(".pt2", lambda job: build_pt2(job.module(), job.options, job.model.stride), write_pt2),
+}
 
 
 def _earlier(card: Path, weights: Path, done: Collection[str]) -> list[str]:

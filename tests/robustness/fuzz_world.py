@@ -355,4 +355,4 @@ def write_exports(folder: Path) -> None:
     proto = onnx.helper.make_model(graph, ir_version=9, opset_imports=[onnx.helper.make_opsetid("", 18)])
     write_onnx(proto, folder / "a.onnx", metadata)
     if find_spec("openvino"):
-        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata, name="a", half=False)
+        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata)

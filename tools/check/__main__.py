@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.config.flags import parser_of
 from utils.distributed.launch import require_one_process
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
@@ -47,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.check",
-        description="Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 "
-        "if there is nothing to report, 1 if there is, and 2 if the check could not run.",
+    parser = parser_of(
+        "check",
+        "Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 if there is "
+        "nothing to report, 1 if there is, and 2 if the check could not run.",
     )
     parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
     parser.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to check; default: all")

@@ -8,11 +8,9 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +24,7 @@ from data.spec.dataset_yaml import SPLITS, normal_path
 from data.spec.folder import read_folder
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size
+from utils.config.flags import parser_of
 from utils.errors import UserError
 from utils.files.folders import temporary_folder
 from utils.files.safe_io import write_whole
@@ -35,28 +34,19 @@ from utils.strings import aligned, counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    parser = parser_of(
+        "convert",
+        "Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON and Pascal "
+        "VOC train as they are.",
+    )
+    formats = {"default": "auto", "choices": ("auto", *FORMATS), "help": "format; auto: by what the files contain"}
+    parser.add_argument("source", metavar="EXPORT", type=Path, help="folder of the export, or its annotation file")
+    parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears next to it")
+    parser.add_argument("--from", dest="format", **formats)
+    options = parser.parse_args(argv)
     configure_logging(True)
     for line in convert(options.source, options.out, options.format):
         get_logger().info("%s", line)
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.convert",
-        description="Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON "
-        "and Pascal VOC train as they are.",
-    )
-    parser.add_argument("source", metavar="EXPORT", type=Path, help="folder of the export, or its annotation file")
-    parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears next to it")
-    parser.add_argument(
-        "--from",
-        dest="format",
-        default="auto",
-        choices=("auto", *FORMATS),
-        help="format; auto: by what the files contain",
-    )
-    return parser.parse_args(argv)
 
 
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:

@@ -26,7 +26,7 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
     def error(self, message: str) -> NoReturn:
@@ -43,13 +43,18 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
 
 
+def parser_of(command: str, description: str) -> Parser:
+    """A parser without flags for a command whose settings are no dataclass."""
+    return Parser(prog=COMMANDS[command].typed, description=description, allow_abbrev=False)
+
+
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     required = [field for field in fields.values() if default_of(field) is MISSING]
     command = COMMANDS[command_of(cls)].typed
     usage = " ".join(["%(prog)s", *map(_usage, required), "[flags]"])
-    parser = _Parser(prog=command, description=description, usage=usage, formatter_class=_Help, allow_abbrev=False)
+    parser = Parser(prog=command, description=description, usage=usage, formatter_class=_Help, allow_abbrev=False)
     for topic, names in TOPICS.items():
         if shown := [fields[name] for name in names.split() if name in fields]:
             group = parser.add_argument_group(topic)

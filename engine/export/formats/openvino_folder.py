@@ -11,6 +11,7 @@ import yaml
 from engine.export.formats.onnx_file import INPUT, OUTPUT
 from engine.inference.runtimes.backends import import_openvino, openvino_core
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
+from engine.inference.runtimes.open import OPENVINO_FOLDER
 from utils.config.pixels import PixelFormat
 from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
@@ -48,9 +49,9 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
     }
 
 
-def write_openvino(model: Model, folder: Path, metadata: ExportMetadata, *, name: str, half: bool) -> None:
-    """Replaces ``folder``. With ``half`` the weights are stored as float16. Raises OSError if it cannot be
-    written."""
+def write_openvino(model: Model, folder: Path, metadata: ExportMetadata) -> None:
+    """Replaces ``folder``, NAME_openvino_model. The weights are stored as float16 if ``metadata.details`` has "half".
+    Raises OSError if it cannot be written."""
     openvino = import_openvino("--format openvino")
     for key, value in model_info(metadata).items():
         model.set_rt_info(value, ["model_info", key])
@@ -58,11 +59,10 @@ def write_openvino(model: Model, folder: Path, metadata: ExportMetadata, *, name
         made = temporary / "model"
         made.mkdir()
         try:
-            openvino.save_model(model, made / f"{name}.xml", compress_to_fp16=half)
+            name = folder.name.removesuffix(OPENVINO_FOLDER)
+            openvino.save_model(model, made / f"{name}.xml", compress_to_fp16=bool(metadata.details.get("half")))
         except RuntimeError as error:  # of a C++ stream, which gives no reason
             raise OSError(errno.EIO, f"{error}; is the disk full?", str(folder)) from None
-        text: dict[str, object] = dict(metadata.as_text())
-        text |= {"names": dict(enumerate(metadata.names or ())), "stride": metadata.stride, "batch": metadata.batch}
-        text |= {"imgsz": list(metadata.imgsz_hw or ()), "end2end": metadata.end2end}
+        text = metadata.as_data() | {"end2end": metadata.end2end}
         write_whole(made / "metadata.yaml", yaml.safe_dump(text, sort_keys=False, allow_unicode=True))
         replace_path(made, folder)

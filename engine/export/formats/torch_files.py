@@ -17,7 +17,7 @@ from engine.inference.runtimes.metadata import ExportMetadata
 from utils.files.safe_io import write_whole
 
 
-def build_torchscript(module: nn.Module, options: ExportOptions, stride: int) -> torch.jit.ScriptModule:
+def build_torchscript(module: nn.Module, options: ExportOptions) -> torch.jit.ScriptModule:
     """The module, traced and frozen."""
     with quiet(), torch.no_grad():
         traced = torch.jit.trace(module, torch.zeros(options.input_shape), check_trace=False)
@@ -28,18 +28,15 @@ def write_torchscript(module: torch.jit.ScriptModule, path: Path, metadata: Expo
     """Replaces ``path`` atomically."""
     buffer = io.BytesIO()
     with quiet():
-        torch.jit.save(module, buffer, _extra_files={EXTRA_FILE: _text(metadata)})
+        torch.jit.save(module, buffer, _extra_files=_files(metadata))
     write_whole(path, buffer.getvalue())
 
 
 def build_pt2(module: nn.Module, options: ExportOptions, stride: int) -> ExportedProgram:
     """The module's graph, without the notes that name files of this machine."""
+    shapes = dynamic_shapes(stride) if options.dynamic else None
     with quiet(), torch.no_grad():
-        program = torch.export.export(
-            module,
-            (torch.zeros(options.input_shape),),
-            dynamic_shapes=dynamic_shapes(stride) if options.dynamic else None,
-        )
+        program = torch.export.export(module, (torch.zeros(options.input_shape),), dynamic_shapes=shapes)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     program.example_inputs = None  # as large as an image
@@ -50,13 +47,9 @@ def write_pt2(program: ExportedProgram, path: Path, metadata: ExportMetadata) ->
     """Replaces ``path`` atomically."""
     buffer = io.BytesIO()
     with quiet():
-        torch.export.save(program, buffer, extra_files={EXTRA_FILE: _text(metadata)})
+        torch.export.save(program, buffer, extra_files=_files(metadata))
     write_whole(path, buffer.getvalue())
 
 
-def _text(metadata: ExportMetadata) -> str:
-    """JSON in which every value is text, except those that readers of TorchScript exports expect as data."""
-    text: dict[str, object] = dict(metadata.as_text())
-    names = {str(number): name for number, name in enumerate(metadata.names or ())}
-    text |= {"stride": metadata.stride, "batch": metadata.batch, "imgsz": list(metadata.imgsz_hw), "names": names}
-    return json.dumps(text, ensure_ascii=False)
+def _files(metadata: ExportMetadata) -> dict[str, str]:
+    return {EXTRA_FILE: json.dumps(metadata.as_data(), ensure_ascii=False)}

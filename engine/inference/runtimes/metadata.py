@@ -119,6 +119,11 @@ class ExportMetadata:
             KEY: json.dumps(own | self.details, ensure_ascii=False)
         }
 
+    def as_data(self) -> dict[str, Any]:
+        """The same for formats that hold data: with what their readers do not expect as text."""
+        hw, names = list(self.imgsz_hw or ()), dict(enumerate(self.names or ()))
+        return self.as_text() | {"stride": self.stride, "batch": self.batch, "imgsz": hw, "names": names}
+
     def as_dict(self) -> dict[str, Any]:
         """All values, for `InferenceModel.info`."""
         return asdict(self)

@@ -62,9 +62,9 @@ def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, grap
     if "a_openvino_model" in files:
         if half or proto is None:  # its weights are rounded when the file is written
             proto = build_onnx(layout(detector), opts, detector.stride) if graph is None else graph
-        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata, name="a", half=half)
+        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata)
     if "a.torchscript" in files:
-        write_torchscript(build_torchscript(module, opts, detector.stride), folder / "a.torchscript", metadata)
+        write_torchscript(build_torchscript(module, opts), folder / "a.torchscript", metadata)
     if "a.pt2" in files:
         write_pt2(build_pt2(module, opts, detector.stride), folder / "a.pt2", metadata)
     return metadata

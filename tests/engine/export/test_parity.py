@@ -73,7 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     detector = lively(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
     images = check_set(index, 64, options(imgsz_hw=(64, 64)), 32)
-    return folder, detector, Reference(model, images, layout="raw", nms_iou=0.7, box_voting=False)
+    return folder, detector, Reference(model, images, options(nms_iou=0.7))
 
 
 def compared(world, mistake: str, allowed: Tolerance = FLOAT32):
@@ -82,7 +82,7 @@ def compared(world, mistake: str, allowed: Tolerance = FLOAT32):
     if not path.exists():
         module = Broken(make_layout(detector.fuse(), "raw"), mistake).eval()
         metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
-        write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64)), 32), path, metadata)
+        write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64))), path, metadata)
     return reference.compare(open_model(path, device=CPU, trust=True), allowed)
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
         build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse(), {"imgsz": 64}, Path("a.pt"), CPU
     )
     with refused():
-        Reference(untrained, images, layout="raw", nms_iou=0.7, box_voting=False)
+        Reference(untrained, images, options(nms_iou=0.7))
 
 
 def test_half_passes(world):
@@ -136,7 +136,7 @@ def test_half_passes(world):
     folder, detector, reference = world
     module = make_layout(copy.deepcopy(detector).fuse(), "raw", half=True)
     metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
-    write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64)), 32), folder / "half.torchscript", metadata)
+    write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64))), folder / "half.torchscript", metadata)
     parity = reference.compare(open_model(folder / "half.torchscript", device=CPU, trust=True), FLOAT16)
     assert parity.violations(FLOAT32)
     assert replace(parity, ap=parity.ap_checkpoint).violations(FLOAT16) == []  # AP of chance detections is a lottery
