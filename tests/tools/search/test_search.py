@@ -75,7 +75,7 @@ def test_the_fixed_part_is_what_train_would_use(tmp_path):
 def test_the_ready_ranges_are_valid(path):
     from tools.search.ranges import read_space
 
-    assert len(read_space(SearchConfig(hyp=path.stem)).ranges) >= 5
+    assert len(read_space(SearchConfig(hyp=path.stem)).ranges) >= 4
 
 
 @pytest.mark.parametrize(
