@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.image_io.decode import Decoding, read_source
+from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
 from data.render.table import PyramidLayout
 from utils.distributed.collectives import max_over_ranks
@@ -47,7 +47,7 @@ def open_device_cache(
     failure: UserError | None = None
 
     def decode(i: int) -> None:
-        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], decoding.on_warning, index.pixels)
+        image = decoding.read(index, i, layout.source_hw)
         cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
 
     try:

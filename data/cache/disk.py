@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.image_io.decode import Decoding, read_source, reduced_sizes
+from data.cache.decoding import Decoding, cache_path
+from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import exchange_items
 from utils.config.pixels import PixelFormat
@@ -107,7 +108,7 @@ def open_disk_cache(
 ) -> DiskCache:
     """Adds missing images to the node's cache and opens it. See `data.cache.open.open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz)
-    path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
+    path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         writer = _Writer(path, index, source_hw, decoding)
         if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
@@ -165,8 +166,7 @@ class _Writer:
         return True
 
     def _decode(self, i: int) -> memoryview:
-        index = self.index
-        image = read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.decoding.on_warning, index.pixels)
+        image = self.decoding.read(self.index, i, self.source_hw)
         return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
 
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.image_io.decode import Decoding
+from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.decode import Decoding, read_source, reduced_sizes
+from data.cache.decoding import Decoding, cache_path
+from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
 from utils.errors import UserError
@@ -132,7 +133,7 @@ def open_ram_cache(
     if not folder.is_dir():
         raise UserError(f"{flag}: this system has no {folder}; use --cache disk")
     path, stays = (
-        folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}",
+        cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}"),
         flag == "tile",
     )
     is_unknown = is_first
@@ -186,7 +187,7 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, flag: str, dec
         pixels, checksums = np.frombuffer(memory, np.uint8), np.frombuffer(memory, _CRC, -1, int(offsets[-1]))
 
         def decode(i: int) -> None:
-            image = read_source(index.path(i), index.image_hw[i], source_hw[i], decoding.on_warning, index.pixels)
+            image = decoding.read(index, i, source_hw)
             pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1).view(np.uint8)
             checksums[i] = zlib.crc32(pixels[offsets[i] : offsets[i + 1]])
 

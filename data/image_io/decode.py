@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -33,13 +33,10 @@ from data.image_io.channels import (
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
-from utils.logger import progress
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
-from utils.machine.threads import map_ahead
 from utils.strings import counted
 
-T = TypeVar("T")
 # Lower case. All OpenCV packages on PyPI can decode these.
 _SUFFIXES = (
     ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"
@@ -78,19 +75,6 @@ _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: 
 _ORIENTATION_TAG = 0x0112
 
 OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
-
-
-class Decoding(NamedTuple):
-    """How a cache decodes its images."""
-
-    threads: int = 4
-    show_progress: bool = False
-    on_warning: OnWarning | None = None  # called for damaged images, see `read_image`
-
-    def each(self, function: Callable[[int], T], images: Sequence[int], title: str) -> Iterable[T]:
-        """What ``function`` returns for each of ``images``, in order."""
-        done = map_ahead(function, images, threads=self.threads)
-        return progress(done, desc=title, total=len(images), enabled=self.show_progress)
 
 
 class Header(NamedTuple):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from data.dataset import LoadImagesAndLabels
-from data.image_io.decode import Decoding
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.loading.damaged_images import DamagedImages
@@ -320,6 +319,7 @@ def _open_split(
         damaged = DamagedImages(index, split, cache_dir=config.cache_dir, max_bad=config.max_bad)
         image_cache = None
         if cache != "none" and len(index):
+            from data.cache.decoding import Decoding
             from data.cache.open import open_image_cache
 
             threads = min(max(workers, 2) * ctx.local_world_size, 64)  # those of the waiting ranks too

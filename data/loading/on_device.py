@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from data.cache.decoding import Decoding
 from data.cache.device import open_device_cache
-from data.image_io.decode import Decoding
 from data.loading.augmented import AugmentedImages
 from data.loading.worker import collate_quad
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from data.cache import decoding
 from data.cache import disk as disk_cache
 from data.cache import ram as ram_cache
 from data.cache.open import ImageCache, open_image_cache
@@ -56,10 +57,9 @@ def cached(tmp_path, monkeypatch):
 def decoded(monkeypatch) -> list[str]:
     """Names of the images that caches decode."""
     names: list[str] = []
-    for module in (ram_cache, disk_cache):
-        monkeypatch.setattr(
-            module, "read_source", lambda path, *sizes: names.append(Path(path).name) or read_source(path, *sizes)
-        )
+    monkeypatch.setattr(
+        decoding, "read_source", lambda path, *sizes: names.append(Path(path).name) or read_source(path, *sizes)
+    )
     return names
 
 
@@ -74,7 +74,7 @@ def same_as_the_files(cache: ImageCache, index: DatasetIndex) -> bool:
 
 def run_script(script: str, index: DatasetIndex, tmp_path: Path, *given: str) -> subprocess.CompletedProcess:
     start = (
-        "import os, pickle, sys, time; from pathlib import Path; from data.cache import disk, open\n"
+        "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk, open\n"
         "open.SHARED_MEMORY = Path(sys.argv[2]); index = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
     )
     (tmp_path / "index").write_bytes(pickle.dumps(index))
@@ -229,13 +229,13 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
 def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
     script = (
-        "disk._BATCH_BYTES, plain = 1, disk.read_source\n"
+        "disk._BATCH_BYTES, plain = 1, decoding.read_source\n"
         "def read(path, *sizes):\n"
         "    if path.endswith('004.png'):\n"
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes)\n"
-        "disk.read_source = read\n"
-        "open.open_image_cache(index, 'disk', imgsz=64, cache_dir=sys.argv[3], decoding=open.Decoding(1))\n"
+        "decoding.read_source = read\n"
+        "open.open_image_cache(index, 'disk', imgsz=64, cache_dir=sys.argv[3], decoding=decoding.Decoding(1))\n"
     )
     assert run_script(script, index, tmp_path, str(tmp_path / "disk")).returncode == -9
     assert same_as_the_files(cached("disk", index), index)
@@ -269,8 +269,8 @@ def _fill_together(ctx, index, folder):
     """Two nodes with two ranks each: every image is decoded once in the run, and once more after node 1 has lost its
     file."""
     decoded = []
-    plain = disk_cache.read_source
-    disk_cache.read_source = lambda path, *sizes: decoded.append(Path(path).name) or plain(path, *sizes)
+    plain = decoding.read_source
+    decoding.read_source = lambda path, *sizes: decoded.append(Path(path).name) or plain(path, *sizes)
     place = f"{folder}/{ctx.node_rank}"
     for start in range(2):
         leaders = one_per_node_group(ctx)

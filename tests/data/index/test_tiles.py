@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from data.cache import decoding
 from data.index.tiles import TiledIndex
 from data.loading.build import build_train_loader, build_val_loader
 from data.spec.dataset_yaml import load_dataset_spec
@@ -212,12 +213,8 @@ def test_validation_batches_are_tiles_of_whole_images(data):
 
 
 def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
-    from data.cache import ram
-
-    decoded = []
-    monkeypatch.setattr(
-        ram, "read_source", lambda path, *args, read=ram.read_source: decoded.append(path) or read(path, *args)
-    )
+    decoded, read = [], decoding.read_source
+    monkeypatch.setattr(decoding, "read_source", lambda path, *args: decoded.append(path) or read(path, *args))
     config = TrainConfig(data=str(data), imgsz=128, batch_size=4, workers=0)
     for _ in range(2):
         loader = build_train_loader(

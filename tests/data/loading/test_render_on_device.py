@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from data.cache.decoding import Decoding
 from data.cache.device import open_device_cache
-from data.image_io.decode import Decoding, reduced_sizes
+from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.render.device import DeviceRenderer, PlannedBatch
