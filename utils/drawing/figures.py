@@ -84,8 +84,9 @@ def svg(figure: Figure, title: str) -> Markup:
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    drawn = Markup(text.getvalue()[text.getvalue().index("<svg") :])
-    return in_page(Markup('<div class="chart" role="img" aria-label="{}">{}</div>').format(title, drawn), title)
+    box, _, drawn = text.getvalue().partition(' viewBox="')[2].partition('"')
+    start = Markup('<svg class="chart" viewBox="{}" role="img" aria-label="{}">').format(box, title)
+    return in_page(start + Markup(drawn.partition(">")[2]), title)
 
 
 def in_page(body: Markup, title: str) -> Markup:

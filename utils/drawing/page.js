@@ -14,7 +14,7 @@ for (const gallery of document.querySelectorAll(".gallery")) {
   };
   for (const menu of menus) menu.addEventListener("change", update);
 }
-for (const line of document.querySelectorAll('.chart [id^="tooltip:"]')) {
+for (const line of document.querySelectorAll('svg.chart [id^="tooltip:"]')) {
   const title = document.createElementNS(line.namespaceURI, "title");
   title.textContent = line.id.slice("tooltip:".length);
   line.prepend(title);
