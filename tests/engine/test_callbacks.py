@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import train
 from engine.callbacks import load_callbacks
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
@@ -205,14 +204,8 @@ def run(folder: Path, *flags: str, expect: int = 0, epochs: int = 2, processes: 
         write_model(folder / "tiny.yaml")
     given = ["--data", "set/data.yaml", "--model", "tiny.yaml", "--project", "runs", "--epochs", str(epochs), *SMALL]
     given = given if "--resume" not in flags else []
-    command = [python(), str(ROOT / "train.py"), *given, *flags]
-    command += ["--spawn", str(processes)] if processes > 1 else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done
+    spawned = ["--spawn", processes] if processes > 1 else []
+    return run_python(ROOT / "train.py", *given, *flags, *spawned, folder=folder, code=expect)
 
 
 def seen(folder: Path, name: str = "seen0of1.json") -> list:

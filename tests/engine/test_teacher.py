@@ -3,9 +3,7 @@ labels."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +19,8 @@ from models.weights.load import load_detector
 from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, scatter_norms, write_dataset, write_model
 from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
@@ -98,11 +95,7 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
 def test_one_and_two_processes_end_with_the_same_bits(world, tmp_path):
     given = flags(world, "--virtual-ranks", "2", "--project", str(tmp_path))
     run_main(train.main, [*given, "--name", "one"])
-    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    command = [*launch, *given, "--name", "two"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("train.py", *given, "--name", "two", torchrun=2)
     one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
     for part in ("model", "ema", "optimizer", "teacher"):
         same_content(one[part], two[part])
@@ -209,11 +202,7 @@ def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world,
     assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
-    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    command = [*launch, "--resume", str(tmp_path / "again")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("train.py", "--resume", str(tmp_path / "again"), torchrun=2)
     whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
     for part in ("model", "ema", "optimizer", "teacher"):
         same_content(whole[part], again[part])

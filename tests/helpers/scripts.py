@@ -1,9 +1,15 @@
-"""Runs the entry scripts in this process, which saves a second of start-up each."""
+"""Runs the entry scripts: in this process, which saves a second of start-up each, or in processes of their own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from tests.helpers.preloaded import python
+from tests.helpers.processes import LAUNCHED, ROOT
 from utils.entrypoint import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
@@ -19,3 +25,17 @@ def error_of(capsys: pytest.CaptureFixture, main, *argv: str, code: int = 2) -> 
     assert len(lines) == 1, lines
     assert lines[0].startswith("error: ")
     return lines[0]
+
+
+def run_python(
+    *argv: object, folder: Path = ROOT, torchrun: int = 1, code: int = 0, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``python ARGV`` in ``folder``, by torchrun if in several processes. Fails unless it exits with ``code``."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", torchrun] if torchrun > 1 else []
+    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python(), *map(str, [*launch, *argv])],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done

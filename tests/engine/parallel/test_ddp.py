@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
 import threading
 from pathlib import Path
 
@@ -18,9 +16,8 @@ from engine.parallel.ddp import bucket_mebibytes, parallelize, unused_parameters
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
-from tests.helpers.scripts import SMALL
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
 
@@ -195,12 +192,7 @@ def test_ranks_that_round_differently_have_one_model_after_each_epoch(tmp_path):
     (tmp_path / "hooks.py").write_text(_ROUNDS_DIFFERENTLY)
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--optimizer", "Muon"]
-    command = [python(), str(ROOT / "train.py"), *flags, "--spawn", "2", "--callbacks", "hooks:Hooks"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(ROOT / "train.py", *flags, "--spawn", "2", "--callbacks", "hooks:Hooks", folder=tmp_path)
     first, second = ((tmp_path / f"weights{rank}.txt").read_text().splitlines() for rank in (0, 1))
     assert len(first) == len(second) == 2 * (2 * 3 + 2)  # two models; three steps an epoch
     same = {(line.split()[0], line == other) for line, other in zip(first, second)}

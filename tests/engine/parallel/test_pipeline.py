@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,9 @@ from torch import nn
 from engine.train.step import TrainStep
 from models.build import freeze_layers
 from models.detector import build_detector
-from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content
-from tests.helpers.scripts import SMALL
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
 from utils.distributed.context import DistributedContext
@@ -171,15 +170,10 @@ def test_a_killed_run_resumes_and_ends_with_the_bits_of_one_process(tmp_path):
     flags = [*SMALL, "--data", "set/data.yaml", "--model", str(model), "--nominal-batch", "8", "--multi-scale"]
     flags += ["--epochs", "2", "--threads", "1", "--save-steps", "1", "--project", "runs"]
 
-    def run(*more: str, expect: int = 0) -> subprocess.CompletedProcess:
-        command = [python(), str(ROOT / "train.py"), *more]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == expect, done.stdout + done.stderr
-        return done
-
+    run = partial(run_python, ROOT / "train.py", folder=tmp_path)
     run(*flags, "--name", "one")
     pair = ["--spawn", "2", "--pipeline", "2"]
-    done = run(*flags, *pair, "--name", "two", "--callbacks", "user_kill:Kill", expect=2)
+    done = run(*flags, *pair, "--name", "two", "--callbacks", "user_kill:Kill", code=2)
     assert "process 1 of 2" in done.stderr
     last = tmp_path / "runs" / "two" / "last.pt"
     assert 0 < read_checkpoint(last)["progress"]["updates"] < 4

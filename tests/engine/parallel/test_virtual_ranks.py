@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,9 @@ import torch
 
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from tests.engine.train.test_step import global_batch, make_step, weights_of
-from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint import read_checkpoint
@@ -93,18 +91,9 @@ def test_every_process_gets_the_same_tree_sum(length):
 
 
 def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) -> dict:
-    launch = [python()]
-    if processes > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    command = [
-        *launch, "train.py", "--data", str(world / "set" / "data.yaml"), "--imgsz", "64", "--batch-size", "6",
-        "--device", "cpu", "--threads", "1", "--workers", str(workers), "--amp", "off", "--noplots",
-        "--virtual-ranks", "4", "--project", str(world / "runs"), "--name", name, "--multi-scale", *more,
-        "--set", "mixup=0.5", "close_mosaic=1", "close_scale=1",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    flags = ["--data", world / "set" / "data.yaml", *SMALL, "--batch-size", "6", "--workers", workers, "--threads", "1"]
+    flags += ["--virtual-ranks", "4", "--project", world / "runs", "--name", name, "--multi-scale", *more]
+    run_python("train.py", *flags, "--set", "mixup=0.5", "close_mosaic=1", "close_scale=1", torchrun=processes)
     return read_checkpoint(world / "runs" / name / "last.pt")
 
 

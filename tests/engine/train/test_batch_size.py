@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import re
-import subprocess
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +31,8 @@ from engine.train.batch_size import (
 from models.build import freeze_layers
 from models.detector import build_detector
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
-from tests.helpers.scripts import SMALL
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -324,16 +322,10 @@ def test_the_search_is_allowed_on_a_gpu():
 
 
 def test_the_search_is_refused_before_data_is_read(tmp_path):
-    command = [python(), "train.py", "--device", "cpu", "--batch-size", "-1"]
-    done = subprocess.run(
-        [*command, "--data", str(write_dataset(tmp_path / "set", train=0, val=0)), "--project", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    data = write_dataset(tmp_path / "set", train=0, val=0)
+    done = run_python(
+        "train.py", "--device", "cpu", "--batch-size", "-1", "--data", data, "--project", tmp_path, code=2
     )
-    assert done.returncode == 2
     assert done.stderr == "error: --batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number\n"
 
 
