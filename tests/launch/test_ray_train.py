@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.same_bits import leaves
 from launch import ray_train
-from tests.helpers.preloaded import python
+from tests.helpers.same_content import same_content
+from tests.helpers.scripts import run_python
+from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"
@@ -41,8 +44,7 @@ FLAGS = [*FLAGS.split(), "--workers", "0", "--noplots", "--optimizer", "SGD"]
     ],
 )
 def test_flags_that_cannot_be(flags, message):
-    done = subprocess.run([python(), SCRIPT, "--storage", "x", *flags], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
+    done = run_python(SCRIPT, "--storage", "x", *flags, code=2)
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
 
@@ -58,8 +60,7 @@ def test_no_address_of_a_store_leads_out_of_the_cache():
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray():
-    done = subprocess.run([python(), SCRIPT, "--storage", "x"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
+    done = run_python(SCRIPT, "--storage", "x", code=2)
     assert done.stderr == 'error: Ray is not installed: pip install "ray[default,train]"\n'
 
 
@@ -142,21 +143,6 @@ def interrupted(command: list[str], path: Path, environment: Mapping[str, str]) 
     return output
 
 
-def same_tensors(one: Path, two: Path) -> None:
-    ours, theirs = tensors(one), tensors(two)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def tensors(path: Path) -> dict[str, torch.Tensor]:
-    found = {}
-
-    def visit(value, name):
-        if isinstance(value, torch.Tensor):
-            found[name] = value
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                visit(item, f"{name}/{key}")
-
-    visit(torch.load(path, weights_only=True), "")
-    return found
+def same_tensors(*files: Path) -> None:
+    found = (dict(leaves(read_checkpoint(file))) for file in files)
+    same_content(*({place: v for place, v in values.items() if isinstance(v, torch.Tensor)} for values in found))
