@@ -298,7 +298,9 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
     same_run(tmp_path / "alone", tmp_path / "exp")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("raise", marks=pytest.mark.slow), "refuse", "kill"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("raise", "refuse")), "kill"]
+)
 def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
     with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
         run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))

@@ -78,9 +78,9 @@ def packages() -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["static", "dynamic"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, packages: None):
-    """All formats of a tiny detector, in a folder."""
+    """All formats of a tiny detector, in a folder: with anchors for any size, without for one."""
     folder = tmp_path_factory.mktemp("exports")
-    fused = lively(TINY_MODEL, NAMES).fuse()
+    fused = lively(TINY_ANCHOR_MODEL if request.param else TINY_MODEL, NAMES).fuse()
     return folder, fused, write_all(folder, fused, dynamic=request.param, batch=1 if request.param else 2)
 
 
@@ -157,12 +157,11 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ("family", "files"),
     [
         (FAMILIES[0], ("a.torchscript",)),
-        (TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model")),
         *(pytest.param(family, FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
-def test_every_family(tmp_path: Path, packages: None, family: str | dict, files: tuple[str, ...]):
-    fused = lively(small(family) if isinstance(family, str) else family, NAMES).fuse()
+def test_every_family(tmp_path: Path, packages: None, family: str, files: tuple[str, ...]):
+    fused = lively(small(family), NAMES).fuse()
     write_all(tmp_path, fused, files)
     pixels = noise()[:1]
     boxes, scores = fused.decode(fused(pixels))

@@ -298,9 +298,9 @@ def test_work_after_epochs_takes_its_share_of_the_time():
 def test_training_and_validation_write_the_page(tmp_path):
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     own = [str(a) for a in ("--data", data, "--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs")]
-    train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "2"])
+    train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "1"])
     page = check_self_contained((tmp_path / "runs" / "exp" / FILE_NAME).read_text(encoding="utf-8"))
-    assert "Epoch 2 of 2 is complete" in page.sections["Summary"]
+    assert "Epoch 1 of 1 is complete" in page.sections["Summary"]
     assert "Training images per second" in page.sections["Training"]
     weights = str(tmp_path / "runs" / "exp" / "last.pt")
     more = ["--weights", weights, "--device", "cpu", "--workers", "0", "--name", "val"]
@@ -308,8 +308,6 @@ def test_training_and_validation_write_the_page(tmp_path):
     page = check_self_contained((tmp_path / "runs" / "val" / FILE_NAME).read_text(encoding="utf-8"))
     assert "Training" not in page.sections
     assert "Worst images" in page.sections
-    val.main([*own, *more[:-1], "plain", "--noplots"])
-    assert not (tmp_path / "runs" / "plain" / FILE_NAME).exists()
 
 
 def test_rare_classes_and_what_is_done_about_them(index, tmp_path):

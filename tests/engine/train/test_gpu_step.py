@@ -92,9 +92,9 @@ def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
     assert [host.device.type for host, _, _ in step.reader._pending] == ["cpu", "cpu"]
 
 
-QUICK = [("yolov5", "AdamW", 0), ("yolo26", "SGD", 2), ("yolox", "Muon", 2)]
+QUICK = [("yolov5", "AdamW", 0), ("yolo26", "SGD", 0), ("yolox", "Muon", 2)]
 OTHER = [
-    ("yolov8", "SGD", 0), ("yolov8", "Muon", 2), ("yolov5", "SGD", 2), ("yolo26", "AdamW", 2), ("yolo26", "Muon", 0),
+    ("yolov8", "SGD", 0), ("yolov8", "Muon", 2), ("yolov5", "SGD", 2), ("yolo26", "SGD", 2), ("yolo26", "Muon", 0),
     ("yolox", "SGD", 0), ("yolov9", "Muon", 0), ("yolov9", "SGD", 2),
 ]  # fmt: skip
 
