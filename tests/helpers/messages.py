@@ -22,7 +22,11 @@ from utils.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
 FILE = REPOSITORY / "tests" / "messages.txt"
-_PATTERNS = ((r"\b(127\.0\.0\.1|localhost):\d+", r"\1:PORT"), (r"\b0x[0-9a-f]{8,}", "ADDRESS"))
+_PATTERNS = (
+    (r"\b(127\.0\.0\.1|localhost):\d+", r"\1:PORT"),
+    (r"\b0x[0-9a-f]{8,}", "ADDRESS"),
+    (r"\b(SESSION/[\w-]+?)\d+\b", r"\1"),
+)
 
 
 def key_of(item: pytest.Item) -> str:

@@ -78,9 +78,9 @@ def packages() -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["static", "dynamic"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, packages: None):
-    """All formats of a tiny detector, in a folder: with anchors for any size, without for one."""
+    """All formats of a tiny detector, in a folder."""
     folder = tmp_path_factory.mktemp("exports")
-    fused = lively(TINY_ANCHOR_MODEL if request.param else TINY_MODEL, NAMES).fuse()
+    fused = lively(TINY_MODEL, NAMES).fuse()
     return folder, fused, write_all(folder, fused, dynamic=request.param, batch=1 if request.param else 2)
 
 
@@ -98,7 +98,8 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
     folder, fused, metadata = tiny
     model = open_model(folder / name, device=CPU)
     assert (model.names, model.stride, model.imgsz, model.confidence) == (NAMES, 32, 96, 0.3)
-    assert (model.nms_iou, model.validation_iou, model.info) == (0.7, 0.7, metadata.as_dict())
+    rules = (fused.nms_iou, fused.head.validation_iou)
+    assert (model.nms_iou, model.validation_iou, model.info) == (*rules, metadata.as_dict())
     assert (model.input_hw, model.batch) == ((None, None) if metadata.dynamic else ((64, 96), 2))
     sizes = [(1, 64, 96), (3, 64, 96)] + [(2, 128, 64), (1, 32, 32)] * metadata.dynamic
     for size in sizes:
@@ -157,11 +158,12 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ("family", "files"),
     [
         (FAMILIES[0], ("a.torchscript",)),
+        (TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model")),
         *(pytest.param(family, FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
-def test_every_family(tmp_path: Path, packages: None, family: str, files: tuple[str, ...]):
-    fused = lively(small(family), NAMES).fuse()
+def test_every_family(tmp_path: Path, packages: None, family: str | dict, files: tuple[str, ...]):
+    fused = lively(small(family) if isinstance(family, str) else family, NAMES).fuse()
     write_all(tmp_path, fused, files)
     pixels = noise()[:1]
     boxes, scores = fused.decode(fused(pixels))
@@ -283,7 +285,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
     (folder / "link.bin").symlink_to(secret)
     (folder / "up").symlink_to(tmp_path)
     locations = ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin", "inside.bin")
-    refused = []
+    outside = []
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entry = tensor.external_data.add(key="location")
@@ -293,8 +295,8 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
         try:
             runtime.open_model(folder / "a.onnx", device=CPU)
         except UserError:
-            refused.append(location)
-    assert refused == list(locations[:-1])
+            outside.append(location)
+    assert outside == list(locations[:-1])
     node = onnx.helper.make_node("EPContext", ["images"], ["x"], domain="com.microsoft", ep_cache_context="lib.so")
     proto.graph.node.insert(0, node)
     proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
