@@ -7,7 +7,7 @@ of its own size also in a batch, so that its detections do not depend on the oth
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.inference.images import Source
 from engine.inference.pipeline import CONFIDENCE
 from engine.inference.predictor import load
-from engine.inference.results import Results, show_images
+from engine.inference.results import Results, label_texts, show_images
 from models.postprocess.detections import DETECTION_IOU
 from utils.drawing.detection_writer import UniqueStems
 from utils.drawing.draw import write_image
@@ -147,10 +147,14 @@ class HubDetections:
         """Prints what was found in each image, and the speed."""
         print(self)
 
+    def tolist(self) -> list[HubDetections]:
+        """One object for each image."""
+        return [HubDetections([result], self.names) for result in self._results]
+
     def pandas(self) -> SimpleNamespace:
         """The attributes ``xyxy``, ``xyxyn``, ``xywh`` and ``xywhn``: for each image a table with the columns of the
         box, confidence, class and name. Raises UserError if pandas is not installed."""
-        require_package("pandas", "pandas()", "use xyxy")
+        require_package("pandas", "pandas()", "use xyxy, or tolist()")
         tables = {name: [self._table(rows, box) for rows in getattr(self, name)] for name, box in _TABLES.items()}
         return SimpleNamespace(**tables)
 
@@ -167,12 +171,42 @@ class HubDetections:
 
     def save(self, labels: bool = True, save_dir: str | Path = "runs/detect/exp", exist_ok: bool = False) -> Path:
         """Writes the images with their boxes into a new folder (exp, exp2, ...) and returns it."""
-        folder, stem_of = increment_path(Path(save_dir).parent, Path(save_dir).name, exist_ok), UniqueStems()
-        for result, image in zip(self._results, self.render(labels)):
-            write_image(folder / f"{stem_of(result.path)}.jpg", image)
+        folder = _new_folder(save_dir, exist_ok)
+        for name, image in zip(self._unique_names(), self.render(labels)):
+            write_image(folder / name, image)
         get_logger().info("%s in %s", counted(self.n, "image"), folder)
         return folder
 
     def show(self, labels: bool = True) -> None:
         """Shows each image with its boxes in a window, until a key is pressed. Raises UserError without a display."""
         show_images(self.render(labels))
+
+    def crop(
+        self, save: bool = True, save_dir: str | Path = "runs/detect/exp", exist_ok: bool = False
+    ) -> list[dict[str, Any]]:
+        """A record of each detection: box (4,), conf, cls, label and im, its pixels, uint8 (h, w, 3) RGB.
+
+        With ``save`` they are also written to SAVE_DIR/crops/CLASS/STEM_ROW.jpg.
+        """
+        found = [record for result in self._results for record in _crops(result)]
+        if save:
+            folder = _new_folder(save_dir, exist_ok)
+            for name, result in zip(self._unique_names(), self._results):
+                result.save_crop(folder / "crops", name)
+            get_logger().info("%s in %s", counted(len(found), "crop"), folder)
+        return found
+
+    def _unique_names(self) -> list[str]:
+        stem_of = UniqueStems()
+        return [f"{stem_of(result.path)}.jpg" for result in self._results]
+
+
+def _crops(result: Results) -> Iterator[dict[str, Any]]:
+    labels = label_texts(result.names, result.boxes.cls.int().tolist(), result.boxes.conf.tolist())
+    for row, pixels in result.crops():
+        box = result.boxes[row]
+        yield {"box": box.xyxy[0], "conf": box.conf[0], "cls": box.cls[0], "label": labels[row], "im": pixels}
+
+
+def _new_folder(save_dir: str | Path, exist_ok: bool) -> Path:
+    return increment_path(Path(save_dir).parent, Path(save_dir).name, exist_ok)

@@ -152,6 +152,9 @@ def test_boxes_in_four_forms(model):
         dict(enumerate(NAMES)),
     )
     assert found.pred is found.xyxy
+    one, two = found.tolist()
+    assert torch.equal(two.xyxy[0], found.xyxy[1])
+    assert len(one) == 1
 
 
 def test_text(model, capsys):
@@ -175,6 +178,17 @@ def test_files(model, tmp_path):
     drawn = found.render()
     assert drawn is found.ims
     assert all((a != b).any() for a, b in zip(before, drawn))
+    crops = found.crop(save_dir=tmp_path / "crops")
+    assert len(crops) == 10
+    assert len(list((tmp_path / "crops" / "crops").rglob("*.jpg"))) == 10
+    first, row = crops[0], found.xyxy[0][0]
+    assert first["label"] == f"{NAMES[int(row[5])]} {row[4]:.2f}"
+    assert torch.equal(first["box"], row[:4])
+    x1, y1, x2, y2 = first["box"].tolist()
+    y, x = slice(int(np.floor(y1)), int(np.ceil(y2))), slice(int(np.floor(x1)), int(np.ceil(x2)))
+    assert np.array_equal(first["im"], picture()[y, x])
+    found.crop(save=False, save_dir=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_windows(model, monkeypatch):
