@@ -262,9 +262,12 @@ def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_pat
     content = read_checkpoint(world / "runs" / "exp" / "last.pt")
     path = tmp_path / "last.pt"
     torch.save({**content, key: "seven"}, path)
-    assert f"damaged checkpoint: {key}: must be " in error_of(capsys, train.main, "--resume", path, "--epochs", "3")
-    assert f"damaged checkpoint: {key}: must be " in error_of(capsys, val.main, "--weights", path, "--project", tmp_path)
-    assert f"damaged checkpoint: {key}: must be " in error_of(capsys, detect.main, "--weights", path, "--source", world / "set/images/val")
+    for main, *arguments in (
+        (train.main, "--resume", path, "--epochs", "3"),
+        (val.main, "--weights", path, "--project", tmp_path),
+        (detect.main, "--weights", path, "--source", world / "set/images/val"),
+    ):
+        assert f"damaged checkpoint: {key}: must be " in error_of(capsys, main, *arguments)
     torch.save({k: v for k, v in content.items() if k != key}, path)
     if key in ("version", "imgsz"):
         return
