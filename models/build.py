@@ -12,7 +12,7 @@ from models.detector import Detector, build_detector
 from utils.config.settings import TrainConfig, check_image_size
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint import RANDOM, Origin
+from utils.files.folders import RANDOM, Origin
 from utils.logger import get_logger
 from utils.strings import counted
 

@@ -122,7 +122,7 @@ class RunDescription:
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
-    origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.checkpoint.Origin`
+    origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.folders.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
 

@@ -16,8 +16,7 @@ from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
 from utils.config.pixels import PixelFormat
 from utils.distributed.agreement import product_version
-from utils.files.checkpoint import UNKNOWN, Origin
-from utils.files.folders import PROJECT
+from utils.files.folders import PROJECT, UNKNOWN, Origin
 from utils.program import COMMANDS, VERSION
 from utils.strings import counted
 

@@ -37,8 +37,7 @@ from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
-from utils.files.checkpoint import Origin
-from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
+from utils.files.folders import Origin, describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explanation, require_package

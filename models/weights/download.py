@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from utils.config.settings import WEIGHTS_SUFFIXES, setting
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.checkpoint import UNKNOWN, Origin
-from utils.files.folders import CONFIGS, cache_folder
+from utils.files.folders import CONFIGS, UNKNOWN, Origin, cache_folder
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_own
 from utils.files.schema import build, suggestion

@@ -11,7 +11,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypedDict
+from typing import Any, BinaryIO, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,18 +30,6 @@ _IS_FOLDER = 0x10  # among an entry's attributes
 MAX_DIMENSIONS = 16
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-
-UNKNOWN = "unknown"
-
-
-class Origin(NamedTuple):
-    """Where weights come from, as checkpoints and exported files store it: text; `UNKNOWN` where nothing says."""
-
-    weights: str  # that training started from
-    license: str  # of the trained weights
-
-
-RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
 
 
 class Stored(TypedDict, total=False):

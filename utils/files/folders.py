@@ -1,4 +1,4 @@
-"""The folders of runs (exp, exp2, ...) and caches, and the location of a checkpoint's data set."""
+"""The folders of runs (exp, exp2, ...) and caches, and what a checkpoint says of the source of its data and weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.errors import UserError
 from utils.files.safe_io import OTHERS_WRITE, check_owner, flock, is_still_named, remove_abandoned
@@ -19,6 +19,17 @@ from utils.files.safe_io import OTHERS_WRITE, check_owner, flock, is_still_named
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
 SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
+UNKNOWN = "unknown"
+
+
+class Origin(NamedTuple):
+    """Where weights come from, as checkpoints and exported files store it: text; `UNKNOWN` where nothing says."""
+
+    weights: str  # that training started from
+    license: str  # of the trained weights
+
+
+RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
