@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -61,23 +60,19 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         text = "%s: data sets that %s joins share %s, which count more than once"
         get_logger().warning(text, split, spec.source, counted(repeated, "image"))
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
+    lines = (
+        relative_name(os.path.join(index.root, line), spec.root) for index in indexes for line in index.report.lines
+    )
     index = DatasetIndex(
         names=names,
         root=spec.root,
         paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
         **concatenated([_with_names(index, names) for index in indexes]),
-        report=ScanReport(
-            dict(totals), FlatStrings.of(_from(spec.root, i.root, line) for i in indexes for line in i.report.lines)
-        ),
+        report=ScanReport(dict(totals), FlatStrings.of(lines)),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )
     return index.recounted()
-
-
-def _from(root: Path, part: Path, name: str) -> str:
-    """``name``, relative to the folder ``part``, relative to ``root``."""
-    return relative_name(os.path.join(part, name), root)
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

@@ -59,14 +59,11 @@ class AugmentedImages(LoadImagesAndLabels):
         if image is None:
             image = super().source_image(i, epoch)
             if self.hyp.mosaic_block and self.tiles is None and self.image_cache is None:
-                self._remember(i, image)
+                self._recent[i] = image
+                # Blocks are in order: the oldest goes first. An epoch's last block may be almost twice as long.
+                while len(self._recent) > 2 * self.hyp.mosaic_block:
+                    self._recent.pop(next(iter(self._recent)), None)
         return image
-
-    def _remember(self, i: int, image: np.ndarray) -> None:
-        """Keeps an image. Blocks are in order, so the oldest is removed first."""
-        self._recent[i] = image
-        while len(self._recent) > 2 * self.hyp.mosaic_block:  # an epoch's last block may be almost twice as long
-            self._recent.pop(next(iter(self._recent)), None)
 
     def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
         outs = [None] * len(keys) if outs is None else outs

@@ -27,7 +27,7 @@ from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig,
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import Subgroup, one_per_node_group
+from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.limits import require_package
@@ -297,7 +297,9 @@ def _open_split(
         cache = "none" if is_training else "ram"
     if tile and cache != "ram":  # tiles are read from images that are decoded once
         cache = "full"
-    leaders = _cache_leaders(ctx, cache, bool(config.stage))
+    leaders = None  # or the nodes' first processes, which fill caches together if they read the same files
+    if cache == "disk" and not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
+        leaders = one_per_node_group(ctx)
     with torch_distributed_zero_first(ctx):
         index = load_index(
             spec,
@@ -348,13 +350,3 @@ def _open_split(
 
     own = {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
     return AugmentedImages(index, imgsz=config.imgsz, **own, **options), damaged
-
-
-def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
-    """The group of the nodes' first processes if they fill their disk caches together; None if nodes fill them alone.
-
-    Args:
-        local_data: each node has the images on a local disk, so sending them would save nothing.
-    """
-    several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
-    return one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
