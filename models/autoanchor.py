@@ -1,6 +1,6 @@
 """Checks that anchors fit a data set, and fits new ones if they do not.
 
-A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see assigners.candidates).
+A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see losses/anchor.py).
 Boxes and anchors are (width, height) at the training size: pixels here, multiples of the level's stride in the model.
 """
 

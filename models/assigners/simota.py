@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from models.assigners.candidates import candidate_cells, match_one_to_one, resolve_conflicts
+from models.assigners.candidates import match_one_to_one, resolve_conflicts, widened
 from utils.boxes import iou
 
 MOST_CELLS = 10  # a target; it gets as many as the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
@@ -36,6 +36,14 @@ class SimOtaAssignment(NamedTuple):
     cells: Tensor  # int64 (B, K, T), any valid index where it is not assigned
     assigned: Tensor  # bool (B, K, T)
     overlap: Tensor  # float32 (B, K, T): IoU of the cell's box with the target
+
+
+def candidate_cells(centers: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
+    """Cells whose center lies in the target, `widened`: (N, 2), (B, K, 4) -> bool (B, K, N)."""
+    low, high = (corner[..., None] for corner in widened(boxes, finest_stride))
+    x, y = centers.unbind(-1)
+    inside = (x >= low[:, :, 0]) & (x <= high[:, :, 0])
+    return inside.logical_and_(y >= low[:, :, 1]).logical_and_(y <= high[:, :, 1])
 
 
 def near_middle(centers: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The loss of anchor heads, as sums over a shard of the batch and one normalizer (`LossOutput`); see losses/base.py.
+"""The loss of anchor heads, as sums over a shard of the batch and one normalizer (`LossOutput`; see losses/base.py),
+and the matching of anchors.
 
 Legend: B images, M targets, A anchors of a cell, C classes, P pairs of a target and an anchor in a cell, T pairs of one
 target over all levels.
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.candidates import ALPHA, BETA, LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
+from models.assigners.candidates import ALPHA, BETA, LEAST_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import NO_OBJECT, Criterion, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -41,6 +42,58 @@ def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
     if balance is None:
         return (1.0,) * len(strides)
     return tuple((b / balance[0]) * (s / strides[0]) ** 2 for b, s in zip(balance, strides, strict=True))
+
+
+class AnchorMatches(NamedTuple):
+    """Every (target, anchor, cell) triple of a level that may match; flat in P = M * A * 3."""
+
+    valid: Tensor  # bool (P,)
+    image: Tensor  # int64 (P,)
+    anchor: Tensor  # int64 (P,)
+    cell: Tensor  # int64 (P,) row-major in the level's grid; a valid index everywhere
+    label: Tensor  # int64 (P,)
+    boxes_cxcywh_cells: Tensor  # float32 (P, 4), the center relative to the cell's corner
+
+
+@torch.no_grad()
+def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], anchor_t: float) -> AnchorMatches:
+    """Matches targets to a level's anchors by shape and to its cells by position (YOLOv5's rule).
+
+    An anchor matches if neither side differs from the target's by a factor of ``anchor_t`` or more. The cell with the
+    target's center is matched, and so are its nearer horizontal and its nearer vertical neighbor, if in the grid. The
+    other two neighbors lie more than half a cell from the center, further than the head can predict.
+
+    Args:
+        targets: float (M, 6): image, class, cx, cy, w, h normalized to the canvas.
+        anchors: (A, 2), cells.
+        grid_hw: cells down and across.
+    """
+    height, width = grid_hw
+    num_targets, num_anchors = targets.shape[0], anchors.shape[0]
+    cx, cy = targets[:, 2] * width, targets[:, 3] * height
+    sides = torch.stack((targets[:, 4] * width, targets[:, 5] * height), -1)
+    ratio = sides[:, None] / anchors
+    fits = torch.maximum(ratio, 1 / ratio).amax(-1) < anchor_t  # (M, A); a side of 0 gives inf, which does not fit
+
+    center_x, center_y = cx.floor().clamp(0, width - 1), cy.floor().clamp(0, height - 1)
+    near_x = center_x + torch.where(cx - center_x < 0.5, -1.0, 1.0)
+    near_y = center_y + torch.where(cy - center_y < 0.5, -1.0, 1.0)
+    x, y = torch.stack((center_x, near_x, center_x), -1), torch.stack((center_y, center_y, near_y), -1)  # (M, 3)
+    in_grid = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
+    boxes = torch.stack(
+        (cx[:, None] - x, cy[:, None] - y, *(side[:, None].expand_as(x) for side in sides.unbind(-1))), -1
+    )
+
+    shape = (num_targets, num_anchors, 3)
+    return AnchorMatches(
+        valid=(fits[:, :, None] & in_grid[:, None]).flatten(),
+        image=targets[:, 0].long()[:, None, None].expand(shape).flatten(),
+        anchor=torch.arange(num_anchors, device=targets.device)[:, None].expand(shape).flatten(),
+        cell=(y * width + x).long()[:, None].expand(shape).flatten(),
+        label=targets[:, 1].long()[:, None, None].expand(shape).flatten(),
+        boxes_cxcywh_cells=boxes[:, None].expand(*shape, 4).flatten(0, 2),
+    )
 
 
 class LevelPairs(NamedTuple):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.candidates import match_anchors
 from models.autoanchor import best_recall, check_anchors, fit_anchors, fitness
+from models.losses.anchor import match_anchors
 
 COCO_PX = [
     [[10, 13], [16, 30], [33, 23]],

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models.assigners import task_aligned
-from models.assigners.candidates import candidate_cells, match_anchors, resolve_conflicts
+from models.assigners.candidates import resolve_conflicts
+from models.assigners.simota import candidate_cells
 from models.assigners.task_aligned import (
     Assignment,
     PairGroup,
@@ -19,6 +20,7 @@ from models.assigners.task_aligned import (
     list_pairs,
 )
 from models.box_coding import cell_centers
+from models.losses.anchor import match_anchors
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
 
 STRIDES = (8, 16, 32)
