@@ -25,13 +25,13 @@ from utils.errors import UserError
 from utils.strings import aligned, counted
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from utils.distributed.context import DistributedContext
 
 TEMPLATE = "tools/compare.html"
-UNCOMPARED = frozenset(  # settings
-    ("name", "project", "exist_ok", "tracker")
+UNCOMPARED = frozenset(("name", "project", "exist_ok", "tracker"))  # settings
+SHARED = (  # settings of val.py
+    *("data", "task", "classes", "imgsz", "batch_size", "device"),
+    *("workers", "single_cls", "max_bad", "cache_dir", "offline", "trust"),
 )
 
 
@@ -53,16 +53,60 @@ class Difference(NamedTuple):
     high: float
 
     @property
-    def is_known(self) -> bool:
-        """Whether there are enough images for an interval."""
-        return not np.isnan(self.low)
-
-    @property
     def is_certain(self) -> bool:
         return self.low > 0 or self.high < 0
 
+    @property
+    def interval(self) -> str:
+        """In words."""
+        if np.isnan(self.low):
+            return "not known: too few images"
+        return f"{self.low:+.4f} .. {self.high:+.4f}{'' if self.is_certain else '  (may be zero)'}"
 
-Tables = dict[str, list[tuple[str, float, Difference, str]]]  # by title; see `tables_of`
+
+Tables = dict[str, list[tuple[str, float, Difference, str]]]  # by title; see `Comparison.tables`
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of the first of ``entries``, which has the AP ``baseline`` (1 + C,) for ``names``, with each other."""
+
+    entries: Sequence[Entry]
+    changed: Mapping[str, Sequence[Any]]  # settings
+    names: Sequence[str]
+    baseline: np.ndarray
+    found: Sequence[Sequence[Difference]]
+    draws: int
+    images: int
+
+    def tables(self) -> Tables:
+        """By title, a table for each run after the first: class, baseline, difference, and its interval in words.
+        Classes without objects are left out."""
+        first, *others = self.entries
+        how = f"intervals: {self.draws} draws of {counted(self.images, 'image')}"
+        return {
+            f"AP of {entry.label} against {first.label}; {how}": [
+                (name, before, d, d.interval)
+                for name, before, d in zip(self.names, self.baseline.tolist(), row)
+                if not np.isnan(before)
+            ]
+            for entry, row in zip(others, self.found)
+        }
+
+    def content(self) -> dict[str, Any]:
+        """What comparison.json holds."""
+        classes = [
+            {name: {k: _known(v) for k, v in d._asdict().items()} for name, d in zip(self.names, row)}
+            for row in self.found
+        ]
+        return {
+            "runs": [entry.label for entry in self.entries],
+            "settings": {name: [_plain(v) for v in row] for name, row in self.changed.items()},
+            "images": self.images,
+            "draws": self.draws,
+            "baseline": {name: _known(ap) for name, ap in zip(self.names, self.baseline.tolist())},
+            "differences": [{"run": e.label, "classes": each} for e, each in zip(self.entries[1:], classes)],
+        }
 
 
 def entries_of(paths: Sequence[str]) -> list[Entry]:
@@ -133,17 +177,12 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     from engine.val.validate import open_models, score
     from tools.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
     from utils.distributed.collectives import torch_distributed_zero_first
-    from utils.files.folders import check_run_dir, increment_path
-    from utils.files.safe_io import write_whole
+    from utils.files.folders import check_run_dir
     from utils.logger import configure_logging, get_logger
 
     configure_logging(ctx.is_main)
-    log = get_logger()
     validation = ValConfig(
-        weights=[str(entry.weights) for entry in entries],
-        **{name: getattr(config, name) for name in ("data", "task", "classes", "imgsz", "batch_size", "device")},
-        **{name: getattr(config, name) for name in ("workers", "single_cls", "max_bad", "cache_dir", "offline")},
-        trust=config.trust,
+        weights=[str(entry.weights) for entry in entries], **{name: getattr(config, name) for name in SHARED}
     )
     models, spec = open_models(validation, ctx)
     with torch_distributed_zero_first(ctx):  # before the work, as in val.py
@@ -151,7 +190,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
             check_run_dir(config.project, config.name, config.exist_ok)
     changed = differing_settings([stored_settings(model.info) for model in models])
     for line in format_settings(changed, entries):
-        log.info("%s", line)
+        get_logger().info("%s", line)
     # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.
     canvases = {max(model.input_hw): model.input_hw for model in models if model.input_hw}
     aps, draws, times = [], [], None
@@ -165,38 +204,45 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         drawn = resampled_ap(class_outcomes(gt, evaluator.detections, len(index.names)), times)
         aps.append(np.r_[result.ap, result.class_ap])
         draws.append(np.column_stack([mean_ap(drawn), drawn]))
-    if not ctx.is_main:
-        return
-    found = differences(aps, draws, times.shape[1])
-    names = ("all", *(f"all (class {c})" if name == "all" else name for c, name in enumerate(index.names)))
-    tables = tables_of(aps[0], found, names, entries, images=times.shape[1], draws=config.draws)
-    for line in format_differences(tables):
-        log.info("%s", line)
-    folder = increment_path(config.project, config.name, config.exist_ok)
-    content = {
-        "runs": [entry.label for entry in entries],
-        "settings": {name: [_plain(v) for v in row] for name, row in changed.items()},
-        "images": times.shape[1],
-        "draws": config.draws,
-        "baseline": {name: _known(ap) for name, ap in zip(names, aps[0].tolist())},
-        "differences": [
-            {
-                "run": entry.label,
-                "classes": {name: {k: _known(v) for k, v in d._asdict().items()} for name, d in zip(names, row)},
-            }
-            for entry, row in zip(entries[1:], found)
-        ],
-    }
-    write_whole(folder / "comparison.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    from utils.drawing.page import write_page
+    if ctx.is_main:
+        names = ("all", *(f"all (class {c})" if name == "all" else name for c, name in enumerate(index.names)))
+        found = differences(aps, draws, times.shape[1])
+        write_comparison(config, Comparison(entries, changed, names, aps[0], found, *times.shape))
 
-    runs = {entry.label: entry.results for entry in entries if entry.results is not None}
-    figures = _curves(runs, None if config.noplots else folder / "curves.png")
-    labels = [entry.label for entry in entries]
-    subtitle = " against ".join(reversed(labels)) if len(labels) == 2 else ", ".join(labels)
-    content = _content(changed, tables, labels)
-    write_page(folder / "comparison.html", TEMPLATE, "Comparison", subtitle, **content, figures=figures)
-    log.info("results are in %s", folder)
+
+def write_comparison(config: CompareConfig, compared: Comparison) -> None:
+    """Prints the differences, and writes them with settings and curves into a new folder."""
+    from utils.drawing.figures import chart_svg, grid_figure, save_figure
+    from utils.drawing.page import Table, write_page
+    from utils.drawing.plots import run_charts
+    from utils.files.folders import increment_path
+    from utils.files.results_csv import read_columns
+    from utils.files.safe_io import write_whole
+    from utils.logger import get_logger
+
+    tables, labels = compared.tables(), [entry.label for entry in compared.entries]
+    for line in format_differences(tables):
+        get_logger().info("%s", line)
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    write_whole(folder / "comparison.json", json.dumps(compared.content(), indent=1, allow_nan=False) + "\n")
+    charts = run_charts({e.label: read_columns(e.results) for e in compared.entries if e.results is not None})
+    if not config.noplots and (figure := grid_figure(charts, 4, shares_legend=True)):
+        save_figure(figure, folder / "curves.png")
+    columns = ("class", "baseline", "AP", "change", "95 % interval")
+    settings = [(name, *map(str, values)) for name, values in compared.changed.items()]
+    write_page(
+        folder / "comparison.html",
+        TEMPLATE,
+        "Comparison",
+        " against ".join(reversed(labels)) if len(labels) == 2 else ", ".join(labels),
+        tables=[
+            Table(columns, [(name, ap, d.ap, f"{d.change:+.4f}", text) for name, ap, d, text in rows], title)
+            for title, rows in tables.items()
+        ],
+        settings=Table(("setting", *labels), settings, "Settings that differ"),
+        figures=[chart_svg(chart) for chart in charts],
+    )
+    get_logger().info("results are in %s", folder)
 
 
 def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> list[str]:
@@ -208,31 +254,6 @@ def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entr
     return aligned(rows, left=True)
 
 
-def tables_of(
-    baseline: np.ndarray,
-    found: Sequence[Sequence[Difference]],
-    names: Sequence[str],
-    entries: Sequence[Entry],
-    *,
-    images: int,
-    draws: int,
-) -> Tables:
-    """By title, a table for each run after the first: class, baseline, difference, and its interval in words. Classes
-    without objects are left out."""
-
-    def words(d: Difference) -> str:
-        return f"{d.low:+.4f} .. {d.high:+.4f}{'' if d.is_certain else '  (may be zero)'}"
-
-    return {
-        f"AP of {entry.label} against {entries[0].label}; intervals: {draws} draws of {counted(images, 'image')}": [
-            (name, before, d, words(d) if d.is_known else "not known: too few images")
-            for name, before, d in zip(names, baseline.tolist(), row)
-            if not np.isnan(before)
-        ]
-        for entry, row in zip(entries[1:], found)
-    }
-
-
 def format_differences(tables: Tables) -> list[str]:
     """The lines of the tables."""
     lines = []
@@ -241,33 +262,6 @@ def format_differences(tables: Tables) -> list[str]:
         texts = ["95 % interval", *(text for *_, text in rows)]
         lines += [title, *map("{}  {}".format, aligned([("class", "baseline", "AP", "change"), *cells]), texts)]
     return lines
-
-
-def _curves(csv_paths: Mapping[str, Path], out: Path | None) -> list[Markup]:
-    """Draws results.csv of the runs, by their labels, over epochs: for the page, and into ``out``."""
-    from utils.drawing.figures import chart_svg, grid_figure, save_figure
-    from utils.drawing.plots import run_charts
-    from utils.files.results_csv import read_columns
-
-    charts = run_charts({label: read_columns(path) for label, path in csv_paths.items()})
-    if out and (figure := grid_figure(charts, 4, shares_legend=True)):
-        save_figure(figure, out)
-    return [chart_svg(chart) for chart in charts]
-
-
-def _content(changed: Mapping[str, Sequence[Any]], tables: Tables, labels: Sequence[str]) -> dict[str, Any]:
-    """What compare.html shows, without the figures."""
-    from utils.drawing.page import Table
-
-    columns = ("class", "baseline", "AP", "change", "95 % interval")
-    rows = [(name, *map(str, values)) for name, values in changed.items()]
-    return {
-        "tables": [
-            Table(columns, [(name, ap, d.ap, f"{d.change:+.4f}", text) for name, ap, d, text in rows], title)
-            for title, rows in tables.items()
-        ],
-        "settings": Table(("setting", *labels), rows, "Settings that differ"),
-    }
 
 
 def _known(value: float) -> float | None:

@@ -94,8 +94,6 @@ def write_set(
                 content[split] = f"{split}{SHARDS}"
             text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
             write_whole(folder / "data.yaml", text)
-            if out.exists():
-                raise UserError(f"{out}: exists; remove it, or choose another name")
             os.rename(folder, out)
     except OSError as error:
         raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None

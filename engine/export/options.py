@@ -81,14 +81,9 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
         )
     nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
     return ExportOptions(
-        layout=config.layout,
+        **{name: getattr(config, name) for name in ("layout", "batch", "dynamic", "half", "int8", "opset")},
         channels=detector.channels,
         imgsz_hw=(sides[0], sides[-1]),
-        batch=config.batch,
-        dynamic=config.dynamic,
-        half=config.half,
-        int8=config.int8,
-        opset=config.opset,
         nms_iou=nms_iou,
         box_voting=config.box_voting and config.layout == "end2end" and nms_iou is not None,
     )

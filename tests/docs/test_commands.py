@@ -87,7 +87,8 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
         return
     code = f"{name}.__main__" if is_package else name
     module = importlib.import_module(code)
-    if hasattr(module, "parse_config") or "argparse" in Path(module.__file__).read_text(encoding="utf-8"):
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    if hasattr(module, "parse_config") or any(word in text for word in ("argparse", "parser_of(")):
         acceptance.check(module, arguments)
     else:
         assert not arguments, f"{name} takes no arguments"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,36 +18,24 @@ from engine.evaluation.metrics import score_detections
 from engine.inference.predictor import Predictor, load
 from utils.errors import UserError
 from utils.logger import progress
+from utils.machine.threads import map_ahead
 from utils.strings import class_difference, counted
 from utils.structures import DetectionTable, EvalResult
 
-READ_AHEAD = 16  # images
+BATCH = 16  # images, which are also read ahead
 PER_LABEL = 3  # detections per image for each of its labels, at least: a label that none is left for looks spurious
 
 
 def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
     """All detections in the images of ``index``, by image. Images are read ahead by threads."""
-    tables = []
-    with ThreadPoolExecutor(4) as pool:
-        for batch in progress(
-            _batches(pool, index, predictor), desc="detecting", total=-(-len(index) // READ_AHEAD), unit="batch"
-        ):
-            tables += predictor.detect(batch)
+    images = map_ahead(
+        lambda i: read_image(index.path(i), None, predictor.model.pixels), range(len(index)), threads=BATCH // 2
+    )
+    batches, count = iter(lambda: list(islice(images, BATCH)), []), -(-len(index) // BATCH)
+    tables = [
+        t for batch in progress(batches, desc="detecting", total=count, unit="batch") for t in predictor.detect(batch)
+    ]
     return DetectionTable.concatenate(replace(t, image_index=t.image_index + i) for i, t in enumerate(tables))
-
-
-def _batches(pool: ThreadPoolExecutor, index: DatasetIndex, predictor: Predictor) -> Iterator[list[np.ndarray]]:
-    def submit(start: int) -> list:
-        return [
-            pool.submit(read_image, index.path(i), None, predictor.model.pixels)
-            for i in range(start, min(start + READ_AHEAD, len(index)))
-        ]
-
-    starts = range(0, len(index), READ_AHEAD)
-    waiting = submit(0)
-    for start in starts:
-        current, waiting = waiting, submit(start + READ_AHEAD)
-        yield [image.result() for image in current]
 
 
 def open_predictor(weights: str, *, imgsz: int, device: str, trust: bool = False) -> Predictor:
