@@ -14,12 +14,14 @@ from pathlib import Path
 from engine.checkpoint.run import LOCK_NAME
 from tools.child import start
 from utils.config.flags import flags_of
+from utils.config.search_settings import KfoldConfig, folder_of
 from utils.config.settings import TrainConfig
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
+from utils.logger import configure_logging, get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.stop_signals import StopSignals
 from utils.program import start_of
@@ -40,6 +42,17 @@ class TrainingFailed(UserError):
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
         self.refused = refused
+
+
+def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
+    """Calls ``work``, which the same command continues after a signal."""
+    configure_logging(True)
+    with StopSignals() as signals:
+        try:
+            work(signals)
+        except Stopped:
+            get_logger().info("stopped; the same command continues the work in %s", folder_of(config))
+            raise
 
 
 def train(

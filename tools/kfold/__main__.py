@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from utils.config.parser import parse_config
-from utils.config.search_settings import KfoldConfig, check_started_once, folder_of
+from utils.config.search_settings import KfoldConfig, check_started_once
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.errors import Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,16 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_training_files(config, divides=True)
     from tools.kfold.cross_validate import run_folds
-    from utils.logger import configure_logging, get_logger
-    from utils.machine.stop_signals import StopSignals
+    from tools.training import run_continued
 
-    configure_logging(True)
-    with StopSignals() as signals:
-        try:
-            run_folds(config, signals)
-        except Stopped:
-            get_logger().info("stopped; the same command continues the folds in %s", folder_of(config))
-            raise
+    run_continued(config, partial(run_folds, config))
 
 
 if __name__ == "__main__":

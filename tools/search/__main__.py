@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from utils.config.parser import parse_config
-from utils.config.search_settings import SearchConfig, check_started_once, folder_of
+from utils.config.search_settings import SearchConfig, check_started_once
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.errors import Stopped
 from utils.machine.limits import require_package
 
 
@@ -30,17 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_training_files(config, has_recipe=False)
     from tools.search.loop import search
     from tools.search.ranges import read_space
-    from utils.logger import configure_logging, get_logger
-    from utils.machine.stop_signals import StopSignals
+    from tools.training import run_continued
 
-    configure_logging(True)
-    space = read_space(config)
-    with StopSignals() as signals:
-        try:
-            search(config, space, signals)
-        except Stopped:
-            get_logger().info("stopped; the same command continues the search in %s", folder_of(config))
-            raise
+    run_continued(config, partial(search, config, read_space(config)))
 
 
 if __name__ == "__main__":

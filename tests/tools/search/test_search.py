@@ -148,7 +148,7 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130, processes.output()
         processes.wait_gone(20)
-        assert processes.output().rstrip().endswith(f"stopped; the same command continues the search in {broken}")
+        assert processes.output().rstrip().endswith(f"stopped; the same command continues the work in {broken}")
         assert "Traceback" not in processes.output()
         process = processes.start(command)
         processes.until(lambda: (broken / "trials" / "0001" / "run" / "last.pt").exists())
