@@ -55,12 +55,11 @@ class Galleries:
         self._pictures, self._photos, self._detections = pictures, photos, detections
         self._splits = {split.name: split for split in splits}
         self._names = splits[0].index.names
-        self._numbers: dict[tuple[str, str], int] = {}  # of images, by split and name
+        self._numbers: dict[str, dict[str, int]] = {}  # of images by name, by split
 
     def label_errors(self, issues: Sequence[Issue]) -> Gallery | None:
         """The most probable label errors: labels, detections, and corrected labels; None if there are none."""
         drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
-        self._find(drawn)
         album = self._album(MOST_BYTES["labels"])
         cards = [self._label_error(issue, album) for issue in drawn]
         return self._gallery(cards, ("Label error", "Split", "Class"), "Label errors")
@@ -68,15 +67,12 @@ class Galleries:
     def _album(self, most_bytes: int) -> Album:
         return Album(self._pictures, self._photos, most_bytes)
 
-    def _find(self, issues: Sequence[Issue]) -> None:
-        """Looks up the numbers of the images of ``issues``; those that the scan left out have none."""
-        wanted: dict[str, set[str]] = {}
-        for issue in issues:
-            for split, name in images_of(issue):
-                wanted.setdefault(split, set()).add(name)
-        for split, names in wanted.items():
+    def _number(self, split: str, name: str) -> int | None:
+        """Of an image; None if the scan left it out."""
+        if split not in self._numbers:
             paths = self._splits[split].index.paths if split in self._splits else ()
-            self._numbers |= {(split, name): i for i, name in enumerate(paths) if name in names}
+            self._numbers[split] = {path: i for i, path in enumerate(paths)}
+        return self._numbers[split].get(name)
 
     def _gallery(self, cards: list[Card], menus: Sequence[str], label: str, card_px: int = 560) -> Gallery | None:
         """Cards with a menu for each of their tags; the values of ``Class`` are numbers, all others are texts. None
@@ -96,8 +92,7 @@ class Galleries:
 
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image, and the rows of its boxes in the index; None if the scan left it out."""
-        i = self._numbers.get((split, name))
-        if i is None:
+        if (i := self._number(split, name)) is None:
             return None
         index = self._splits[split].index
         return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
@@ -132,7 +127,7 @@ class Galleries:
     def _seen(self, view: View, issue: Issue) -> list[Markup]:
         """The detections in an issue's image that score at least `DRAWN_SCORE`, the most confident first."""
         table = self._detections[issue.split]
-        i = self._numbers[issue.split, issue.images[0]]
+        i = self._number(issue.split, issue.images[0])
         rows = np.flatnonzero((table.image_index == i) & (table.scores >= DRAWN_SCORE))
         rows = rows[view.shows(table.boxes_xyxy_px[rows])]
         shapes = []
@@ -146,7 +141,7 @@ class Galleries:
         if issue.suggestion is None:
             return Markup("delete this label")
         box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
-        part, _ = self._splits[issue.split].part_of(self._numbers[issue.split, issue.images[0]]) or (None, 0)
+        part, _ = self._splits[issue.split].part_of(self._number(issue.split, issue.images[0])) or (None, 0)
         names = learned_names(part) if part and part.scan.source.normalized else []
         if name in names:
             box = clip_xyxy(box, source.width, source.height)

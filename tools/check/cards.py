@@ -35,7 +35,6 @@ class IssueGalleries(Galleries):
         """Pairs of near-duplicates, those across splits first; None if there are none."""
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
-        self._find(drawn)
         album = self._album(MOST_BYTES["pairs"])
         return self._gallery([self._pair(issue, album) for issue in drawn], ("Found", "Split"), "Near-duplicates")
 
@@ -43,7 +42,6 @@ class IssueGalleries(Galleries):
         """Images and boxes that are wrong without asking a model; None if there are none."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         drawn = list(chain(*(alternating(_by_split(group))[:MOST_OF_KIND] for group in groups.values())))
-        self._find(drawn)
         of_image: dict[tuple[str, str], list[Issue]] = {}
         for issue in drawn:
             of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
