@@ -26,6 +26,8 @@ _PATTERNS = (
     (r"\b(127\.0\.0\.1|localhost):\d+", r"\1:PORT"),
     (r"\b0x[0-9a-f]{8,}", "ADDRESS"),
     (r"\b(SESSION/[\w-]+?)\d+\b", r"\1"),
+    (r"\b[0-9a-f]{12}(?:[0-9a-f]{20})?\b", "DIGEST"),
+    (rf"\blockstep-{os.getuid()}\b", "lockstep-UID"),
 )
 
 

@@ -140,7 +140,7 @@ def test_settings_that_exclude_each_other_are_one_line(batches_of, options):
 
 
 def test_a_data_set_that_does_not_fit_into_memory_is_one_line(batches_of, monkeypatch):
-    monkeypatch.setattr("data.cache.device.MAX_FRACTION", 1e-9)
+    monkeypatch.setattr("data.cache.device.available_memory", lambda: 1000)
     with refused():
         batches_of(cache="device")
 
