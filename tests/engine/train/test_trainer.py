@@ -97,7 +97,7 @@ class Watch(Hook):
 def build(*hooks: Hook, progress: Progress | None = None, epochs: int = 2, **settings) -> Trainer:
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
-    run = Run(Path(), TrainConfig(epochs=epochs, nominal_batch=0, **settings), Hyperparameters(), None, [])
+    run = Run(Path(), TrainConfig(epochs=epochs, **settings), Hyperparameters(), None, [])
     control = RunControl(ctx, Watchdog(StopSignals()))
     return Trainer(run, step, Loader(), progress or Progress(), control, Saves(), hooks)
 
@@ -233,7 +233,7 @@ def test_the_last_epochs_refine():
 
 
 def test_batches_become_steps():
-    trainer = build(accumulate=2, epochs=1)
+    trainer = build(batch_size=2, nominal_batch=4, epochs=1)
     trainer.fit()
     assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # of two batches and of one
 
