@@ -128,11 +128,6 @@ def entries_of(paths: Sequence[str]) -> list[Entry]:
     return entries
 
 
-def stored_settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags and hyper-parameters in ``info`` of an `InferenceModel`; exported files have none."""
-    return {**info.get("config", {}), **info.get("hyp", {})}
-
-
 def differing_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The settings that are not the same in all runs, with the value in each; None where a run has none."""
     names = dict.fromkeys(name for of_run in settings for name in of_run if name not in UNCOMPARED)
@@ -188,7 +183,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     with torch_distributed_zero_first(ctx):  # before the work, as in val.py
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    changed = differing_settings([stored_settings(model.info) for model in models])
+    settings = [{**model.info.get("config", {}), **model.info.get("hyp", {})} for model in models]  # files: none
+    changed = differing_settings(settings)
     for line in format_settings(changed, entries):
         get_logger().info("%s", line)
     # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.

@@ -30,9 +30,7 @@ from utils.machine.limits import require_package
 from utils.structures import EvalResult, GroundTruth
 
 PICTURED_BATCHES = 3
-# Of the run, at most, spent after epochs.
-PLOTS_TIME_BUDGET = 0.03
-REPORT_TIME_BUDGET = 0.02
+TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
 class Plots(Hook):
@@ -45,8 +43,8 @@ class Plots(Hook):
     def start(self, trainer: Training) -> Action:
         run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
         tensorboard, evaluator = trainer.hooks.get(ResultFiles).tensorboard, validation.evaluator
-        run_plots = RunPlots(run.folder, tensorboard, model, trainer.loader, evaluator)
-        self._drawing = TimeBudget(run_plots.draw, PLOTS_TIME_BUDGET)
+        self._plots = RunPlots(run.folder, tensorboard, model, trainer.loader, evaluator)
+        self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         subject = Subject(
             title=f"Training run {run.folder.name}",
             config=run.config,
@@ -60,20 +58,23 @@ class Plots(Hook):
         self._page = ReportPage(run.folder, subject)
         self._report = RunReport(run.folder, self._page, evaluator, is_resumed=run.checkpoint is not None)
         if run.checkpoint is None:
-            run_plots.before()
+            self._plots.before()
             self._report.write()
         return Action.CONTINUE
 
     def after_scores(self, trainer: Training, epoch: Epoch) -> Action:
         self._page.set_epochs(trainer.epochs)
+        self._report.add(epoch.number, epoch.result)
         self._drawing.after_epoch(epoch.number, epoch.result)
-        self._report.after_epoch(epoch.number, epoch.result)
         return Action.CONTINUE
 
     def after_training(self, trainer: Training) -> Action:
         self._drawing.finish()
-        self._report.budget.finish()
         return Action.CONTINUE
+
+    def _draw(self, epoch: int, result: EvalResult | None) -> None:
+        self._plots.draw(epoch, result)
+        self._report.write()
 
 
 class TimeBudget:
@@ -100,7 +101,7 @@ class TimeBudget:
 
 
 class RunReport:
-    """Writes report.html after epochs, with the newest validation of this process.
+    """Writes report.html with the newest validation of this process.
 
     A resumed run keeps the page of the former process until its first validation.
     """
@@ -108,14 +109,13 @@ class RunReport:
     def __init__(self, folder: Path, report: ReportPage, evaluator: Evaluator, *, is_resumed: bool) -> None:
         self._table, self._report, self._evaluator = folder / "results.csv", report, evaluator
         self._is_resumed, self._validation = is_resumed, None
-        self.budget = TimeBudget(self.write, REPORT_TIME_BUDGET)
 
-    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+    def add(self, epoch: int, result: EvalResult | None) -> None:
+        """Takes the validation of an epoch, if there was one."""
         if result is not None and self._evaluator.detections is not None:
             self._validation = ScoredValidation(result, self._evaluator.detections, epoch)
-        self.budget.after_epoch(epoch, result)
 
-    def write(self, epoch: int = 0, result: EvalResult | None = None) -> None:
+    def write(self) -> None:
         if self._validation is not None or not self._is_resumed:
             self._report.write(read_columns(self._table) if self._table.exists() else {}, self._validation)
 

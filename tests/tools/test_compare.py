@@ -22,7 +22,7 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools import compare
 from tools.bootstrap import draw_images
-from tools.compare import Difference, differences, differing_settings, entries_of, stored_settings
+from tools.compare import Difference, differences, differing_settings, entries_of
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +203,6 @@ def test_differences_pair_the_draws():
 
 def test_settings_that_only_one_run_has_differ():
     assert differing_settings([{"lr0": 1, "name": "x"}, {"lr0": 1, "name": "y", "new": 2}]) == {"new": [None, 2]}
-
-
-def test_settings_of_an_exported_file():
-    assert stored_settings({}) == {}
 
 
 def test_runs_that_cannot_be_compared_are_one_line(runs, tmp_path, capsys):

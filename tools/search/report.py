@@ -86,11 +86,6 @@ def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
     return lines
 
 
-def seconds_of(frozen: FrozenTrial) -> float | None:
-    """From its first to its last process, pauses included; None if it has not ended."""
-    return frozen.duration.total_seconds() if frozen.duration is not None else None
-
-
 def reached(frozen: FrozenTrial) -> int:
     """The last epoch, or fold, after which it has reported its fitness."""
     return max(frozen.intermediate_values, default=0)
@@ -99,13 +94,12 @@ def reached(frozen: FrozenTrial) -> int:
 def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) -> Iterator[tuple[Any, ...]]:
     yield "trial", "state", fitness, f"{unit}s", "seconds", *space.ranges, "reason"
     for frozen in trials:
-        seconds = seconds_of(frozen)
         yield (
             frozen.number,
             STATES[frozen.state],
             "" if frozen.value is None else f"{frozen.value:.6f}",
             reached(frozen),
-            "" if seconds is None else f"{seconds:.1f}",
+            "" if frozen.duration is None else f"{frozen.duration.total_seconds():.1f}",  # pauses included
             *(frozen.params.get(name, "") for name in space.ranges),
             frozen.user_attrs.get(REASON, ""),
         )

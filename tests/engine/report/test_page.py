@@ -267,8 +267,8 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     evaluator = SimpleNamespace(detections=detections)
     report = RunReport(tmp_path, ReportPage(tmp_path, subject_of(index)), evaluator, is_resumed=True)
     for epoch, validated in ((3, None), (4, result), (5, None)):  # epoch 5 keeps the detections of the newest
-        report.after_epoch(epoch, validated)
-        report.budget.finish()
+        report.add(epoch, validated)
+        report.write()
         text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
         assert ("after epoch 4" in text) == (epoch > 3) == (text != "of the former process")
 
