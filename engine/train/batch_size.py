@@ -166,8 +166,10 @@ def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: i
         peak = peak_bytes_of(number)
         return peak is None or peak > limit_bytes
 
-    sizes = [0, *range(1, 16), *range(16, most + 1, 8)]
-    return sizes[bisect_left(sizes, True, lo=1, key=is_too_much) - 1]
+    sizes, end = [0, *range(1, 16), *range(16, most + 1, 8)], 1
+    while end < len(sizes) and not is_too_much(sizes[end]):
+        end *= 2
+    return sizes[bisect_left(sizes, True, lo=end // 2 + 1, hi=min(end, len(sizes)), key=is_too_much) - 1]
 
 
 def _rounded(number: int) -> int:
