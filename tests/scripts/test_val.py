@@ -28,6 +28,7 @@ from tests.helpers.exports import lively
 from tests.helpers.exports import write_weights as lively_weights
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
@@ -376,8 +377,9 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
     command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
     command += ["--cache-dir", tmp_path / "cache", "--epochs", "1", "--val-fraction", "0.25"]
     train.main([str(word) for word in [*command, "--name", "one"]])
-    more = ["--name", "two", "--seed", "4", "--spawn", "2", "--stage", tmp_path / "stage"]
-    subprocess.run([python(), "train.py", *map(str, [*command, *more])], cwd=ROOT, check=True, capture_output=True)
+    with Processes(tmp_path / "log.txt") as two:
+        two.ranks(2, *map(str, [*command, "--name", "two", "--seed", "4", "--stage", tmp_path / "stage"]))
+        assert two.codes() == [0, 0], two.output()
     one, two = (read_checkpoint(runs / name / "last.pt") for name in ("one", "two"))
     assert one["val_images"] == two["val_images"] == read_checkpoint(runs / "one" / "best.pt")["val_images"]
     assert len(one["val_images"]) == 3
