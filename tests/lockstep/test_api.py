@@ -142,13 +142,17 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         {"half": True},
         {"resume": True},
         {"pretrained": True},
-        {"devices": 999, "device": "cpu"},
         {"data": None},
     ],
 )
 def test_mistakes_in_settings(given):
     with refused(lockstep.Error):
         lockstep.train(**given)
+
+
+def test_more_processes_than_cores_are_named_as_they_were_given():
+    with pytest.raises(lockstep.Error, match=r"^devices=999: 999 processes on \d+ CPU cores"):
+        lockstep.train(devices=999, device="cpu")
 
 
 def test_keywords_that_change_nothing_are_a_line(capsys):
