@@ -71,24 +71,24 @@ class Compilation:
 def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
     """Raises UserError if ``--compile`` cannot work."""
     if len(ctx.devices) > 1:
-        raise UserError("--compile: one device a process; start with torchrun instead of --device 0,1")
+        raise UserError("--compile: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn and ctx.is_distributed and (config.multi_scale or config.rect):
         flag = "--multi-scale" if config.multi_scale else "--rect"
-        raise UserError(f"--compile --sync-bn: the images must be of one size; leave {flag} or --compile")
+        raise UserError(f"--compile --sync-bn: the images must be of one size; leave out {flag} or --compile")
     if ctx.device.type == "cuda":
         _check_triton()
     elif not _is_installed(CPP_COMPILERS, "CXX"):
-        raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave --compile")
+        raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave out --compile")
 
 
 def _check_triton() -> None:
     if importlib.util.find_spec("triton") is None:
-        raise UserError("--compile: needs Triton, with which torch compiles for GPUs; install it, or leave --compile")
+        raise UserError("--compile: needs Triton to compile for GPUs; install it, or leave out --compile")
     if not _is_installed(C_COMPILERS, "CC"):
-        raise UserError("--compile: Triton needs a C compiler; install gcc or set CC, or leave --compile")
+        raise UserError("--compile: Triton needs a C compiler; install gcc or set CC, or leave out --compile")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
-        raise UserError(f"--compile: Triton needs {header}; install python3-dev, or leave --compile")
+        raise UserError(f"--compile: Triton needs {header}; install python3-dev, or leave out --compile")
 
 
 def _is_installed(compilers: Sequence[str], variable: str) -> bool:

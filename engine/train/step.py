@@ -212,7 +212,7 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     if config.compress_grads and (virtual_ranks or not ctx.is_distributed):
         raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
     if config.sync_bn and len(ctx.devices) > 1:
-        raise UserError("--sync-bn: one device a process; start with torchrun instead of --device 0,1")
+        raise UserError("--sync-bn: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
         check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)

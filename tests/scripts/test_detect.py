@@ -339,7 +339,8 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
         ["--weights", "nowhere.pt"],
     ],
 )
-def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more):
+def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused():
         run(weights, pictures, tmp_path, *more)
     assert not (tmp_path / "runs").exists()

@@ -97,6 +97,7 @@ def test_arrays_are_rgb(model, tmp_path):
 
 
 def test_attributes_are_used(model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
     monkeypatch.setattr("models.postprocess.box_voting.INDEPENDENCE", 0.0)  # boxes move, scores stay
     assert (HubModel(model._path, "cpu").conf, model.iou, model.stride, model.names[1]) == (0.25, 0.45, 32, "ring")

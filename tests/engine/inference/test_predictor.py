@@ -452,7 +452,8 @@ def test_odd_shapes(predictor, shape):
         {"imgsz": 64.0},
     ],
 )
-def test_unfit_settings_are_one_line(weights, predictor, settings):
+def test_unfit_settings_are_one_line(weights, predictor, settings, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused():
         predictor(picture(), **{"color": "rgb"} | settings)
     if not {"batch_size", "color"} & set(settings):
@@ -461,7 +462,8 @@ def test_unfit_settings_are_one_line(weights, predictor, settings):
 
 
 @pytest.mark.parametrize("arguments", [("nowhere.pt",), ("",), (None,), ("yolov8nn",), ("best.pt", "0,1")])
-def test_models_that_cannot_be_opened(arguments):
+def test_models_that_cannot_be_opened(arguments, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path, device = (*arguments, "cpu")[:2]
     with refused():
         load(path, device=device)
