@@ -48,6 +48,10 @@ from utils.strings import counted, listed
 if TYPE_CHECKING:
     from engine.teacher import TeacherFile
 
+# Parameters, and pixels on each GPU, below which computing takes a fast GPU about as long as launching some thousand
+# kernels takes its host: estimated, not measured.
+SMALL_MODEL, FEW_PIXELS = 5_000_000, 32 * 640**2
+
 
 @contextmanager
 def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator[Trainer]:
@@ -289,8 +293,20 @@ def log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
         counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
         counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )  # fmt: skip
+    log_small_batches(step.ctx, config, sum(p.numel() for p in optimizer.parameters))
     what = " and compiles the model" if config.compile else ""
     get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", what)
+
+
+def log_small_batches(ctx: DistributedContext, config: TrainConfig, parameters: int) -> None:
+    """Names the settings that help where GPUs wait for their host."""
+    images = config.batch_size // (ctx.world_size * len(ctx.devices))
+    is_small = parameters < SMALL_MODEL and images * config.imgsz**2 < FEW_PIXELS
+    if ctx.device.type == "cuda" and is_small and not config.compile:
+        get_logger().info(
+            "%s per GPU and batch: GPUs may wait for kernel launches; --compile or a larger --batch-size may be faster",
+            counted(images, "image"),
+        )
 
 
 def describe_run(
