@@ -208,7 +208,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     assert "--to x: must be a number of gigabytes" in error_of(
         capsys, command.main, "prune", "--to", "x", "--cache-dir", tmp_path
     )
-    assert "must be a number of days" in error_of(
+    assert "--older-than: invalid float value" in error_of(
         capsys, command.main, "prune", "--older-than", "x", "--cache-dir", tmp_path
     )
     monkeypatch.setenv(LIMIT_VARIABLE, "many")
