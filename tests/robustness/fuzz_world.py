@@ -215,9 +215,9 @@ class World:
     @cached_property
     def tool_exports(self) -> Path:
         """A folder of each annotation tool."""
-        for kind, write in WRITERS.items():
-            if kind != "huggingface" or find_spec("pyarrow") is not None:
-                folder = self.folder / "tools" / kind
+        for write in WRITERS:
+            if write.__name__ != "write_parquet" or find_spec("pyarrow") is not None:
+                folder = self.folder / "tools" / write.__name__
                 folder.mkdir(parents=True)
                 for name, (width, height) in EXPORTED.items():
                     cv2.imwrite(str(folder / name), np.full((height, width, 3), 90, np.uint8))
