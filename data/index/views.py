@@ -122,7 +122,7 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     if not is_held_out.any():
         raise UserError(
-            f"{spec.source}: 'train' has none of the {len(spec.held_out)} images that were held out for validation "
+            f"{spec.source}: 'train' has none of the {counted(len(spec.held_out), 'image')} held out for validation "
             "when the run began; name its data set with --data"
         )
     part = index.take(np.flatnonzero(is_held_out == (split == "val")))

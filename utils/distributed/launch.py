@@ -257,7 +257,7 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
     cores = available_cores(affinity_of=os.getppid() if launch else 0)
     problem = ""
     if count > cores and not threads and not _may_have_gpu(device):
-        share = "" if threads is None else ", or add --threads 1 if they shall share cores"
+        share = "" if threads is None else ", or add --threads 1 if they are to share cores"
         problem = f"on {cores} CPU core{'s' * (cores > 1)}; start at most {cores}{share}"
     elif is_first and count > 1 and count * PROCESS_BYTES > (free := available_memory()):
         needed = f"need about {count * PROCESS_BYTES / 1e9:.1f} GB before the first batch"

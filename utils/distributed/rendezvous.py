@@ -18,7 +18,7 @@ from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current
 from utils.machine.resources import machine_name
-from utils.strings import rank_list
+from utils.strings import counted, rank_list
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
 HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
@@ -218,5 +218,5 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: 
     if not devices:
         return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
     if local_world_size > count:
-        raise UserError(f"{local_world_size} processes on this node but {count} GPUs: lower --nproc_per_node")
+        raise UserError(f"{local_world_size} processes on a node with {counted(count, 'GPU')}: lower --nproc_per_node")
     return _NodePosition(local_rank, local_world_size, node_rank, devices[number % len(devices)])

@@ -124,7 +124,7 @@ class ExportedModel(InferenceModel):
     def _run_batch(self, images: Tensor) -> Tensor:
         output = self._run(images)
         if output.ndim == 3 and len(output) != len(images):
-            raise UserError(f"{self.path}: returns {len(output)} outputs for {len(images)} images")
+            raise UserError(f"{self.path}: returns results of {len(output)} for a batch of {len(images)} images")
         return output
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
