@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -250,7 +251,11 @@ def end_with_parent(number: int = signal.SIGINT) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is currently free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of this machine that is free, mostly below those that Linux gives to connections, one of which could
+    otherwise take it before it is used."""
+    chance = random.SystemRandom()  # not the seed's: runs that start at the same time need different ports
+    for port in [*(chance.randrange(20_000, 32_000) for _ in range(20)), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return probe.getsockname()[1]
+    raise UserError("no TCP port of this machine is free")
