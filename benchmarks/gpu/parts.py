@@ -166,7 +166,7 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
 
 
 def others(sizes: Sizes, folder: Path) -> list[Part]:
-    """Checks of less common ways to run."""
+    """Checks of less common ways to run, and where the time of a step goes."""
     size, data, own = check_flags(sizes, folder)
     by_another = ["--spawn", "2", "--eval-ranks", "1", "--epochs", str(sizes.epochs)]
 
@@ -187,6 +187,9 @@ def others(sizes: Sizes, folder: Path) -> list[Part]:
              check("ranks-ddp", sizes, *size, "--batch-size", "8", "--backend", "nccl"),
              gpu_only="NCCL needs a GPU", environment={**LOOPBACK, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
         part("NMS", 20, speed("nms", sizes, "--batch-size", str(sizes.train_batch))),
+        part("the costliest kernels of a step", 60,
+             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
+                   *sizes.kernels, "--optimizer", *sizes.optimizers)),
     ]  # fmt: skip
 
 
@@ -216,9 +219,6 @@ def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
         end_to_end(first, 95 if peer else 70, layouts=2),
         *(end_to_end(name, 85 if peer else 50, layouts=1) for name in others),
         part("rates of val.py and detect.py", 50, rates, "many"),
-        part("the costliest kernels of a step", 60,
-             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
-                   *sizes.kernels, "--optimizer", *sizes.optimizers)),
     ]  # fmt: skip
 
 
