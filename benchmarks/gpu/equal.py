@@ -309,7 +309,8 @@ def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
         yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {MANY_CALLS} calls"
         if not all(torch.equal(boxes, expected) for boxes in found):
             sys.exit(f"{name}: detections differ")
-    if seconds["a thread each"] > 2 * seconds["one thread"]:
+    # On a CPU each new thread starts threads of OpenMP, which takes milliseconds.
+    if options.device != "cpu" and seconds["a thread each"] > 2 * seconds["one thread"]:
         sys.exit("calls from new threads take more than twice as long")
 
 
