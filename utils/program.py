@@ -33,7 +33,6 @@ _COMMANDS = (
     Command("detect", "find objects in images, videos and streams", "detect"),
     Command("export", "export a checkpoint to ONNX, OpenVINO, TorchScript or torch.export", "export"),
     Command("check", "check a data set, and with a trained model, its labels", "tools/check/__main__"),
-    Command("compare", "compare runs, with intervals of the differences", "tools/compare"),
     Command("kfold", "train and score by cross-validation", "tools/kfold/__main__"),
     Command("search", "search hyper-parameters", "tools/search/__main__"),
     Command("convert", "convert the export of an annotation tool to COCO JSON", "tools/convert/__main__"),

@@ -105,5 +105,5 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     if what := "" if spec.classes else class_difference(names, used):
         raise UserError(
             f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
-            "(val.py and tools.compare: or score common --classes, or all classes as one with --single-cls)"
+            "(val.py: or score common --classes, or all classes as one with --single-cls)"
         )

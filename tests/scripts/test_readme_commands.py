@@ -87,10 +87,6 @@ def test_from_clone_to_onnx(tmp_path: Path):
     assert len(scores) == 2
     assert scores[0] == scores[1]
 
-    compare = documented("docs/evaluation.md", "python -m tools.compare runs/train/a runs/train/b")
-    printed = clone.run(compare, {"runs/train/a": FOLDER, "runs/train/b": f"{FOLDER}2"})
-    assert "seed" in printed
-
     (code,) = [b.text for b in blocks("docs/export.md") if "InferenceSession" in b.text]
     (tmp_path / "mine.py").write_text(code + DETECT.format(image=str(image)))
     done = subprocess.run(

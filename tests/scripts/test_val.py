@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ from tests.helpers.exports import write_weights as lively_weights
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.scripts import SMALL
+from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable, GroundTruth
@@ -458,3 +459,54 @@ def test_flags_of_the_report_are_named_where_several_files_give_none(tiny, tmp_p
     val.main(flags(tiny, tmp_path, "--weights", *both, "--per-size", "--noplots"))
     assert "no effect: --per-size, --project" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of one epoch, in that of its data set."""
+    root = tmp_path_factory.mktemp("trained")
+    data, model = write_dataset(root / "set", train=4, val=2), write_model(root / "tiny.yaml")
+    given = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root]
+    train.main([*map(str, given), "--name", "run", "--epochs", "1"])
+    return root
+
+
+@pytest.mark.parametrize("gone", ["data.yaml", "images"])
+def test_a_data_set_that_is_gone_is_named_with_the_checkpoint_that_stores_its_path(trained, capsys, gone):
+    last = str(trained / "run" / "last.pt")
+    (trained / "set" / gone).rename(trained / "set" / "moved")
+    commands = (
+        (train.main, "--resume", last, "--epochs", "3"),
+        (val.main, "--weights", last, "--device", "cpu"),
+        (export.main, "--weights", last, "--format", "torchscript"),
+    )
+    try:
+        lines = [error_of(capsys, *command) for command in commands]
+        staged = error_of(capsys, *commands[0], "--stage", str(trained / "stage"))
+    finally:
+        (trained / "set" / "moved").rename(trained / "set" / gone)
+    for line in (*lines, staged):
+        assert f"{trained}/set/{gone}" in line
+        assert line.endswith(f"({last} stores the path of this data set; --data names another)")
+        assert "--data " + str(trained) not in line
+
+
+@pytest.mark.parametrize("named", ["address", "yaml"])
+def test_an_address_that_a_file_names_is_not_read(trained, tmp_path, capsys, named):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "data.yaml").write_text(f"{{train: {url}/set, val: {url}/set, names: [light, dark]}}")
+        content = torch.load(trained / "run" / "last.pt", weights_only=True)
+        content["data"] = {"source": f"{url}/data.yaml" if named == "address" else str(tmp_path / "data.yaml")}
+        last = tmp_path / "last.pt"
+        torch.save(content, last)
+        for command in (
+            (val.main, "--weights", last, "--device", "cpu"),
+            (export.main, "--weights", last, "--format", "torchscript"),
+        ):
+            line = error_of(capsys, *command)
+            assert "an address is read only if you name it with --data" in line or "with --data, or in a YAML" in line
+            assert str(last) in line
+        with pytest.raises(BlockingIOError):
+            server.accept()

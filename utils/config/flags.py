@@ -64,8 +64,7 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
 
 
 def _usage(field: dataclasses.Field) -> str:
-    name = field.name.upper()
-    return f"{name} ..." if field.metadata["positional"] else f"--{field.name} {name}"
+    return f"--{field.name} {field.name.upper()}"
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
@@ -74,9 +73,6 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
     options: dict[str, Any] = {"help": meta["help"]}
     if origin is list:
         options |= {"nargs": "+", "type": typing.get_args(kind)[0], "choices": meta["choices"]}
-    if meta["positional"]:
-        group.add_argument(field.name, **options)
-        return
     options |= {"dest": field.name} | ({"required": True} if default is MISSING else {"default": default})
     if origin is bool:
         options["action"] = argparse.BooleanOptionalAction

@@ -17,7 +17,6 @@ from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
 
 T = TypeVar("T")
-_OF_OTHER_PROGRAMS = ("train", "val", "detect", "export", "kfold", "search")  # commands that those have too
 
 
 def _others() -> ModuleType:
@@ -34,8 +33,7 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
     try:
         values = vars(build_parser(cls, description).parse_args(given))
     except UserError:
-        if command_of(cls) in _OF_OTHER_PROGRAMS:
-            _others().rewritten(command_of(cls), given)  # a value of a flag of ours may be one of another program
+        _others().rewritten(command_of(cls), given)  # a value of a flag of ours may be one of another program
         raise
     if lines:
         from utils.logger import log_when_configured  # with logging, which --help does without
@@ -55,11 +53,7 @@ def _in_our_flags(cls: type, argv: Sequence[str] | None) -> tuple[list[str], lis
     flags = [word.partition("=")[0] for word in given if word.startswith("--")]
     starts_with_flag = not given or given[0].startswith("-")
     is_ours = starts_with_flag and all(flag in flag_actions(cls) or flag == "--help" for flag in flags)
-    return (
-        (given, [])
-        if is_ours or command_of(cls) not in _OF_OTHER_PROGRAMS
-        else _others().translate(command_of(cls), given)
-    )
+    return (given, []) if is_ours else _others().translate(command_of(cls), given)
 
 
 def hyperparameters_from(

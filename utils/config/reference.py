@@ -19,7 +19,6 @@ COMMANDS: dict[str, type] = {
     "val.py": settings.ValConfig,
     "detect.py": settings.DetectConfig,
     "export.py": settings.ExportConfig,
-    "python -m tools.compare": settings.CompareConfig,
     "python -m tools.kfold": search_settings.KfoldConfig,
     "python -m tools.search": search_settings.SearchConfig,
 }
@@ -78,8 +77,6 @@ def _names(field: dataclasses.Field, cls: type) -> str:
     first = flag_name(field.name)
     if cls is settings.Hyperparameters:
         first = field.name
-    elif field.metadata["positional"]:
-        first = field.name.upper()
     elif type_of(field, cls) is bool:
         first += f" / --no-{first[2:]}"
     return ", ".join(f"`{name}`" for name in (first, *field.metadata["aliases"]))

@@ -35,12 +35,12 @@ _TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you did not export 
 TOPICS = {  # the sections of --help: the settings of all commands
     "data": "data fraction val_fraction task source classes single_cls verify max_bad cache cache_dir stage groups "
     "folds near_duplicates vid_stride max_frames",
-    "model and weights": "runs model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
+    "model and weights": "model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
     "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
     "cls_pw skip_zero_grads max_bad_steps seed deterministic",
-    "validation": "watch fitness patience val_every check check_images calibration_images draws",
+    "validation": "watch fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
@@ -62,7 +62,6 @@ def setting(
     also: Any = None,
     aliases: tuple[str, ...] = (),
     bare: Any = None,
-    positional: bool = False,
     is_line: bool = False,
 ) -> Any:
     """A dataclass field with the metadata that its flag or YAML key needs.
@@ -74,11 +73,10 @@ def setting(
         also: one value outside the bounds that has a special meaning.
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
-        positional: the values are given without a flag.
         is_line: a line of the log contains the text.
     """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare, "positional": positional, "is_line": is_line}
+    metadata |= {"also": also, "aliases": aliases, "bare": bare, "is_line": is_line}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -186,7 +184,7 @@ class _DetectionsConfig(_RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig(_RunConfig):
-    """Flags of the commands that train or score on a data set."""
+    """Flags of the commands that train, and of val.py."""
 
     classes: list[str] = setting(
         factory=list,
@@ -201,11 +199,6 @@ class _DataConfig(_RunConfig):
     )
     noplots: bool = setting(False, help="do not write plots")
 
-
-@dataclass(frozen=True, kw_only=True)
-class _ProcessesConfig(_DataConfig):
-    """Flags of the commands that train, and of val.py, for several processes."""
-
     verify: str = setting(
         "sample", choices=("sample", "full"), help="images that the scan decodes: suspicious ones and a sample, or all"
     )
@@ -216,7 +209,7 @@ class _ProcessesConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_ProcessesConfig):
+class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
@@ -314,7 +307,7 @@ class TrainConfig(_ProcessesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DetectionsConfig, _ProcessesConfig):
+class ValConfig(_DetectionsConfig, _DataConfig):
     """The flags of val.py."""
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
@@ -409,21 +402,6 @@ class ExportConfig:
     calibration_images: int = setting(300, low=1, help="number of training images for --int8")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
     offline: bool = setting(False, help="never download weights")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareConfig(_DataConfig):
-    """The flags of ``python -m tools.compare``."""
-
-    runs: list[str] = setting(positional=True, help="run folders or model files; the first is the baseline")
-    trust: bool = setting(False, help=_TRUST_HELP)
-    data: str = setting("", help="data set YAML; empty: the first run's")
-    task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
-    imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
-    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
-    draws: int = setting(1000, low=100, help="bootstrap samples for the confidence intervals")
-    seed: int = setting(0, low=0, help="seed of the bootstrap")
-    project: str = setting("runs/compare", help="folder of runs", is_line=True)
 
 
 def class_numbers(classes: Iterable[int | str], names: Mapping[int, str], owner: str) -> tuple[int, ...]:

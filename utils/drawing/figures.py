@@ -113,12 +113,8 @@ def chart_figure(chart: Chart) -> Figure:
     return _fit(figure)
 
 
-def grid_figure(charts: Sequence[Chart], across: int, *, shares_legend: bool = False) -> Figure | None:
-    """Charts with their titles, at most ``across`` side by side; None if there are none.
-
-    Args:
-        shares_legend: the lines of the first chart name those of all.
-    """
+def grid_figure(charts: Sequence[Chart], across: int) -> Figure | None:
+    """Charts with their titles, at most ``across`` side by side; None if there are none."""
     if not charts:
         return None
     across = min(across, len(charts))
@@ -127,12 +123,10 @@ def grid_figure(charts: Sequence[Chart], across: int, *, shares_legend: bool = F
     for axes, chart in zip(figure.subplots(down, across, squeeze=False).flat, charts):
         _draw_lines(axes, chart)
         axes.set_title(short_label(chart.title), fontsize=10)
-        if len(chart.lines) > 1 and not shares_legend:
+        if len(chart.lines) > 1:
             axes.legend(fontsize=7)
     for axes in figure.axes[len(charts) :]:
         axes.set_visible(False)
-    if shares_legend:
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", fontsize=8)
     return figure
 
 

@@ -82,22 +82,6 @@ def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
     ]
 
 
-def run_charts(runs: Mapping[str, Mapping[str, np.ndarray]]) -> list[Chart]:
-    """The columns of several results.csv over epochs, by the runs' labels: one chart per column."""
-    runs = {label: columns for label, columns in runs.items() if columns}  # a run may have no complete epoch
-    names = dict.fromkeys(name for columns in runs.values() for names in _panels(columns).values() for name in names)
-    return [
-        Chart(
-            title=name,
-            lines=[Line(label, c["epoch"], c.get(name, np.full(len(c["epoch"]), np.nan))) for label, c in runs.items()],
-            x_label="epoch",
-            y_label=_AXIS_NAMES.get(_panel_of(name), "loss (no unit)"),
-            x_is_whole=True,
-        )
-        for name in names
-    ]
-
-
 def curves_figure(columns: Mapping[str, np.ndarray]) -> Figure | None:
     """The columns of results.csv over epochs; None if there is no finite value."""
     return grid_figure(history_charts(columns), 5)

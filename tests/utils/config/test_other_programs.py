@@ -13,7 +13,7 @@ from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, check_lin
 from utils.config import other_programs
 from utils.config.other_programs import reason as reason_of
 from utils.config.parser import parse_config, read_recipe, with_overrides
-from utils.config.settings import CompareConfig, Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -208,7 +208,6 @@ def test_every_line_that_is_suggested_is_accepted(script: str):
 def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(other_programs, "_table", None)
     parse_config(TrainConfig, ["--img", "64", "--no-channels-last", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
-    parse_config(CompareConfig, ["a.pt", "b.pt"], "")
     read_recipe("finetune", pretrained=True)
     with refused():
         parse_config(TrainConfig, ["--batch=0", "--data", "a.yaml"], "")

@@ -236,7 +236,7 @@ def test_help_lists_each_flag_once_by_topic(cls):
     topics = " ".join(TOPICS.values()).split()
     for field in dataclasses.fields(cls):
         assert topics.count(field.name) == 1, field.name
-        shown = field.name if field.metadata["positional"] else f"--{field.name.replace('_', '-')}"
+        shown = f"--{field.name.replace('_', '-')}"
         assert len(re.findall(rf"^  {shown}[ ,\n]", text, re.M)) == 1, shown
     assert "(default: None)" not in text
     assert "(default: )" not in text
@@ -259,7 +259,7 @@ assert not heavy, heavy
     assert "usage:" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["search", "compare", "kfold", "check", "convert", "cache", "demo", "weights"])
+@pytest.mark.parametrize("name", ["search", "kfold", "check", "convert", "cache", "demo", "weights"])
 def test_help_names_the_command(name):
     command = [sys.executable, "-m", f"tools.{name}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -14,7 +14,6 @@ from engine.evaluation.matching import match_detections, sort_by_class
 from engine.report.validation import plot_errors, plot_reliability
 from tests.helpers.scoring import make_table, random_case
 from utils.drawing.draw import class_colors, draw_boxes, text_mask
-from utils.drawing.figures import grid_figure, save_figure
 from utils.drawing.plots import (
     draw_batch,
     draw_detections,
@@ -23,10 +22,8 @@ from utils.drawing.plots import (
     plot_curves,
     plot_labels,
     plot_metric_curves,
-    run_charts,
     tile_images,
 )
-from utils.files.results_csv import read_columns
 from utils.structures import Detections, EvalResult
 
 NAMES = ("Katze", "größer", "снег", "猫")
@@ -127,8 +124,6 @@ def test_names_are_drawn_as_text(tmp_path, recwarn):
         heading = ",".join(f"metrics/AP:{name}" for name in given)
         (tmp_path / "results.csv").write_text(f"epoch,{heading}\n1,0.5,0.4,0.3,0.2\n2,0.25,0.3,0.1,0.2\n", "utf-8")
         plot_curves(tmp_path / "results.csv", tmp_path / "curves.png")
-        runs = run_charts(dict.fromkeys(names, read_columns(tmp_path / "results.csv")))
-        save_figure(grid_figure(runs, 4, shares_legend=True), tmp_path / "runs.png")
         drawn.append([picture_of(path) for path in sorted(tmp_path.glob("*.png"))])
     assert all(map(np.array_equal, *drawn))
     assert not recwarn.list

@@ -1,4 +1,4 @@
-"""AP on resampled images: how far a difference between two detectors may be due to the choice of the images.
+"""AP on resampled images, from which follows how far a difference between two detectors may be due to their choice.
 
 The bootstrap (Efron 1979) draws as many images as there are, with replacement, many times. Both detectors are scored on
 the same draws, so what makes an image hard for both cancels. Detections are matched to objects once: an image drawn
@@ -6,14 +6,11 @@ twice counts twice, with the outcomes that it has. The AP of a draw equals that 
 which the drawn images are repeated, unless detections of one class in one image have equal scores (there COCO ranks the
 detections of the first copy before those of the second).
 
-The interval covers the choice of the images alone, not that of the training seed.
-
 Legend: S draws, N images, D detections, C classes, T IoU thresholds, R recall points.
 """
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +20,6 @@ from engine.evaluation.metrics import RECALL_POINTS, mean_known
 from utils.structures import DetectionTable, GroundTruth
 
 _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory at some 200 MB
-
-
-class Interval(NamedTuple):
-    low: float
-    high: float
 
 
 class ClassOutcomes(NamedTuple):
@@ -94,23 +86,6 @@ def resampled_ap(outcomes: list[ClassOutcomes], times: np.ndarray) -> np.ndarray
 def mean_ap(ap: np.ndarray) -> np.ndarray:
     """The mean over classes, of those that have objects: float64 (S,) from (S, C)."""
     return mean_known(ap, axis=1)
-
-
-def difference_interval(values: np.ndarray, num_images: int, level: float = 0.95) -> Interval:
-    """The ``level`` confidence interval of a difference, from its values (S,) on draws of images; nan if none is known.
-
-    Percentiles of the draws are a little too narrow for few images; those taken here are as much wider as Student's
-    interval is than the normal one (the expanded percentile interval, Hesterberg 2015).
-    """
-    known = values[~np.isnan(values)]
-    if not known.size or num_images < 3:
-        return Interval(float("nan"), float("nan"))
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    freedom = num_images - 1
-    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)  # Cornish-Fisher
-    tail = NormalDist().cdf(-t * (num_images / freedom) ** 0.5)
-    low, high = np.quantile(known, (tail, 1 - tail))
-    return Interval(float(low), float(high))
 
 
 def _class_ap(outcomes: ClassOutcomes, times: np.ndarray) -> np.ndarray:
