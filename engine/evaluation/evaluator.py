@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from models.losses.base import Criterion
 
 T = TypeVar("T")
-Stitch = Callable[[DetectionTable, np.ndarray, torch.device], tuple[DetectionTable, np.ndarray]]
+Stitch = Callable[[DetectionTable, np.ndarray], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
 
 
@@ -193,7 +193,7 @@ class Evaluator:
         seconds = timer.seconds() | {"total": time.perf_counter() - started}
         found, visited = DetectionTable.concatenate(tables), np.concatenate([np.zeros(0, np.int64), *seen])
         if self.stitch is not None and complete:
-            found, visited = self.stitch(found, visited, self.ctx.device)
+            found, visited = self.stitch(found, visited)
         parts = 2 + len(getattr(self.criterion, "names", ()))
         return {
             **{name: getattr(found, name) for name in DetectionTable.__slots__},

@@ -8,23 +8,20 @@ which each side is that of the best box that sees it. A box does not see a side 
 What is still cut after that but lies in a larger box of another view is a part of it and is left out, even if its score
 is higher. Last comes NMS.
 
-Legend: T views, K slots a view, N = T * K boxes, P pairs of views that overlap, E links between boxes.
+Legend: T views, N boxes of all views, G clusters of boxes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MOST_DETECTIONS
-from utils.structures import Detections, DetectionTable
+from utils.structures import DetectionTable
 
 # Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # of two boxes in the common area of their views
@@ -32,49 +29,45 @@ PART_OF = 0.5  # fraction of a cut box inside a larger one from which it is a pa
 PART_SCORE = 0.1  # the larger box has at least this fraction of the cut one's score: it is not noise
 CUT_MARGIN = 0.01  # of the view: a side that is so close to the border counts as cut off
 CROSS_VIEW_IOU = 0.7  # for boxes of an end-to-end head, which need no suppression within a view
-_CELLS = 1 << 22  # pairs of boxes that are compared at a time
+
+Pair = tuple[int, int]  # boxes
 
 
-class _Boxes(NamedTuple):
-    """Boxes of all views, padded."""
-
-    boxes: Tensor  # float32 (T, K, 4) canvas pixels, inside their views
-    scores: Tensor  # float32 (T, K), -1 in empty slots
-    classes: Tensor  # int64 (T, K), -1 in empty slots
-    cut: Tensor  # bool (T, K, 4): the side is at a border of the view inside the canvas
-
-
-@torch.no_grad()
 def stitch_views(
-    views: Detections, windows: Tensor, *, iou_thres: float | None, max_det: int, agnostic: bool = False
-) -> Detections:
-    """The detections of an image, B = 1, from those of its views.
+    found: DetectionTable, windows: np.ndarray, *, iou_thres: float | None, max_det: int, agnostic: bool = False
+) -> DetectionTable:
+    """The detections of an image, the best first, from those of its views. ``image_index`` is then without meaning.
 
     Args:
-        views: T views with at most K detections each, canvas pixels.
-        windows: float32 (T, 4), xyxy, which together cover the canvas.
+        found: N detections in canvas pixels, with the view of each in ascending order as ``image_index``.
+        windows: float (T, 4), xyxy, which together cover the canvas.
         iou_thres: of the NMS of the joined boxes; None: `CROSS_VIEW_IOU`.
         max_det: the most detections.
         agnostic: whether boxes of different classes suppress each other too.
     """
-    if len(windows) == 1:
-        return views
-    found = _clipped(views, windows)
-    pairs = _overlapping_pairs(windows)
-    links, parts = _compare(found, windows, pairs)
-    count = found.scores.numel()
-    cluster = _clusters(links, found.scores.shape[1], count)
-    boxes, scores, is_whole = _join(found, cluster)
-    kept = (scores >= 0) & (is_whole | ~_has_only_parts(parts, cluster))
-    order = scores.masked_fill(~kept, -1).argsort(descending=True, stable=True)[: int(kept.sum())]
-    boxes, scores, classes = boxes[order], scores[order], found.classes.flatten()[order]
-    group = torch.zeros_like(classes) if agnostic else classes
-    groups = int(group.max()) + 1 if len(group) else 1
-    keep = nms_keep(boxes, group, groups, CROSS_VIEW_IOU if iou_thres is None else iou_thres, max_det)
-    index = keep.nonzero()[:max_det, 0]
-    columns = (boxes[index], scores[index], classes[index])
-    padded = [torch.cat((t, t.new_zeros((max_det - len(index), *t.shape[1:]))))[None] for t in columns]
-    return Detections(*padded, torch.tensor([len(index)], device=index.device))
+    if len(windows) == 1 or not len(found.scores):
+        return found
+    view = found.image_index
+    found = replace(found, boxes_xyxy_px=_clipped(found.boxes_xyxy_px, windows[view]))
+    border = np.concatenate([windows[:, :2].min(0), windows[:, 2:].max(0)])  # of the canvas
+    margin = CUT_MARGIN * np.tile(windows[:, 2:] - windows[:, :2], 2)
+    cut = (np.abs(found.boxes_xyxy_px - windows[view]) <= margin[view]) & (windows != border)[view]
+    links, parts = _compare(found, cut, windows)
+    first_box = _clusters(links, view)
+    is_part = np.zeros(len(view), bool)
+    is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
+
+    _, cluster = np.unique(first_box, return_inverse=True)
+    order = np.lexsort((-found.scores, cluster))  # within a cluster the best first
+    found, is_part, starts = found.take(order), is_part[order], np.flatnonzero(np.diff(cluster[order], prepend=-1))
+    boxes, sees_all = _joined(found.boxes_xyxy_px, cut[order], starts)
+    found = replace(found.take(starts), boxes_xyxy_px=boxes)
+    kept = np.flatnonzero(sees_all | ~np.logical_and.reduceat(is_part, starts))
+    found = found.take(kept[np.argsort(-found.scores[kept], kind="stable")])
+    group = torch.from_numpy(found.classes * (not agnostic))
+    threshold = CROSS_VIEW_IOU if iou_thres is None else iou_thres
+    keep = nms_keep(torch.from_numpy(found.boxes_xyxy_px), group, int(group.max()) + 1, threshold, max_det)
+    return found.take(np.flatnonzero(keep.numpy())[:max_det])
 
 
 @dataclass(frozen=True)
@@ -93,180 +86,105 @@ class TileStitcher:
     iou_thres: float | None
     max_det: int
 
-    def __call__(
-        self, found: DetectionTable, seen: np.ndarray, device: torch.device
-    ) -> tuple[DetectionTable, np.ndarray]:
+    def __call__(self, found: DetectionTable, seen: np.ndarray) -> tuple[DetectionTable, np.ndarray]:
         """The detections in images, and the images.
 
         Args:
             found: detections by tile, in pixels of the images.
             seen: int64 (n,), tiles; all of an image, or none.
-            device: to compute on.
         """
         images = np.unique(self.image[seen])
         if not np.array_equal(np.sort(seen), np.flatnonzero(np.isin(self.image, images))):
             raise RuntimeError("each tile of an image was to be seen once")
         found = found.take(np.argsort(found.image_index, kind="stable"))
-        starts = np.searchsorted(found.image_index, np.arange(len(self.image) + 1)).tolist()
-        columns = found.boxes_xyxy_px.astype(np.float32), found.scores.astype(np.float32), found.classes
         tables = []
         for image in images.tolist():
             first, end = np.searchsorted(self.image, [image, image + 1]).tolist()
-            rows = [slice(*pair) for pair in pairwise(starts[first : end + 1])]
-            counts = torch.tensor([row.stop - row.start for row in rows])
-            if not counts.any():
-                continue
-            views = [pad_sequence([torch.from_numpy(c[row]) for row in rows], batch_first=True) for c in columns]
-            joined = stitch_views(
-                Detections(*(t.to(device) for t in (*views, counts))),
-                torch.from_numpy(self.windows[first:end]).to(device),
-                iou_thres=self.iou_thres,
-                max_det=min(self.max_det * len(rows), MOST_DETECTIONS),
-            )
-            boxes, scores, classes = (t[0, : int(joined.counts[0])].cpu().numpy() for t in joined[:3])
-            tables.append(
-                DetectionTable(np.full(len(boxes), image), boxes.astype(float), scores.astype(float), classes)
-            )
+            views = found.take(slice(*np.searchsorted(found.image_index, [first, end])))
+            views = replace(views, image_index=views.image_index - first)
+            max_det = min(self.max_det * (end - first), MOST_DETECTIONS)
+            joined = stitch_views(views, self.windows[first:end], iou_thres=self.iou_thres, max_det=max_det)
+            tables.append(replace(joined, image_index=np.full_like(joined.image_index, image)))
         return DetectionTable.concatenate(tables), images
 
 
-def _clipped(views: Detections, windows: Tensor) -> _Boxes:
-    boxes, scores, classes, counts = views
-    slots = max(int(counts.max()), 1)
-    is_box = torch.arange(slots, device=counts.device) < counts[:, None]
-    corners = windows[:, None]
-    low = torch.maximum(boxes[:, :slots, :2], corners[..., :2])
-    high = torch.minimum(boxes[:, :slots, 2:], corners[..., 2:])
-    inside = torch.cat((torch.minimum(low, corners[..., 2:]), torch.maximum(high, corners[..., :2])), 2)
-    border = torch.cat((windows[:, :2].amin(0), windows[:, 2:].amax(0)))  # of the canvas
-    is_inner = windows != border
-    margin = CUT_MARGIN * (windows[:, 2:] - windows[:, :2]).repeat(1, 2)
-    cut = ((inside - corners).abs() <= margin[:, None]) & is_inner[:, None]
-    return _Boxes(
-        inside, torch.where(is_box, scores[:, :slots], -1.0), torch.where(is_box, classes[:, :slots], -1), cut
-    )
+def _compare(found: DetectionTable, cut: np.ndarray, windows: np.ndarray) -> tuple[list[Pair], list[Pair]]:
+    """Links between boxes of one object, those with the highest scores (the lower of a link's two) first; and pairs
+    (part, whole). ``cut``: bool (N, 4), the side is at a border of the view inside the canvas."""
+    links, parts, scores, area = [], [], found.scores, _area(found.boxes_xyxy_px)
+    starts = np.searchsorted(found.image_index, np.arange(len(windows) + 1))
+    for first, second, common in _overlapping_views(windows, np.unique(found.image_index)):
+        rows, others = (np.arange(starts[v], starts[v + 1]) for v in (first, second))
+        a, b = (_clipped(found.boxes_xyxy_px[boxes], common) for boxes in (rows, others))
+        low, high = np.maximum(a[:, None, :2], b[:, :2]), np.minimum(a[:, None, 2:], b[:, 2:])
+        overlap = (high - low).clip(0).prod(-1) * (found.classes[rows, None] == found.classes[others])
+        union = _area(a)[:, None] + _area(b) - overlap
+        iou = np.divide(overlap, union, out=np.zeros_like(overlap), where=overlap > 0)
+        links += _pairs((iou == iou.max(1, keepdims=True)) & (iou == iou.max(0)) & (iou >= LINK_IOU), rows, others)
+        for small, large, shared in ((rows, others, overlap), (others, rows, overlap.T)):
+            is_inside = (shared > 0) & (shared >= PART_OF * area[small, None]) & (area[large] > area[small, None])
+            is_sure = scores[large] >= PART_SCORE * scores[small, None]
+            parts += _pairs(is_inside & is_sure & cut[small].any(1)[:, None], small, large)
+    return sorted(links, key=lambda link: -min(scores[link[0]], scores[link[1]])), parts
 
 
-def _overlapping_pairs(windows: Tensor) -> Tensor:
-    """int64 (P, 2), the first view before the second.
+def _overlapping_views(windows: np.ndarray, views: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Pairs of ``views`` that overlap, the first before the second, and their common area, xyxy.
 
     Diagonal neighbors are left out: an object in both is also in the two tiles between them, and two large objects may
     both cover the small common area, so that it cannot tell them apart.
     """
-    found, start = [], 0
-    for first in windows.split(max(_CELLS // len(windows), 1)):  # all at once, 20,000 views would take 30 GB
-        low = torch.maximum(first[:, None, :2], windows[None, :, :2])
-        high = torch.minimum(first[:, None, 2:], windows[None, :, 2:])
-        common = torch.cat((low, high), 2)
-        is_inside = (common == windows[None]).all(2) | (common == first[:, None]).all(2)
-        is_aligned = (first[:, None, :2] == windows[None, :, :2]).any(2)
-        pairs = ((high > low).all(2) & (is_inside | is_aligned)).triu(1 + start).nonzero()
-        found.append(pairs + pairs.new_tensor([start, 0]))
-        start += len(first)
-    return torch.cat(found)
+    for number, first in enumerate(views.tolist()):
+        window, others = windows[first], windows[views[number + 1 :]]
+        common = np.concatenate([np.maximum(window[:2], others[:, :2]), np.minimum(window[2:], others[:, 2:])], 1)
+        is_inside = (common == others).all(1) | (common == window).all(1)
+        is_aligned = (window[:2] == others[:, :2]).any(1)
+        overlaps = (common[:, 2:] > common[:, :2]).all(1) & (is_inside | is_aligned)
+        for other in np.flatnonzero(overlaps).tolist():
+            yield first, int(views[number + 1 + other]), common[other]
 
 
-def _compare(found: _Boxes, windows: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Links between boxes of one object, int64 (2, E), and pairs (part, whole), int64 (2, F). Boxes are numbered view
-    by view; links are in descending order of the lower of their two scores."""
-    slots = found.scores.shape[1]
-    links, parts, strengths = [], [], []
-    for views in pairs.split(max(_CELLS // slots**2, 1)):
-        first, second = (_Boxes(*(t[views[:, side]] for t in found)) for side in (0, 1))
-        common = [_clip_to_common(view.boxes, windows[views]) for view in (first, second)]
-        overlap = _intersections(*common)
-        comparable = (first.classes[:, :, None] == second.classes[:, None]) & (first.classes >= 0)[:, :, None]
-        comparable &= overlap > 0
-        union = _area(common[0])[:, :, None] + _area(common[1])[:, None] - overlap
-        iou = torch.where(comparable, overlap / union, 0.0)
-        is_linked = (iou == iou.amax(2, keepdim=True)) & (iou == iou.amax(1, keepdim=True)) & (iou >= LINK_IOU)
-        pair, a, b = is_linked.nonzero(as_tuple=True)
-        links.append(views[pair].T * slots + torch.stack((a, b)))
-        strengths.append(torch.minimum(first.scores[pair, a], second.scores[pair, b]))
-        pair, a, b = _is_part(first, second, comparable, overlap).nonzero(as_tuple=True)
-        parts.append(views[pair].T * slots + torch.stack((a, b)))
-        turned = _is_part(second, first, comparable.transpose(1, 2), overlap.transpose(1, 2))
-        pair, b, a = turned.nonzero(as_tuple=True)
-        parts.append(views[pair].flip(1).T * slots + torch.stack((b, a)))
-    order = torch.cat(strengths).argsort(descending=True, stable=True)
-    return torch.cat(links, 1)[:, order], torch.cat(parts, 1)
+def _pairs(chosen: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> Iterable[Pair]:
+    """The boxes of ``rows`` (K,) and ``columns`` (L,) that ``chosen``, bool (K, L), is true for."""
+    row, column = np.nonzero(chosen)
+    return zip(rows[row].tolist(), columns[column].tolist())
 
 
-def _clip_to_common(boxes: Tensor, windows: Tensor) -> Tensor:
-    """Boxes (P, K, 4) of one of two views, clipped to the common area of the views' ``windows`` (P, 2, 4)."""
-    low = torch.maximum(boxes[..., :2], windows[:, None, :, :2].amax(2))
-    high = torch.minimum(boxes[..., 2:], windows[:, None, :, 2:].amin(2))
-    return torch.cat((low, torch.maximum(low, high)), 2)
+def _clipped(boxes: np.ndarray, window: np.ndarray) -> np.ndarray:
+    low, high = window[..., :2], window[..., 2:]
+    return np.concatenate([boxes[:, :2].clip(low, high), boxes[:, 2:].clip(low, high)], 1)
 
 
-def _is_part(boxes: _Boxes, others: _Boxes, comparable: Tensor, overlap: Tensor) -> Tensor:
-    """Which of ``boxes`` are cut and lie in which larger ones of ``others``: bool (P, K, K), as their ``overlap``."""
-    area, other_area = _area(boxes.boxes)[:, :, None], _area(others.boxes)[:, None]
-    is_inside = comparable & (overlap >= PART_OF * area) & (other_area > area)
-    is_sure = others.scores[:, None] >= PART_SCORE * boxes.scores[:, :, None]
-    return is_inside & is_sure & boxes.cut.any(2)[:, :, None]
-
-
-def _area(boxes: Tensor) -> Tensor:
+def _area(boxes: np.ndarray) -> np.ndarray:
     return (boxes[..., 2:] - boxes[..., :2]).prod(-1)
 
 
-def _intersections(a: Tensor, b: Tensor) -> Tensor:
-    """Areas (P, K, L) of the intersections of boxes (P, K, 4) with boxes (P, L, 4)."""
-    low = torch.maximum(a[:, :, None, :2], b[:, None, :, :2])
-    high = torch.minimum(a[:, :, None, 2:], b[:, None, :, 2:])
-    return (high - low).clamp_(min=0).prod(-1)
-
-
-def _clusters(links: Tensor, slots: int, count: int) -> Tensor:
-    """The smallest number of a box of the cluster that each box belongs to: int64 (N,).
+def _clusters(links: Iterable[Pair], view: np.ndarray) -> np.ndarray:
+    """The first box of the cluster that each box belongs to: int64 (N,).
 
     Clusters grow by their best link, unless they would then have two boxes of a view, which are two objects.
 
     Args:
-        links: int64 (2, E), the best first.
-        slots: K; box n is of view n // K.
-        count: N.
+        links: the best first.
+        view: int64 (N,), of each box.
     """
-    first, views = list(range(count)), {}
-
-    def first_of(box: int) -> int:
-        while first[box] != box:
-            first[box] = box = first[first[box]]
-        return box
-
-    for link in links.T.tolist():
-        low, high = sorted(map(first_of, link))
-        seen = views.get(low, {low // slots}), views.get(high, {high // slots})
-        if low != high and seen[0].isdisjoint(seen[1]):
-            first[high], views[low] = low, seen[0] | seen[1]
-    return torch.tensor([first_of(box) for box in range(count)], device=links.device)
+    members = [{v: box} for box, v in enumerate(view.tolist())]  # of each box's cluster, by view
+    for a, b in links:
+        if members[a].keys().isdisjoint(members[b]):
+            union = members[a] | members[b]
+            for box in union.values():
+                members[box] = union
+    return np.array([min(cluster.values()) for cluster in members])
 
 
-def _join(found: _Boxes, cluster: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The clusters' boxes (N, 4), scores (N,), and whether all sides are seen, bool (N,). Each cluster is at the number
-    of its first box; the other scores are -1."""
-    boxes, scores, cut = found.boxes.flatten(0, 1), found.scores.flatten(), found.cut.flatten(0, 1)
-    count = len(scores)
-    by_score = scores.argsort(descending=True, stable=True)
-    rank = torch.empty_like(by_score).scatter_(0, by_score, torch.arange(count, device=scores.device))
-    index = cluster[:, None].expand(-1, 4)
-    seen = rank[:, None] + count * cut  # boxes that see a side come first
-    best = torch.full_like(seen, 2 * count).scatter_reduce(0, index, seen, "amin")
+def _joined(boxes: np.ndarray, cut: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The clusters' boxes (G, 4), and whether all sides are seen, bool (G,); from their boxes (N, 4), the best first,
+    the sides that these do not see, bool (N, 4), and where each cluster starts, (G,)."""
+    count = len(boxes)
+    best = np.minimum.reduceat(np.arange(count)[:, None] + count * cut, starts)  # boxes that see a side come first
     sees = best < count
-    chosen = boxes[by_score].gather(0, torch.where(sees, best, 0))
-    signs = boxes.new_tensor([1, 1, -1, -1])  # of several cut sides, the outermost
-    outermost = torch.full_like(boxes, torch.inf).scatter_reduce(0, index, boxes * signs, "amin") * signs
-    joined = torch.where(sees, chosen, outermost)
-    joined = torch.cat((joined[:, :2], torch.maximum(joined[:, 2:], joined[:, :2])), 1)
-    best_score = torch.full_like(scores, -1).scatter_reduce(0, cluster, scores, "amax")
-    is_first = cluster == torch.arange(count, device=scores.device)
-    return joined, torch.where(is_first, best_score, -1.0), sees.all(1)
-
-
-def _has_only_parts(parts: Tensor, cluster: Tensor) -> Tensor:
-    """Which clusters consist of parts of other clusters: bool (N,)."""
-    part, whole = parts
-    is_part = torch.zeros_like(cluster, dtype=torch.bool)
-    is_part[part[cluster[part] != cluster[whole]]] = True
-    return torch.ones_like(cluster).scatter_reduce(0, cluster, is_part.long(), "amin").bool()
+    low, high = np.minimum.reduceat(boxes[:, :2], starts), np.maximum.reduceat(boxes[:, 2:], starts)
+    outermost = np.concatenate([low, high], 1)  # of several cut sides
+    joined = np.where(sees, np.take_along_axis(boxes, best % count, 0), outermost)
+    joined[:, 2:] = np.maximum(joined[:, 2:], joined[:, :2])
+    return joined, sees.all(1)

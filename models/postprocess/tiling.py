@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
@@ -15,7 +16,7 @@ from torch.nn.functional import interpolate, pad
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiles import Tiles
 from utils.boxes import tile_windows
-from utils.structures import GRAY, Detections
+from utils.structures import GRAY, Detections, DetectionTable
 
 Find = Callable[[nn.Module, list[Tensor]], Detections]
 
@@ -79,9 +80,14 @@ class TiledDetector(nn.Module):
         return [*views, corners]
 
     def stitch(self, raw: list[Tensor]) -> Detections:
-        """The image's detections, B = 1, from what `forward` returns, which may have been converted to float."""
-        boxes, scores, classes, counts, windows = raw
-        return stitch_views(Detections(boxes, scores, classes.long(), counts.long()), windows, **self._options)
+        """The image's detections on the host, B = 1, from what `forward` returns, which may have been converted to
+        float."""
+        boxes, scores, classes, counts, windows = (t.cpu().numpy() for t in raw)
+        view, slot = np.nonzero(np.arange(scores.shape[1]) < counts[:, None])
+        found = DetectionTable(view, boxes[view, slot], scores[view, slot], classes[view, slot].astype(np.int64))
+        joined = stitch_views(found, windows, **self._options)
+        columns = (torch.from_numpy(t)[None] for t in (joined.boxes_xyxy_px, joined.scores, joined.classes))
+        return Detections(*columns, torch.tensor([len(joined.scores)]))
 
     def _detect_tiles(self, tiles: Tensor) -> Detections:
         size = self._imgsz if self._tiles.scaled else self._tiles.size

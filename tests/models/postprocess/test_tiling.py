@@ -1,13 +1,14 @@
 """Tiles cover the image, and the detections of an oracle, which sees the exact visible part of each object in a tile,
 are stitched to exactly the objects."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torchvision.ops import box_iou
 
-from models.postprocess import stitching
 from models.postprocess.stitching import TileStitcher, stitch_views
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector
@@ -33,45 +34,39 @@ def test_tiles_cover_the_canvas_once_each(canvas, overlap):
         assert len(starts) == 1 + int(np.ceil((side - 640) / (640 - round(640 * overlap))))
 
 
-def oracle(boxes, classes, windows, *, slots=64, least=0.0):
+def oracle(boxes, classes, windows):
     """The visible parts of objects in each window as detections; random scores."""
-    rng = np.random.default_rng(0)
-    found = Detections(
-        torch.zeros(len(windows), slots, 4),
-        torch.zeros(len(windows), slots),
-        torch.zeros(len(windows), slots, dtype=torch.long),
-        torch.zeros(len(windows), dtype=torch.long),
-    )
+    rng, tables = np.random.default_rng(0), []
     for view, window in enumerate(windows):
         low, high = np.maximum(boxes[:, :2], window[:2]), np.minimum(boxes[:, 2:], window[2:])
-        visible = (high > low + least).all(1)
-        count = int(visible.sum())
-        scores = np.sort(rng.uniform(0.1, 1, count))[::-1].copy()
-        order = rng.permutation(count)
-        found.boxes_xyxy[view, :count] = torch.from_numpy(np.concatenate([low, high], 1)[visible][order]).float()
-        found.classes[view, :count] = torch.from_numpy(classes[visible][order])
-        found.scores[view, :count] = torch.from_numpy(scores).float()
-        found.counts[view] = count
-    return found
+        visible = (high > low).all(1)
+        order = rng.permutation(int(visible.sum()))
+        seen = np.concatenate([low, high], 1)[visible][order]
+        scores = np.sort(rng.uniform(0.1, 1, len(order)))[::-1]
+        tables.append(DetectionTable(np.full(len(order), view), seen, scores, classes[visible][order]))
+    return DetectionTable.concatenate(tables)
 
 
-def stitched(boxes, classes, canvas_hw, *, tile=640, overlap=0.2, whole=False, **options):
+def table(*rows):
+    """Rows (view, score, box) of one class."""
+    views, scores, boxes = zip(*rows)
+    return DetectionTable(np.array(views), np.array(boxes, float), np.array(scores), np.zeros(len(rows), int))
+
+
+def stitched(boxes, classes, canvas_hw, *, tile=640, overlap=0.2, whole=False):
     windows = tile_windows(canvas_hw, tile, overlap)
     if whole:
         windows.append((0, 0, canvas_hw[1], canvas_hw[0]))
-    corners = np.array(windows, np.float64)
-    found = oracle(boxes, classes, corners, **options)
-    return stitch_views(found, torch.from_numpy(corners).float(), iou_thres=0.7, max_det=300)
+    windows = np.array(windows, float)
+    return stitch_views(oracle(boxes, classes, windows), windows, iou_thres=0.7, max_det=300)
 
 
 def assert_exact(result, boxes, classes):
-    count = int(result.counts[0])
-    got = torch.cat((result.classes[0, :count, None].float(), result.boxes_xyxy[0, :count]), 1).numpy()
-    want = np.concatenate([classes[:, None], boxes], 1).astype(np.float32)
+    got = np.concatenate([result.classes[:, None], result.boxes_xyxy_px], 1)
+    want = np.concatenate([classes[:, None], boxes], 1)
     got, want = (a[np.lexsort(a.T[::-1])] for a in (got, want))
     np.testing.assert_array_equal(got, want)
-    assert (result.scores[0, :count].diff() <= 0).all()
-    assert not result.boxes_xyxy[0, count:].any()
+    assert (np.diff(result.scores) <= 0).all()
 
 
 # Tiles of 640 at 0, 512, 1024, ...: borders at 512, 640, 1024, 1152, ...
@@ -118,7 +113,7 @@ def test_many_objects_are_stitched_exactly(seed, overlap):
             boxes.append(box)
             classes.append(kind)
     boxes, classes = np.array(boxes, np.float64), np.array(classes)
-    result = stitched(boxes, classes, (height, width), overlap=overlap, slots=len(boxes), whole=seed % 2 == 1)
+    result = stitched(boxes, classes, (height, width), overlap=overlap, whole=seed % 2 == 1)
     assert_exact(result, boxes, classes)
 
 
@@ -134,23 +129,19 @@ def test_overlapping_objects_of_a_class_stay_apart(seed):
         if (box_iou(torch.from_numpy(box), torch.from_numpy(boxes)) < 0.5).all():
             boxes = np.concatenate([boxes, box])
     windows = np.array(tile_windows((2000, 2000), 640, 0.2), np.float64)
-    found = oracle(boxes, np.zeros(len(boxes), int), windows, slots=len(boxes))
-    result = stitch_views(found, torch.from_numpy(windows).float(), iou_thres=0.7, max_det=1000)
+    found = oracle(boxes, np.zeros(len(boxes), int), windows)
+    result = stitch_views(found, windows, iou_thres=0.7, max_det=1000)
     assert_exact(result, boxes, np.zeros(len(boxes), int))
 
 
 def test_two_boxes_of_a_view_are_never_joined():
     """The box of the second view has a link to one of the first, through the third to the other."""
-    windows = torch.tensor([[0, 0, 640, 640], [512, 0, 1152, 640], [0, 0, 1152, 640]]).float()
-    boxes = torch.zeros(3, 2, 4)
-    boxes[0] = torch.tensor([[520, 100, 620, 200], [520, 150, 620, 250]])
-    boxes[1, 0] = torch.tensor([520, 120, 620, 215])
-    boxes[2, 0] = torch.tensor([520, 145, 620, 240])
-    scores = torch.tensor([[0.9, 0.8], [0.7, 0], [0.6, 0]])
-    views = Detections(boxes, scores, torch.zeros(3, 2).long(), torch.tensor([2, 1, 1]))
-    result = stitch_views(views, windows, iou_thres=0.7, max_det=9)
-    np.testing.assert_allclose(result.scores[0, : int(result.counts)], [0.9, 0.8])
-    np.testing.assert_array_equal(result.boxes_xyxy[0, :2], boxes[0])
+    windows = np.array([[0, 0, 640, 640], [512, 0, 1152, 640], [0, 0, 1152, 640]], float)
+    first = [(0, 0.9, (520, 100, 620, 200)), (0, 0.8, (520, 150, 620, 250))]
+    found = table(*first, (1, 0.7, (520, 120, 620, 215)), (2, 0.6, (520, 145, 620, 240)))
+    result = stitch_views(found, windows, iou_thres=0.7, max_det=9)
+    np.testing.assert_array_equal(result.scores, [0.9, 0.8])
+    np.testing.assert_array_equal(result.boxes_xyxy_px, [box for *_, box in first])
 
 
 class PixelReader(nn.Module):
@@ -206,22 +197,17 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
 
 def test_a_part_that_is_not_linked_to_the_whole_is_left_out():
     """Its predicted sides are too far from the whole's for a link in the narrow common area."""
-    windows = torch.tensor([[0, 0, 640, 640], [512, 0, 1152, 640]]).float()
-    boxes = torch.zeros(2, 2, 4)
-    boxes[0, 0] = torch.tensor([400, 100, 520, 300])  # the whole, of which the second tile sees 8 pixels
-    boxes[1, 0] = torch.tensor([512, 110, 515, 200])
-    boxes[1, 1] = torch.tensor([700, 110, 710, 200])
-    scores, classes = torch.tensor([[0.9, 0], [0.5, 0.4]]), torch.zeros(2, 2).long()
-    part, elsewhere = torch.tensor([512, 110, 515, 200]), torch.tensor([560, 110, 580, 200])
-    for box, whole, expected in (
+    windows = np.array([[0, 0, 640, 640], [512, 0, 1152, 640]], float)
+    whole = (400, 100, 520, 300)  # of which the second tile sees 8 pixels
+    part, elsewhere, other = (512, 110, 515, 200), (560, 110, 580, 200), (700, 110, 710, 200)
+    for box, score, expected in (
         (part, 0.9, [0.9, 0.4]),
         (elsewhere, 0.9, [0.95, 0.9, 0.4]),
         (part, 0.01, [0.95, 0.4, 0.01]),
     ):
-        boxes[1, 0], scores[0, 0], scores[1, 0] = box, whole, 0.95
-        views = Detections(boxes, scores, classes, torch.tensor([1, 2]))
-        result = stitch_views(views, windows, iou_thres=0.7, max_det=9)
-        np.testing.assert_allclose(result.scores[0, : int(result.counts)], expected)
+        found = table((0, score, whole), (1, 0.95, box), (1, 0.4, other))
+        result = stitch_views(found, windows, iou_thres=0.7, max_det=9)
+        np.testing.assert_array_equal(result.scores, expected)
 
 
 def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
@@ -229,33 +215,10 @@ def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
     windows = np.array(tile_windows((640, 1152), 640, 0.2), np.float64)
     found = oracle(boxes, np.array([0, 1]), windows)
     for agnostic, count in ((False, 2), (True, 1)):
-        corners = torch.from_numpy(windows).float()
-        assert int(stitch_views(found, corners, iou_thres=0.7, max_det=9, agnostic=agnostic).counts) == count
-    assert int(stitch_views(found, corners, iou_thres=None, max_det=1).counts) == 1
-
-
-def test_no_detections_are_none():
-    windows = torch.tensor(tile_windows((640, 2000), 640, 0.2)).float()
-    nothing = oracle(np.zeros((0, 4)), np.zeros(0, int), windows.numpy())
-    result = stitch_views(nothing, windows, iou_thres=0.7, max_det=5)
-    assert result.counts.tolist() == [0]
-    assert result.boxes_xyxy.shape == (1, 5, 4)
-
-
-def test_many_views_are_compared_in_parts(monkeypatch):
-    """The detections do not depend on how many pairs of views are compared at a time."""
-    windows = torch.tensor(tile_windows((300, 300), 100, 0.5), dtype=torch.float32)
-    views = Detections(
-        windows[:, None] + torch.tensor([[[40.0, 40, -5, -5], [10, 10, -70, -70]]]),
-        torch.linspace(0.5, 0.9, 2 * len(windows)).view(-1, 2),
-        torch.zeros(len(windows), 2, dtype=torch.int64),
-        torch.full((len(windows),), 2),
-    )
-    at_once = stitch_views(views, windows, iou_thres=0.5, max_det=100)
-    monkeypatch.setattr(stitching, "_CELLS", 3 * len(windows))
-    in_parts = stitch_views(views, windows, iou_thres=0.5, max_det=100)
-    assert at_once.counts.item() > 1
-    assert all(torch.equal(a, b) for a, b in zip(at_once, in_parts))
+        assert len(stitch_views(found, windows, iou_thres=0.7, max_det=9, agnostic=agnostic).scores) == count
+    assert len(stitch_views(found, windows, iou_thres=None, max_det=1).scores) == 1
+    nothing = found.take([])
+    assert not len(stitch_views(nothing, windows, iou_thres=0.7, max_det=5).scores)
 
 
 def test_tables_of_many_images_are_stitched_image_by_image():
@@ -267,26 +230,22 @@ def test_tables_of_many_images_are_stitched_image_by_image():
         low = rng.random((12, 2)) * (np.array(canvas_hw[::-1]) - 150)
         boxes = np.concatenate([low, low + 20 + rng.random((12, 2)) * 130], 1)[: 0 if image == 2 else None]
         found = oracle(boxes, rng.integers(CLASSES, size=len(boxes)), corners)
-        rows, slots = np.nonzero(np.arange(found.scores.shape[1]) < found.counts.numpy()[:, None])
-        at = (t.numpy()[rows, slots] for t in found[:3])
-        tables.append(DetectionTable(rows + first, *at))
-        joined = stitch_views(found, torch.from_numpy(corners).float(), iou_thres=0.7, max_det=50)
-        expected.append([t[0, : int(joined.counts)].numpy() for t in joined[:3]])
+        tables.append(replace(found, image_index=found.image_index + first))
+        expected.append(stitch_views(found, corners, iou_thres=0.7, max_det=50))
         images += [image] * len(corners)
         windows.append(corners)
         first += len(corners)
     table = DetectionTable.concatenate(tables)
     by_tile = table.take(np.concatenate([np.flatnonzero(table.image_index == t) for t in rng.permutation(first)]))
-    stitch = TileStitcher(np.array(images), np.concatenate(windows).astype(np.float32), 0.7, 50)
-    result, seen = stitch(by_tile, rng.permutation(first), torch.device("cpu"))
+    stitch = TileStitcher(np.array(images), np.concatenate(windows), 0.7, 50)
+    result, seen = stitch(by_tile, rng.permutation(first))
     assert seen.tolist() == [0, 1, 2, 3]
-    for image, (boxes, scores, classes) in enumerate(expected):
+    for image, of_image in enumerate(expected):
         part = result.take(result.image_index == image)
-        np.testing.assert_allclose(part.boxes_xyxy_px, boxes)
-        np.testing.assert_allclose(part.scores, scores)
-        np.testing.assert_array_equal(part.classes, classes)
+        for name in ("boxes_xyxy_px", "scores", "classes"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(of_image, name))
     with pytest.raises(RuntimeError, match="each tile of an image was to be seen once"):
-        stitch(by_tile, np.arange(first - 1), torch.device("cpu"))
+        stitch(by_tile, np.arange(first - 1))
 
 
 def test_a_detector_sees_tiles_as_it_was_trained():
