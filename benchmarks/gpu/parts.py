@@ -158,7 +158,7 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
         part("float16 that overflows at once", 15, check("overflow", sizes, *size, *both)),
         part("the same bits on two processes of one GPU", 35,
              check("ranks", sizes, *size, *both, "--batch-size", "8"), environment=LOOPBACK),
-        part("DDP, ZeRO and compressed gradients on two processes of one GPU", 25,
+        part("DDP and ZeRO on two processes of one GPU", 25,
              check("ranks-ddp", sizes, *size, "--batch-size", "8"), environment=LOOPBACK),
         part("batches straight from the workers' memory", 15, check("feed", sizes, *data), "small"),
         part(f"trains in {half} with SGD", 15, train("half", "--amp", half, "--optimizer", "SGD"), "small"),

@@ -14,15 +14,14 @@ SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less 
 
 
 class Checkpoints(Hook):
-    """Saves by the clock of rank 0 and every so many steps.
+    """Saves by the clock of rank 0.
 
     Args:
-        every_s: seconds between checkpoints; 0: they are not saved by the clock.
-        every_steps: steps of the optimizer between checkpoints; 0: they are not counted.
+        every_s: seconds between checkpoints; 0: there are none within an epoch.
     """
 
-    def __init__(self, every_s: float, every_steps: int) -> None:
-        self._every_s, self._every_steps = every_s, every_steps
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
         self._saved_at = time.monotonic()
         self._is_requested = False
 
@@ -37,8 +36,7 @@ class Checkpoints(Hook):
         if trainer.ctx.is_main and not self._is_requested and 0 < self._every_s <= self._age_s():
             trainer.control.request(Action.SAVE)  # one clock decides for all
             self._is_requested = True
-        is_due = self._every_steps and trainer.progress.updates % self._every_steps == 0
-        return Action.SAVE if is_due else Action.CONTINUE
+        return Action.CONTINUE
 
     def before_validation(self, trainer: Training) -> Action:
         """An epoch's steps are saved before its validation, which may be killed or fail, if they took long."""

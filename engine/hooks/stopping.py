@@ -19,17 +19,11 @@ log = logging.getLogger("lockstep")
 
 # Of torch's first loss scale, 2^16, by which float16's range is found; then each step in a row is strange.
 HALVINGS = 16
+MOST_BAD_STEPS = 20  # in a row end a run: more than `HALVINGS`
 
 
 class NonFiniteSteps(Hook):
-    """Names the files of a step that was skipped. Raises UserError if one step after another was.
-
-    Args:
-        most: how many in a row end the run.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
+    """Names the files of a step that was skipped. Raises UserError if `MOST_BAD_STEPS` were in a row."""
 
     def read(self, trainer: Training, values: StepValues) -> Action:
         if values.finite:
@@ -44,7 +38,7 @@ class NonFiniteSteps(Hook):
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         elif trainer.ctx.is_main:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
-        if progress.bad_steps >= self._most:
+        if progress.bad_steps >= MOST_BAD_STEPS:
             trainer.checkpointer.wait()
             last = trainer.checkpointer.last
             what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from utils.distributed.context import DistributedContext
@@ -47,7 +46,6 @@ def parallelize(
     sync_bn_group: dist.ProcessGroup | None = None,
     unused: Sequence[str] = (),
     static: bool = False,
-    compress: bool = False,
 ) -> nn.Module:
     """Wraps ``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices; otherwise
     returns the model itself.
@@ -55,7 +53,7 @@ def parallelize(
     BatchNorm buffers stay local during training (`average_buffers` averages them) instead of being broadcast from rank
     0 at every step. DDP searches for parameters without gradients, which costs a walk over the graph, only if some are
     ``unused``. ``static``: the graph is the same in every step and always sends its gradients, so none may run under
-    `Strategy.without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged and added as bfloat16.
+    `Strategy.without_gradient_sync`; DDP then checks less.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -66,7 +64,7 @@ def parallelize(
         ddp = nn.parallel.DistributedDataParallel
         names = ("forward_sync_buffers", "broadcast_buffers")  # the second before torch 2.15
         no_broadcast = next(name for name in names if name in inspect.signature(ddp.__init__).parameters)
-        wrapped = ddp(
+        return ddp(
             model,
             device_ids=ids,
             gradient_as_bucket_view=True,
@@ -75,9 +73,6 @@ def parallelize(
             static_graph=static and not unused,
             **{no_broadcast: False},
         )
-        if compress:
-            wrapped.register_comm_hook(None, bf16_compress_hook)
-        return wrapped
     if len(ctx.devices) > 1:
         from engine.parallel.data_parallel import DataParallel
 

@@ -53,7 +53,7 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
         )
     if config.batch_size == FIND_BATCH_SIZE:
         raise UserError("--pipeline 2: --batch-size -1 measures whole models; use a number")
-    names = ("virtual_ranks", "sync_bn", "compile", "compress_grads", "teacher", "keep_old")
+    names = ("virtual_ranks", "sync_bn", "compile", "teacher", "keep_old")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
     if given:
         raise UserError(f"--pipeline 2 does not work with {', '.join(given)}; leave out one or the other")

@@ -212,7 +212,7 @@ def prepare_step(
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
     batch_size = images * shards * samples_per_image(config)
     accumulate = step_plan(replace(config, batch_size=batch_size), 1).accumulate
-    alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": 0}
+    alone = {"compile": False, "zero": False, "sync_bn": 0}
     model = copy.deepcopy(model)
     step = build_step(
         DistributedContext.single(ctx.device),

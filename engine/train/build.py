@@ -153,8 +153,8 @@ def build_hooks(
 ) -> list[Hook]:
     """All hooks of a run, in their order."""
     return [
-        Checkpoints(config.save_minutes * 60, config.save_steps),
-        NonFiniteSteps(config.max_bad_steps),
+        Checkpoints(config.save_minutes * 60),
+        NonFiniteSteps(),
         Results(fitness),
         ProgressBar(),
         *([ClassWeights(train_loader)] if config.image_weights else []),

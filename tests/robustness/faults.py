@@ -181,7 +181,7 @@ class Bench:
                 "--project", str(folder / "runs"), "--cache-dir", str(folder / "cache"), "--cache", setting.cache,
                 "--imgsz", "64", "--batch-size", str(BATCH), "--device", "cpu", "--workers", "1", "--amp", "off",
                 "--noplots", "--optimizer", "SGD", "--epochs", str(EPOCHS), "--virtual-ranks", "4", "--deterministic",
-                "--save-steps", "1", "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
+                "--save-minutes", "1e-6", "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
 
     def prepare(self, name: str, setting: Setting) -> None:
         """Prepares the folder as it is before a run of this setting."""

@@ -60,7 +60,7 @@ def flags(root: Path, name: str, epochs: int) -> list[str]:
     return ["--data", str(root / "set" / "data.yaml"), "--model", str(root / "tiny.yaml"), "--project", str(root),
             "--name", name, "--cache-dir", str(root / "cache"), "--imgsz", "64", "--batch-size", str(BATCH),
             "--device", "cpu", "--workers", "1", "--amp", "off", "--noplots", "--optimizer", "SGD", "--exist-ok",
-            "--epochs", str(epochs), "--virtual-ranks", "4", "--deterministic", "--save-steps", "2",
+            "--epochs", str(epochs), "--virtual-ranks", "4", "--deterministic",
             "--val-every", "4", "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def logged(folder: Path) -> dict[int, list[int]]:
 
 def launch(root: Path, name: str, world: int, epochs: int, logs: Path) -> Processes:
     logs.mkdir(parents=True)
-    run = Processes(root / f"{name}.txt", odd=f"log:{logs}")
+    run = Processes(root / f"{name}.txt", odd=f"save:2;log:{logs}")
     resumed = (root / name / "last.pt").exists()
     run.ranks(world, *(["--resume", str(root / name)] if resumed else flags(root, name, epochs)))
     return run
@@ -189,8 +189,7 @@ class PhaseKills:
         plan = {"phases": PHASES, "counts": str(folder / "calls"), "mark": str(folder / "mark")}
         plan |= {"phase": phase, "number": number, "delay_s": delay_s, "kills": who != "rank 1"}
         (folder / "plan.json").write_text(json.dumps(plan))
-        small = "set:data.index.scan:_CHUNK:4"
-        small += ";set:data.cache.disk:_BATCH_BYTES:30000"
+        small = "save:2;set:data.index.scan:_CHUNK:4;set:data.cache.disk:_BATCH_BYTES:30000"
         run = Processes(folder / "log.txt", odd=f"memory:{folder / 'memory'};calls:{folder / 'plan.json'};{small}")
         if (folder / "runs" / "exp" / "last.pt").exists():
             given = ["--resume", str(folder / "runs" / "exp")]

@@ -3,6 +3,7 @@
 - ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
 - ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
   UserError before that step.
+- ``save:STEPS``: a checkpoint every so many steps.
 - ``slow:SECONDS``: every step takes so much longer; ``slowval:SECONDS``: every batch of validation does.
 - ``scored:FILE``: each validation appends the id of its process to FILE.
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
@@ -72,6 +73,19 @@ def make_odd(kind: str, *args: str) -> None:
     TrainStep.__call__, Evaluator.run = step, run
 
 
+def save_every(steps: int) -> None:
+    from engine.hooks.checkpoints import Checkpoints
+    from engine.hooks.hook import Action
+
+    check = Checkpoints.after_step
+
+    def after_step(self, trainer) -> Action:
+        action = check(self, trainer)
+        return action if trainer.progress.updates % steps else Action.SAVE
+
+    Checkpoints.after_step = after_step
+
+
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
 
 
@@ -128,7 +142,9 @@ def make_otherwise(kind: str, *args: str) -> bool:
             del sys.modules[name]  # they have the other folder
     elif kind == "calls" and os.environ.get("RANK", "0") == "0":
         watch_calls(args[0])
-    return kind in ("set", "memory", "calls")
+    elif kind == "save":
+        save_every(int(args[0]))
+    return kind in ("set", "memory", "calls", "save")
 
 
 def main(argv: list[str] | None = None) -> None:

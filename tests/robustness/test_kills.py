@@ -66,7 +66,7 @@ def test_joined_and_mapped_classes_of_gray_images_keep_their_bits(tmp_path: Path
     (tmp_path / "both.yaml").write_text(yaml.safe_dump({"train": parts, "val": parts} | gray))
     (tmp_path / "killer.py").write_text(KILLER)
     flags = ["--data", tmp_path / "both.yaml", "--model", write_model(tmp_path / "tiny.yaml"), "--project", tmp_path]
-    flags += [*SMALL, "--cache-dir", tmp_path, "--epochs", "3", "--virtual-ranks", "2", "--save-steps", "1"]
+    flags += [*SMALL, "--cache-dir", tmp_path, "--epochs", "3", "--virtual-ranks", "2", "--save-minutes", "1e-6"]
     flags += ["--repeat-factor", "0.9", "--cls-pw", "1", "--callbacks", "killer:on_step"]
     flags += ["--optimizer", "SGD"]
     spawn = ["--spawn", str(processes)] if processes > 1 else []

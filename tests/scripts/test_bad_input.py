@@ -88,7 +88,6 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
         (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
         (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the images of a batch (4)"),
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
@@ -155,11 +154,12 @@ def test_a_validation_split_is_in_the_data_or_held_out(world, tmp_path, capsys, 
         ["--model", "none.yaml"],
         ["--freeze", "99"],
         ["--max-bad", "0"],  # with the file that is no image, below
-        ["--max-bad-steps", "1", "--set", "lr0=1e30", "warmup_epochs=0"],  # begins, and fails before a checkpoint
+        ["--set", "lr0=1e30", "warmup_epochs=0"],  # begins, and fails before a checkpoint
     ],
 )
-def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
+def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, monkeypatch, given):
     """Neither the run's folder nor a new folder of runs is left; existing ones are kept with their content."""
+    monkeypatch.setattr("engine.hooks.stopping.MOST_BAD_STEPS", 1)
     data = write_dataset(tmp_path / "set", train=8, val=3)
     if "--max-bad" in given:
         (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
@@ -304,9 +304,10 @@ def test_patience_counts_only_validated_epochs(world, tmp_path):
     assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
 
 
-def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys):
+def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeypatch):
     """Before the first checkpoint there is nothing to resume from; later the last good one is unchanged."""
-    given = [*flags(world), "--max-bad-steps", "1", "--project", str(tmp_path), "--epochs", "2"]
+    monkeypatch.setattr("engine.hooks.stopping.MOST_BAD_STEPS", 1)
+    given = [*flags(world), "--project", str(tmp_path), "--epochs", "2"]
     given += ["--weights", str(world / "runs" / "exp" / "best.pt")]
     assert "No checkpoint yet: start again with a lower lr0" in error_of(
         capsys, train.main, *given, "--set", "lr0=1e30", "warmup_epochs=0"

@@ -75,8 +75,8 @@ def resume(project: Path, ranks: int = 2) -> None:
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
     """The state is saved, no process is left, and resuming gives the uninterrupted run. Further signals do no harm."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
-        run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
+    with Processes(tmp_path / "log.txt", odd="save:2;slow:0.05") as run:
+        run.ranks(2, *flags(world, tmp_path))
         run.until((tmp_path / "exp" / "last.pt").exists)
         run.started[1].send_signal(number)
         for _ in range(20):
@@ -124,8 +124,8 @@ def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path)
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
-        run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
+    with Processes(tmp_path / "log.txt", odd="save:2;slow:0.2") as run:
+        run.ranks(1, *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         first = run.started[0]
         for given in (["--resume", str(tmp_path / "exp")], flags(world, tmp_path, "--exist-ok")):
@@ -180,7 +180,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
 @pytest.mark.slow
 def test_spawn_forwards_signals(world, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
-        parent = run.start([python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-steps", "2"),
+        parent = run.start([python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"),
                             "--spawn", "2"])  # fmt: skip
         run.until((tmp_path / "exp" / "last.pt").exists)
         parent.send_signal(signal.SIGTERM)
@@ -191,9 +191,9 @@ def test_spawn_forwards_signals(world, tmp_path):
 
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+    with Processes(tmp_path / "log.txt", odd="save:3;slow:0.05") as run:
         options = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"]
-        run.torchrun(options, *flags(world, tmp_path, "--save-steps", "3"), agent=python())
+        run.torchrun(options, *flags(world, tmp_path), agent=python())
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(run.launched()[-1], signal.SIGKILL)
         assert run.codes() == [0], run.output()
@@ -216,10 +216,10 @@ def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
 @pytest.mark.slow
 def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path):
     """With a static rendezvous, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+    with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
         agent = run.torchrun(
             ["--nproc_per_node", "2", "--master_port", "29633", "--max-restarts", "2"],
-            *flags(world, tmp_path, "--save-steps", "1"),
+            *flags(world, tmp_path),
         )
         last = tmp_path / "exp" / "last.pt"
         run.until(last.exists)
@@ -248,10 +248,8 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
 def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, code):
     """As the README says, torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
     is saved."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
-        agent = run.torchrun(
-            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
-        )
+    with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
+        agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(agent.pid if to_torchrun else run.launched()[0], number)
         assert agent.wait(60) == code, run.output()
@@ -262,10 +260,8 @@ def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, 
 @pytest.mark.slow
 def test_processes_stop_by_themselves_when_torchrun_is_killed(world, whole, tmp_path):
     """After SIGKILL nobody is left to stop torchrun's processes, so they save and end."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
-        agent = run.torchrun(
-            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
-        )
+    with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
+        agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         agent.kill()
         run.wait_gone(10)
@@ -279,13 +275,13 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
     port = str(free_port())
     options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
-    more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--save-steps", "2", "--epochs", "3")
+    more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--epochs", "3")
     with Processes(tmp_path / "alone.txt") as run:
         run.ranks(1, *more, "--name", "alone")
         assert run.codes() == [0], run.output()
     with (
-        Processes(tmp_path / "log.txt", odd="slow:0.1") as first,
-        Processes(tmp_path / "log2.txt", odd="slow:0.1") as lost,
+        Processes(tmp_path / "log.txt", odd="save:2;slow:0.1") as first,
+        Processes(tmp_path / "log2.txt", odd="save:2;slow:0.1") as lost,
     ):
         first.torchrun(options, *more)
         time.sleep(1)
@@ -302,8 +298,8 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
     "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("raise", "refuse")), "kill"]
 )
 def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
-    with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
-        run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
+    with Processes(tmp_path / "log.txt", odd="save:2;" + (f"{kind}:1:5" if kind != "kill" else "slow:0.1")) as run:
+        run.ranks(2, *flags(world, tmp_path))
         if kind == "kill":
             run.until(lambda: "SGD (--optimizer)" in run.output())
             time.sleep(1)
@@ -335,7 +331,7 @@ def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
 def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
     """A limit on file sizes stands in for a full disk; all ranks end."""
     with Processes(tmp_path / "log.txt") as run:
-        command = [python(), "train.py", *flags(world, tmp_path, "--save-steps", "2", "--spawn", "2")]
+        command = [python(), "train.py", *flags(world, tmp_path, "--save-minutes", "1e-6", "--spawn", "2")]
         run.start(["sh", "-c", 'ulimit -f 800 && exec "$@"', "sh", *command])  # blocks of 512 bytes
         assert run.codes() == [2], run.output()
         run.wait_gone(10)

@@ -54,7 +54,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 def test_why_a_training_failed(tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    config = config_of(tmp_path, "--epochs", "1", "--set", "box=1e38", "--max-bad-steps", "1")
+    config = config_of(tmp_path, "--epochs", "5", "--batch-size", "1", "--set", "box=1e38")
     with StopSignals() as signals, refused(TrainingFailed) as failed:
         train(config, folder, "metrics/AP", signals)
     assert not failed.value.refused

@@ -21,7 +21,7 @@ from utils.files.safe_io import write_whole
 # Settings that may change when a command is continued: they do not change what a trial or a fold computes.
 _FREE = frozenset(
     ("project", "name", "trials", "device", "workers", "spawn", "cache", "cache_dir", "stage", "offline", "noplots")
-) | frozenset(("save_period", "save_minutes", "save_steps"))
+) | frozenset(("save_period", "save_minutes"))
 _PATHS = frozenset(("data", "model", "weights", "groups"))
 
 

@@ -39,13 +39,13 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
-    "cls_pw skip_zero_grads max_bad_steps seed deterministic",
+    "cls_pw seed deterministic",
     "validation": "watch fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
-    "processes": "spawn eval_ranks sync_bn compress_grads zero virtual_ranks pipeline",
-    "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker "
+    "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
+    "output": "project name exist_ok export save_period save_minutes callbacks tracker "
     "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
@@ -265,7 +265,6 @@ class TrainConfig(_DataConfig):
         bare=ALL_RANKS,
         help="synchronize batch norm over all processes or groups of n; 0: off",
     )
-    compress_grads: bool = setting(False, help="exchange gradients as bfloat16, which halves the traffic (plain DDP)")
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
         0, low=0, help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
@@ -276,7 +275,6 @@ class TrainConfig(_DataConfig):
     threads: int = setting(
         0, low=0, high=_MOST_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
     )
-    skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     fitness: str = setting(
@@ -285,7 +283,6 @@ class TrainConfig(_DataConfig):
     patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
     save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
     save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
-    save_steps: int = setting(0, low=0, help="also save within an epoch every n steps; 0: never")
     eval_ranks: int = setting(
         0, low=0, help="the last n processes only validate, while the others train; 0: all processes do both"
     )
@@ -298,7 +295,6 @@ class TrainConfig(_DataConfig):
     )
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
-    max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
     callbacks: str = setting("", help="MODULE:OBJECT with your own hooks: on_start, on_step, on_epoch, on_end")
     tracker: list[str] = setting(
         factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"

@@ -123,9 +123,9 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
     """With an evaluating process or without one."""
-    odd = f"{ODD};hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"
+    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
-        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--save-steps", "1", "--eval-ranks", "1"))
+        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
         assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["RemoteValidation"]["after_epoch"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM

@@ -168,7 +168,7 @@ def test_a_killed_run_resumes_and_ends_with_the_bits_of_one_process(tmp_path):
     )
     model = write_model(tmp_path / "model.yaml", SKIPPING)
     flags = [*SMALL, "--data", "set/data.yaml", "--model", str(model), "--nominal-batch", "8", "--multi-scale"]
-    flags += ["--epochs", "2", "--threads", "1", "--save-steps", "1", "--project", "runs"]
+    flags += ["--epochs", "2", "--threads", "1", "--save-minutes", "1e-6", "--project", "runs"]
 
     run = partial(run_python, ROOT / "train.py", folder=tmp_path)
     run(*flags, "--name", "one")

@@ -147,7 +147,7 @@ def fail(*_, **__):
 @pytest.mark.parametrize(
     ("flags", "not_called"),
     [
-        (["--compress-grads"], "open_data"),
+        (["--virtual-ranks", "3"], "open_data"),
         (["--batch-size", "-1"], "open_data"),
         (["--cache", "device"], "open_data"),
         (["--callbacks", "user_absent:x"], "open_data"),

@@ -32,14 +32,14 @@ MODELS = {"anchor_free": TINY_MODEL, "anchor": TINY_ANCHOR_MODEL}
 
 
 def make_step(
-    ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, norm_eval: bool = False, compress=False, **changes
+    ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, norm_eval: bool = False, static=False, **changes
 ):
     model = build_detector(MODELS[kind], 2, seed=1)
     if norm_eval:  # only batch statistics may depend on how a batch is sharded
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()
-    wrapped = parallelize(model, ctx, sync_bn=sync_bn, static=compress, compress=compress)
+    wrapped = parallelize(model, ctx, sync_bn=sync_bn, static=static)
     return make_train_step(ctx, model, wrapped=wrapped, optimizer=optimizer, **changes), model
 
 
@@ -99,14 +99,11 @@ def test_the_gradient_is_that_of_samples_times_the_mean_loss():
 
 
 def test_a_step_whose_gradients_are_all_zero_is_taken():
-    step, model = make_step(DistributedContext.single(), "anchor_free", skip_zero_grads=True)
-    before = weights_of(model)
+    step, _ = make_step(DistributedContext.single(), "anchor_free")
     step.criterion.register_forward_hook(lambda _module, _arguments, out: out._replace(total=out.total * 0))
     step([global_batch()], [6], 1)
     values = step.reader.pop(leave=0)[0]
     assert (values.grad_norm, values.finite) == (0, True)
-    trained = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
-    assert torch.isin(trained, before).all()
 
 
 def test_clipping_bounds_the_gradient():

@@ -21,14 +21,13 @@ SINGLE = DistributedContext.single("cpu")
         (3, {"sync_bn": 2}),
         (3, {"deterministic": True}),
         (4, {"virtual_ranks": 2}),
-        (2, {"compress_grads": True, "deterministic": True}),
         (2, {"sync_bn": 2, "deterministic": True}),
         (1, {"pipeline": 2}),
         (3, {"pipeline": 2}),
         (2, {"pipeline": 2, "batch_size": -1}),
         (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}),
         (4, {"pipeline": 2, "sync_bn": 2, "compile": True}),
-        (2, {"pipeline": 2, "compress_grads": True, "keep_old": True}),
+        (2, {"pipeline": 2, "keep_old": True}),
     ],
 )
 def test_refused(processes, settings):
@@ -46,7 +45,7 @@ def test_replicas_of_one_process_cannot_synchronize_their_statistics():
     ("processes", "settings"),
     [
         (1, {"deterministic": True, "sync_bn": 2}),
-        (3, {"compress_grads": True, "sync_bn": -1}),
+        (3, {"sync_bn": -1}),
         (4, {"sync_bn": 2, "amp": "bf16"}),
         (2, {"virtual_ranks": 8}),
         (6, {"pipeline": 2, "deterministic": True, "zero": True}),

@@ -266,7 +266,7 @@ def test_a_hopeless_trial_ends_early(world, pruner):
 def test_failed_trials_do_not_end_the_search(world, capsys):
     root, flags = world
     (root / "explosive.yaml").write_text("box: {choice: [7.5, 1.0e+38]}\nema_tau: 2\n")
-    flags = [*flags, "--hyp", str(root / "explosive.yaml"), "--epochs", "1", "--max-bad-steps", "1"]
+    flags = [*flags, "--hyp", str(root / "explosive.yaml"), "--epochs", "3", "--batch-size", "1"]
     main([*flags, "--trials", "4", "--name", "explosive"])
     rows = table(root / "explosive")
     assert rows[0]["box"] == "7.5"  # the recipe's own value comes first
@@ -298,7 +298,7 @@ def test_a_full_disk_does_not_use_up_the_trials(world, tmp_path, monkeypatch, ca
 def test_a_search_in_which_every_trial_fails_stops(world, capsys):
     root, flags = world
     (root / "hopeless.yaml").write_text("box: [1.0e+37, 1.0e+38]\n")
-    flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "1", "--max-bad-steps", "1"]
+    flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
     line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
     assert "3 trials have failed and none has succeeded" in line
     assert "not finite" in line
