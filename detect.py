@@ -23,8 +23,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_one_process("detect.py")
     if config.save_conf and not config.save_txt:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
-    if config.save_conf and "yolo" in config.save_format:
-        raise UserError("--save-format yolo: its labels have no confidences; leave --save-conf out")
     from data.sources import check_source
     from models.weights.download import check_weights
 

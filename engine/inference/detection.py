@@ -202,10 +202,6 @@ class Output:
         if self._media is not None:
             self._media.close()
         self._files.close()
-        if self._config.save_format:
-            from utils.drawing.annotation_formats import write_annotations
-
-            write_annotations(self._config, self._files)
 
     def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
         labels = None

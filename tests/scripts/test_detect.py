@@ -149,34 +149,16 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
     assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
 
 
-def test_annotation_formats_from_the_command_line(weights, pictures, clip, tmp_path):
+def test_labels_of_images_and_frames_are_drafts_for_labeling(weights, pictures, clip, tmp_path):
     shutil.copytree(pictures, tmp_path / "in")
     shutil.copy(clip, tmp_path / "in")
-    more = ("--save-format", "yolo", "cvat", "--save-txt", "--save-json", "--nosave", "--max-frames", "2")
+    more = ("--save-txt", "--save-json", "--nosave", "--max-frames", "2")
     folder = run(weights, tmp_path / "in", tmp_path, *more)
     stems = ["a", "a-2", "clip_000000", "clip_000001", "schön 猫"]
-    assert {Path(name).stem for name in names_in(folder / "images")} == set(stems)
     assert names_in(folder / "labels") == sorted(f"{stem}.txt" for stem in stems)
-    assert {"annotations.xml", "classes.txt", "data.yaml", "predictions.json"} <= set(names_in(folder))
     records = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
     rows = [len(read_txt(folder / "labels" / f"{stem}.txt")) for stem in stems]
     assert rows == [sum(r["image_id"] == stem for r in records) for stem in stems]
-
-
-def tree(folder):
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
-
-
-def test_images_in_the_folder_of_the_results_are_not_overwritten(weights, pictures, tmp_path):
-    folder = run(weights, pictures, tmp_path, "--exist-ok", "--nosave", "--save-format", "yolo")
-    before = tree(folder)
-    shutil.copy(pictures / "a.png", tmp_path / "new.png")
-    (tmp_path / "list.txt").write_text(
-        "".join(f"{p}\n" for p in [*(folder / "images").iterdir(), tmp_path / "new.png"])
-    )
-    with refused():
-        run(weights, tmp_path / "list.txt", tmp_path, "--exist-ok", "--nosave", "--save-format", "yolo")
-    assert tree(folder) == before | {"images/new.png", "labels/new.txt"}
 
 
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
@@ -333,7 +315,6 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
         ["--classes", "0", "2"],
         ["--classes", "dics"],
         ["--save-conf"],
-        ["--save-txt", "--save-conf", "--save-format", "coco", "yolo"],
         ["--device", "7"],
         ["--source", "nowhere.jpg"],
         ["--weights", "nowhere.pt"],

@@ -46,7 +46,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "device and precision": "device amp channels_last compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
-    "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
+    "noplots save_json per_size verbose nosave save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
 
@@ -350,11 +350,6 @@ class DetectConfig(_DetectionsConfig):
     save_txt: bool = setting(False, help="write labels in YOLO txt format")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
-    save_format: list[str] = setting(
-        factory=list,
-        choices=("yolo", "coco", "voc", "labelstudio", "cvat"),
-        help="write the images with annotation files for labeling tools, in one or more formats",
-    )
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     view_img: bool = setting(False, help="show results in a window")

@@ -189,16 +189,13 @@ class DetectionFiles:
     - ``save_txt``: labels/STEM.txt, empty if nothing was found; with ``save_conf`` each row has the confidence as a
       sixth number;
     - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
-    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg;
-    - ``save_format``: in images/ a copy of each image file, and each video frame as a JPEG; ``annotated`` has the name,
-      size and detections of each, for `utils.drawing.annotation_formats`.
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
     """
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
         self.run_dir, self.names, self._config = Path(run_dir), names, config
         self._records: list[dict[str, Any]] = []  # for predictions.json
         self._labels: list[str] = []  # of all frames, with detections or without
-        self.annotated: list[tuple[str, tuple[int, int], DetectionTable]] = []
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
@@ -220,9 +217,6 @@ class DetectionFiles:
             write_crops(
                 self.run_dir / "crops", label, image, found.boxes_xyxy_px, [self.names[c] for c in found.classes]
             )
-        if self._config.save_format:
-            path = self._write_image(source, label, image, is_frame=frame is not None)
-            self.annotated.append((path.name, image.shape[:2], found))
 
     def close(self) -> None:
         """Writes the files that hold all frames."""
@@ -231,19 +225,6 @@ class DetectionFiles:
             for record in self._records:
                 record["image_id"] = ids[record["image_id"]]
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
-
-    def _write_image(self, source: str, label: str, image: np.ndarray, *, is_frame: bool) -> Path:
-        """Writes into images/ a frame of a video, or copies an image file, which saves labeling tools from losses of
-        another compression."""
-        path = self.run_dir / "images" / (label + (".jpg" if is_frame else Path(source).suffix))
-        path.parent.mkdir(exist_ok=True)
-        if is_frame:
-            write_image(path, image)
-        elif path.exists() and path.samefile(source):
-            raise UserError(f"{source}: is in the folder of the results and could be overwritten; choose another")
-        else:
-            write_whole(path, Path(source).read_bytes())
-        return path
 
     def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
         boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
