@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from data.index.files import without_empty
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource, class_names, what_exists
-from data.spec.dataset_yaml import SPLITS, YAML_FOLDER, Stores, load_dataset_spec
+from data.spec.dataset_yaml import YAML_FOLDER, load_dataset_spec
 from utils.config.settings import typed_classes
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
-from utils.store.address import is_url
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -34,36 +33,25 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     stored_in = source.stored_in
     note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
     with _errors_with(note):
-        if is_url(source.data) and not source.may_read_stores:
-            raise UserError(f"{source.data}: an address is read only if you name it with --data")
         if source.stage:
             from data.staging.stage import stage_dataset
 
             spec = stage_dataset(replace(source, data=known_by_name(source.data)), ctx)
-        elif source.data == DEMO or is_url(source.data):
+        elif source.data == DEMO:
+            from data.demo import ensure_demo
             from utils.distributed.collectives import torch_distributed_zero_first  # `check_data` needs no torch
 
             with torch_distributed_zero_first(ctx):
-                spec = _open_in_cache(source)
+                spec = load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
         else:
             spec = _open_files(source, note)
     return with_classes(spec, typed_classes(source.classes))
 
 
-def _open_in_cache(source: DataSource) -> DatasetSpec:
-    """The demo set, or a data set in a store. One process of a node writes the cache folder."""
-    if source.data != DEMO:
-        return load_dataset_spec(source.data, stores=Stores(source.cache_dir))
-    from data.demo import ensure_demo
-
-    return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
-
-
 def _open_files(source: DataSource, note: str) -> DatasetSpec:
     if source.stored_in and not Path(known_by_name(source.data)).exists():
         raise UserError(f"{source.data}: no such file")
-    stores = Stores(source.cache_dir, None if source.may_read_stores else "")
-    spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root, stores), source.optional)
+    spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
     if spec.summary:
         get_logger().info("%s", spec.summary)
     for split in source.splits:  # what is missing is known before weights are read
@@ -95,12 +83,10 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
     """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it, or with
     ``--classes``. Names that stand in annotations alone are left for later: to read them may take long. Needs no
     torch."""
-    if data == DEMO or is_url(data):  # stores are not read here
+    if data == DEMO:
         return
     data = find_data(data)
     values = None if Path(data).is_dir() else load_yaml(data)
-    if isinstance(values, dict) and any("://" in str(values.get(split)) for split in SPLITS):
-        return
     if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
         spec = load_dataset_spec(data).use_classes(typed_classes(classes))
         for split in splits:

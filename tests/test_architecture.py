@@ -44,7 +44,6 @@ OF_EXTRA = {
     "export": ("engine.export", "engine.inference.runtimes"),
     "ray": ("launch",),
     "search": ("tools.search",),
-    "store": ("utils.store",),
     "tiff": ("data.image_io.channels",),
     "trackers": ("engine.trackers.services",),
 }

@@ -28,7 +28,6 @@ from utils.files.caches import (
 )
 from utils.files.folders import SHARED_MEMORY, cache_folder
 from utils.logger import configure_logging, get_logger
-from utils.store.client import FOLDER
 from utils.strings import counted
 
 
@@ -89,8 +88,7 @@ def _print_list(folder: Path, caches: list[CacheFile]) -> None:
     total = format_bytes(sum(c.size for c in caches))
     limit = f", limit {format_bytes(cache_limit(folder))} ({LIMIT_VARIABLE} changes it)" if folder.is_dir() else ""
     get_logger().info("%s in %s and memory: %s%s", counted(len(caches), "cache"), folder, total, limit)
-    stores = "what was read from object stores"
-    for name, what in (("demo", "the demo set"), ("weights", "downloaded weights"), (FOLDER, stores)):
+    for name, what in (("demo", "the demo set"), ("weights", "downloaded weights")):
         sizes = [p.stat().st_size for p in (folder / name).rglob("*") if p.is_file()]
         if sizes:
             size = format_bytes(sum(sizes))

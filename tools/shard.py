@@ -1,6 +1,6 @@
-"""Writes a data set as shards: tar files of images, with one index for each split, for a local disk or an object store.
+"""Writes a data set as shards: tar files of images, with one index for each split.
 
-python -m tools.shard DATA.yaml OUT                    # then: python train.py --data OUT, or upload OUT
+python -m tools.shard DATA.yaml OUT                    # then: python train.py --data OUT
 python -m tools.shard DATA.yaml OUT --megabytes 1024   # size of a tar file
 
 Images are not compressed again. The same data set gives the same bytes. OUT appears when it is complete.
@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data.image_io.decode import read_bytes
+from data.image_io.decode import SHARDS, read_bytes
+from data.image_io.shards import MEMBER_ARRAYS, SPAN, fingerprint_of
 from data.index.index import DatasetIndex, index_content
 from data.index.load import load_index
 from data.index.sharded import VERSION
@@ -39,8 +40,6 @@ from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger, progress
 from utils.machine.threads import map_ahead
 from utils.program import COMMANDS
-from utils.store.address import SHARDS
-from utils.store.shards import MEMBER_ARRAYS, SPAN, fingerprint_of
 from utils.strings import FlatStrings, counted
 
 _HEADER = 512  # bytes before the content of a file in a tar file
@@ -48,11 +47,7 @@ _DIGITS = 9  # of an image's number, which is its name in a tar file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of(
-        "shard",
-        "Writes a data set as tar files of images and one index for each split, which train from a local disk or an "
-        "object store (--data s3://BUCKET/OUT).",
-    )
+    parser = parser_of("shard", "Writes a data set as tar files of images, with one index for each split.")
     parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
     parser.add_argument("--megabytes", type=int, default=256, help="approximate size of a tar file; default: 256")

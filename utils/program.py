@@ -36,7 +36,7 @@ _COMMANDS = (
     Command("kfold", "train and score by cross-validation", "tools/kfold/__main__"),
     Command("search", "search hyper-parameters", "tools/search/__main__"),
     Command("convert", "convert the export of an annotation tool to COCO JSON", "tools/convert/__main__"),
-    Command("shard", "write a data set as shards, for an object store", "tools/shard"),
+    Command("shard", "write a data set as shards: tar files with an index", "tools/shard"),
     Command("cache", "list and remove caches of data sets", "tools/cache"),
     Command("weights", "list public weights, show and convert checkpoints", "tools/weights"),
     Command("demo", "write the demo data set to a folder", "tools/demo"),

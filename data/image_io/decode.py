@@ -43,6 +43,7 @@ _SUFFIXES = (
 )
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 ARRAY_SUFFIX = ".npy"  # of images only where a data set or a model has a format of its own: other programs' caches
+SHARDS = ".shards"  # of an index of images in tar files, which are addressed as if it were their folder
 # Image formats that are not supported.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
@@ -188,7 +189,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except NotADirectoryError:  # as if an index of shards were a folder
-        from utils.store.shards import read_member
+        from data.image_io.shards import read_member
 
         return read_member(path)
     except OSError as error:

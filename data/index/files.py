@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
+from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, SHARDS, image_suffixes, unread_image, unread_summary
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
@@ -21,7 +21,6 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.machine.limits import explanation
-from utils.store.address import SHARDS
 
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"

@@ -1,4 +1,4 @@
-"""The index of a split in shards (`utils.store.shards`), which `python -m tools.shard` has written."""
+"""The index of a split in shards (`data.image_io.shards`), which `python -m tools.shard` has written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from data.image_io.shards import open_shards
 from data.labels.clean import MIN_SIDE_PX
 from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.schema import Count, check
-from utils.store.shards import open_shards
 from utils.strings import class_difference
 
 VERSION = 5  # of the layout and of what the arrays mean

@@ -25,7 +25,6 @@ from data.sampler import (
 )
 from data.shared_memory import BatchSlots, PageLock, open_slots
 from utils.errors import UserError
-from utils.store.address import MIRRORS
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker
@@ -84,7 +83,7 @@ class _RequestLoader(DataLoader):
             num_workers=workers,
             collate_fn=_unchanged,
             pin_memory=pin_memory,
-            worker_init_fn=partial(init_worker, os.getpid(), MIRRORS),
+            worker_init_fn=partial(init_worker, os.getpid()),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # for seeds, which are not used; the global generator does not change

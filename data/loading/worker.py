@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +22,6 @@ from data.sampler import BatchRequest
 from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
 from utils.machine.limits import explanation
-from utils.store.address import MIRRORS
 from utils.structures import Batch, Sample, Targets
 
 
@@ -121,16 +119,14 @@ def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request
     return collate(dataset.samples(request.keys, list(pixels.numpy())), pixels)
 
 
-def init_worker(parent: int, mirrors: Mapping[Path, str], worker: int) -> None:
+def init_worker(parent: int, worker: int) -> None:
     """Limits a worker to one thread and leaves signals to the parent: Ctrl-C prints no tracebacks of workers, and when
     a batch system sends SIGTERM to every process, the parent can still finish its step and save.
 
     Args:
         parent: its process id. It is not queried here, because the parent may already have been killed.
-        mirrors: its `MIRRORS`, which a worker has only if it is forked.
         worker: number of the worker.
     """
-    MIRRORS.update(mirrors)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     sys.excepthook = _print_unless_parent_is_gone

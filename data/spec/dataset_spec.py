@@ -28,8 +28,8 @@ class DataSource:
     """A data set as a command names it.
 
     Attributes:
-        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, an address in an object store,
-            or "demo" for the data set that is rendered into the cache folder.
+        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or "demo" for the data set that
+            is rendered into the cache folder.
         splits: those that will be read; the others are not staged.
         optional: more splits to stage, if the data set has them; empty folders do not count.
         classes: the only ones that are used, as ``--classes`` names them; empty: all.
@@ -37,7 +37,6 @@ class DataSource:
         cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: folder of the data set in an earlier run; used if a relative ``path`` of the YAML is not found.
         stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
-        is_request: the user asks for what ``stored_in`` names, as ``--resume`` does; else no address is read.
     """
 
     data: str
@@ -48,7 +47,6 @@ class DataSource:
     cache_dir: str = ""
     known_root: str = ""
     stored_in: str = ""
-    is_request: bool = True
 
     @classmethod
     def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
@@ -63,10 +61,6 @@ class DataSource:
             known_root,
             stored_in,
         )
-
-    @property
-    def may_read_stores(self) -> bool:
-        return self.is_request or not self.stored_in
 
 
 @dataclass(frozen=True, slots=True)

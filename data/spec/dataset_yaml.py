@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from data.labels.label_format import LabelFormat
 from data.labels.yolo import YOLO
@@ -25,7 +25,6 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
 from utils.files.schema import Bounds, check, suggestion
-from utils.store.address import MIRRORS, SHARDS, is_url, store_of
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
@@ -40,40 +39,12 @@ LEAST_TILE = 32  # pixels
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
-class Stores(NamedTuple):
-    """The stores that may be read. An address is one that the user has typed, or that stands in a YAML that the user
-    has named."""
-
-    cache_dir: str = ""  # folder of copies; empty: ~/.cache/lockstep
-    only: str | None = None  # the store of a YAML that is in one, which names no other; "": none; None: any
-    why: str = "an address is read only if you name it: with --data, or in a YAML that --data names"
-
-    def local(self, given: str | Path, where: str) -> Path:
-        """The local copy of an address, or of a file of a folder that mirrors one; any other file itself. Raises
-        UserError for an address that is not the user's."""
-        is_address = isinstance(given, str)
-        if is_address and self.only is not None and store_of(given) != self.only:
-            raise UserError(f"{where}: names {given}; {self.why}")
-        if not is_address and given.parent not in MIRRORS:
-            return given
-        from utils.store.client import mirrored, refresh
-
-        return mirrored(given, self.cache_dir) if is_address else refresh(given)
-
-
-def load_dataset_spec(path: str | Path, known_root: str = "", stores: Stores | None = None) -> DatasetSpec:
-    """Reads and checks a data set YAML, or a folder (`read_folder`), also of an object store. Raises UserError with the
-    file and the key.
+def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
+    """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
 
     Args:
         known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
-        stores: those that may be read; None: those that the user names.
     """
-    stores = stores or Stores()
-    if is_url(str(path)):
-        url = str(path) if str(path).endswith((".yaml", ".yml")) else f"{str(path).rstrip('/')}/data.yaml"
-        copy = stores.local(url, str(path))
-        return replace(load_dataset_spec(copy, stores=stores._replace(only=store_of(url))), source=str(path))
     path = yaml = Path(path)
     values, summary = {}, ""
     if path.is_dir():
@@ -91,7 +62,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "", stores: Stores | N
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
-        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}", stores)
+        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -161,19 +132,17 @@ def normal_path(path: Path) -> Path:
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
-def _read_split(
-    value: Any, annotations: Path | None, root: Path, split: str, where: str, stores: Stores
-) -> SplitSource:
+def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
     entries = value if isinstance(value, list) else [value]
     if _joins(value):
-        parts = tuple(_read_part(entry, root, split, where, stores) for entry in entries)
+        parts = tuple(_read_part(entry, root, split, where) for entry in entries)
         sources = [os.path.realpath(part.source) for part in parts]
         if twice := next((part.source for i, part in enumerate(parts) if sources[i] in sources[:i]), None):
             raise UserError(f"{where}: joins {twice} twice; name it once")
         if annotations is not None:
             raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
-    images = tuple(_read_entry(entry, root, split, where, stores) for entry in entries)
+    images = tuple(_resolve(_text_path(entry, where), root) for entry in entries)
     return SplitSource(images, annotations, format_of(annotations))
 
 
@@ -193,29 +162,19 @@ def format_of(annotations: Path | None) -> LabelFormat | None:
     return None
 
 
-def _read_entry(entry: Any, root: Path, split: str, where: str, stores: Stores) -> Path:
-    """The folder, list or index of shards that an entry names; of an object store, the local copy of the index."""
-    if isinstance(entry, str) and is_url(entry):
-        url = entry if entry.endswith(SHARDS) else f"{entry.rstrip('/')}/{split}{SHARDS}"
-        return stores.local(url, where)
-    path = _resolve(_text_path(entry, where), root)
-    return stores.local(path, where) if path.suffix == SHARDS else path
-
-
 def _joins(value: Any) -> bool:
     """Whether a split's entry names YAMLs of other data sets."""
     return any(str(e).lower().endswith((".yaml", ".yml")) for e in (value if isinstance(value, list) else [value]))
 
 
-def _read_part(entry: Any, root: Path, split: str, where: str, stores: Stores) -> DatasetSpec:
-    is_remote = isinstance(entry, str) and is_url(entry)
-    path = stores.local(entry, where) if is_remote else _resolve(_text_path(entry, where), root)
+def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
+    path = _resolve(_text_path(entry, where), root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     content = load_yaml(path)
     if isinstance(content, dict) and _joins(content.get(split)):
         raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
-    part = load_dataset_spec(entry if is_remote else path, stores=stores)
+    part = load_dataset_spec(path)
     part.split(split)  # raises UserError
     return part
 

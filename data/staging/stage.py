@@ -18,7 +18,7 @@ import torch.distributed as dist
 from data.index.files import without_empty
 from data.labels.findings import relative_name
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
-from data.spec.dataset_yaml import Stores, load_dataset_spec
+from data.spec.dataset_yaml import load_dataset_spec
 from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.file_exchange import exchange_items
 from data.staging.plan import StagePlan, is_under, plan_stage
@@ -29,10 +29,7 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
-from utils.store.address import is_url
 from utils.strings import counted
-
-IN_STORE = "--stage: what is read from an object store is kept in --cache-dir; omit --stage"
 
 
 def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
@@ -49,8 +46,6 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     """
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
-    if is_url(source.data):
-        raise UserError(IN_STORE)
     leaders = one_per_node_group(ctx)
     local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     with torch_distributed_zero_first(ctx):
@@ -74,7 +69,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 
 def _plan(source: DataSource) -> StagePlan:
-    spec = load_dataset_spec(source.data, source.known_root, Stores(only="", why=IN_STORE))
+    spec = load_dataset_spec(source.data, source.known_root)
     spec = without_empty(spec, source.optional)
     return plan_stage(spec, (*source.splits, *(split for split in source.optional if split in spec.splits)))
 

@@ -53,8 +53,8 @@ class Checkpoints(Hook):
 
 @contextmanager
 def saved_if_unreadable(trainer: Training) -> Iterator[None]:
-    """Saves a run of one process if the block cannot read its images, as from a store that does not answer. Other ranks
-    could be one step ahead; their run continues from its last checkpoint."""
+    """Saves a run of one process if the block cannot read its images, as from a network disk that has failed. Other
+    ranks could be one step ahead; their run continues from its last checkpoint."""
     try:
         yield
     except UserError:

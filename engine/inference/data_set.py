@@ -39,7 +39,7 @@ def open_for_models(
     for model in models:
         if not source.data:
             data, root = stored_location(model)
-            source = replace(source, data=data, known_root=root, stored_in=str(model.path), is_request=False)
+            source = replace(source, data=data, known_root=root, stored_in=str(model.path))
     if not source.data:
         raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
     held_out = next((names for model in models if (names := model.stored_words("val_images"))), [])

@@ -21,12 +21,10 @@ import re
 import shutil
 import struct
 import tempfile
-import threading
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +42,7 @@ from data.check.census import take_census
 from data.check.labels import box_pairs
 from data.check.scanned import scan_dataset, scan_issues
 from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
+from data.image_io.shards import fingerprint_of
 from data.image_io.verify import check_image
 from data.index.files import list_split
 from data.index.index import DatasetIndex
@@ -85,22 +84,10 @@ from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
 from utils.files.checkpoint import read_checkpoint, read_safetensors
 from utils.logger import get_logger
-from utils.store import client
-from utils.store.shards import fingerprint_of
 
 MOST_CHARACTERS = 2000  # of a line
 REFUSED = "refused in a line"
 STRINGS = ("", ".", "..", "a\0b", "\ud800", "../x", "/dev/zero", "a\nb", "x" * 300, "\x1b[2J", "train.shards", 5, None)
-ANSWERS: tuple[Any, ...] = (  # a code, what the length is wrong by, or another header
-    200, 204, 304, 400, 403, 404, 416, 429, 500, 503, 999,
-    "0", "1", "-1", "1000000",
-    *(("Content-Length", text) for text in ("0", "-1", "x", "99999999999", "18446744073709551615")),
-    *(("Content-Range", f"bytes {text}") for text in ("0-0/1", "0-0/*", "5-1/9", "0-0/0", "0-9/99999999999", "x")),
-    *(("ETag", text) for text in ("", "x", '"' + "x" * 9000 + '"', "\xff")),
-    *(("Last-Modified", text) for text in ("", "x", "Fri, 31 Dec 9999 23:59:60 GMT", "Thu, 01 Jan 1970 00:00:00 GMT")),
-    ("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked"), ("Location", "file:///etc/passwd"),
-    ("X", "y" * 70000),
-)  # fmt: skip
 
 
 class Case:
@@ -660,7 +647,15 @@ def shards(case: Case) -> str:
     before = sorted(root.iterdir())
     case.files += before
     try:
-        return judge_shards(case, root / "data.yaml")
+        index = load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False, max_bad=1.0)
+        index.ground_truth()
+        take_census(index, "train", 640)
+        warn_of_small_boxes(index, imgsz=640, stride=32)
+        files = {path.read_bytes() for path in (case.world.labeled / "images" / "train").iterdir()}
+        assert {read_bytes(index.path(i)) for i in range(len(index))} <= files, "other images"
+        found, _ = index.labels_of(np.arange(len(index)))
+        assert ((found[:, 1:] >= 0) & (found[:, 1:] <= 1 + 1e-5)).all(), "labels outside their images"
+        return "images of the files"
     finally:
         assert sorted(root.iterdir()) == before, "writes to the data set"
 
@@ -702,77 +697,6 @@ def other_header(path: Path, chance: random.Random) -> tuple[dict[str, Any], dic
         values = values.reshape(arrays[name].shape)
     arrays |= {name: values}
     return meta | {"fingerprint": fingerprint_of(arrays)}, arrays, f"{name}: {what}"
-
-
-def judge_shards(case: Case, data: Path | str) -> str:
-    index = load_index(load_dataset_spec(data), "train", progress=False, max_bad=1.0)
-    index.ground_truth()
-    take_census(index, "train", 640)
-    warn_of_small_boxes(index, imgsz=640, stride=32)
-    files = {path.read_bytes() for path in (case.world.labeled / "images" / "train").iterdir()}
-    assert {read_bytes(index.path(i)) for i in range(len(index))} <= files, "other images"
-    found, _ = index.labels_of(np.arange(len(index)))
-    assert ((found[:, 1:] >= 0) & (found[:, 1:] <= 1 + 1e-5)).all(), "labels outside their images"
-    return "images of the files"
-
-
-@target("stores", "store", weight=0.3, deadline_s=60.0)
-def stores(case: Case) -> str:
-    """Answers of a store that are changed, cut, of another length or code, or about another file, and changed files in
-    it: images of the files, or a line that names the address."""
-    client.PATIENCE_S = 0.0
-    root = case.copy(case.world.store)
-    kinds: list[Any] = [None] * 8
-    if case.chance.random() < 0.3:
-        change_shards(case, root)
-    else:
-        kinds += case.chance.sample(ANSWERS, k=2)
-    chance, said = random.Random(case.chance.random()), case.said
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            file = case.folder / self.path.strip("/")
-            data = file.read_bytes() if file.is_file() else b""
-            first, last = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
-            part, status = data[first : last + 1], 206 if data else 404
-            last = min(last, len(data) - 1)
-            headers = {"ETag": '"1"', "Last-Modified": "Wed, 01 Jul 2026 10:00:00 GMT"}
-            headers |= {"Content-Range": f"bytes {first}-{last}/{len(data)}", "Content-Length": str(len(part))}
-            match kind := chance.choice(kinds):
-                case int():
-                    status = kind
-                case str():
-                    part, what = change_bytes(part or b"x", chance)
-                    headers["Content-Length"] = str(len(part) + int(kind))
-                    said.append(what)
-                case (name, value):
-                    headers[name] = value
-            if kind is not None:
-                said.append(f"{self.path}: {kind}")
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(part)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.handle_error = lambda *_: None
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/set"
-        try:
-            return judge_shards(case, url)
-        except UserError as error:
-            case.files = [place for place in (url, case.folder / "xdg") if str(place) in str(error)]
-            raise
-        finally:
-            server.shutdown()
 
 
 @target("results", "results", deadline_s=30.0)

@@ -208,11 +208,6 @@ class World:
         return folder
 
     @cached_property
-    def store(self) -> Path:
-        require_package("obstore", "the target 'stores'", "leave it out")
-        return self.shards
-
-    @cached_property
     def tool_exports(self) -> Path:
         """A folder of each annotation tool."""
         for write in WRITERS:

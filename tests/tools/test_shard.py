@@ -14,6 +14,7 @@ import yaml
 from data.check.scanned import scan_dataset, scan_issues
 from data.dataset import LoadImagesAndLabels
 from data.image_io.decode import read_bytes
+from data.image_io.shards import fingerprint_of
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.loading.augmented import AugmentedImages
@@ -26,7 +27,6 @@ from tests.helpers.tiny import write_dataset
 from tools.shard import main, write_set
 from utils.distributed.context import DistributedContext
 from utils.files.array_file import open_arrays, write_arrays
-from utils.store.shards import fingerprint_of
 
 ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
 
@@ -161,6 +161,15 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     (out / "train.shards").unlink()
     with refused():
         index_of(out)
+
+
+def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Path):
+    """Although another index has taken its place."""
+    out, other = written(source, tmp_path / "out"), write_dataset(tmp_path / "other", size=96)
+    index = index_of(out)
+    before = [read_bytes(index.path(i)) for i in range(len(index))]
+    os.replace(written(other, tmp_path / "new") / "train.shards", out / "train.shards")
+    assert [read_bytes(index.path(i)) for i in range(len(index))] == before
 
 
 def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

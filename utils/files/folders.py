@@ -148,8 +148,6 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
         root: the folder that the YAML's entries are relative to; "" to leave it out.
         folder: the folder of the run.
     """
-    if "://" in str(source):  # in an object store
-        return {"source": str(source)}
     paths = {"source": os.path.abspath(source)} | ({"root": os.path.abspath(root)} if root else {})
     return paths | {f"{name}_from_run": os.path.relpath(path, folder) for name, path in paths.items()}
 

@@ -404,6 +404,6 @@ def _is_alive(pid: int) -> bool:
 def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
     """Forking takes time; if the parent died meanwhile, the kernel reports another parent."""
     program = "import os, time; from data.loading.worker import init_worker; "
-    program += "init_worker(os.getppid() + 1, {}, 0); time.sleep(60)"
+    program += "init_worker(os.getppid() + 1, 0); time.sleep(60)"
     root = Path(__file__).parents[3]
     assert subprocess.run([python(), "-c", program], cwd=root, timeout=50, check=False).returncode == 0
