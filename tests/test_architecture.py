@@ -207,6 +207,24 @@ def test_every_imported_package_is_required():
     assert not wrong
 
 
+def test_what_every_version_must_offer_is_there():
+    """What the program was asked for in the beginning. Whoever makes it smaller may not remove these."""
+    flags = (
+        "quad image-weights sync-bn stage zero skip-zero-grads eval-ranks pipeline virtual-ranks device resume workers "
+        "cache rect multi-scale"
+    )
+    text = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not [flag for flag in flags.split() if f"--{flag}" not in text.stdout]
+    names = {
+        "data.dataset": "LoadImagesAndLabels",
+        "data.loading.loader": "InfiniteDataLoader",
+        "data.cache.disk": "lmdb",
+        "utils.distributed.collectives": "def torch_distributed_zero_first",
+        "engine.checkpoint.checkpoint": "is_parallel(",
+    }
+    assert not [name for name, word in names.items() if word not in SOURCES[name].read_text(encoding="utf-8")]
+
+
 def test_modules_are_named_for_a_concept():
     vague = {"misc", "general", "common", "helpers"}
     assert not [name for name in MODULES if name.split(".")[-1] in vague]

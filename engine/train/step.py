@@ -1,6 +1,7 @@
 """One optimizer step: forward, backward, one division by the global normalizer, update; built from a run's settings.
 
 The host does not wait for the device: a non-finite step is skipped there, and logged values are read one step later.
+Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients are zero (`drop_zero_gradients`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class StepSettings:
     amp_dtype: torch.dtype | None = None  # of autocast; None: no autocast
     channels_last: bool = False
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
+    skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
     searched: int = 0  # images of the batches for which cuDNN searches for the fastest kernels; 0: it does not
 
@@ -159,6 +161,8 @@ class TrainStep:
         """Gradients become those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
+        if self.settings.skip_zero_grads:
+            drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
         factor = num_images * samples / normalizer.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
@@ -167,6 +171,19 @@ class TrainStep:
         if gradients:
             torch._foreach_mul_(gradients, factor)
         return norm.float(), 1 - norm.isfinite().float()
+
+
+@torch.no_grad()
+def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
+
+    Costs one host sync: only the device knows which gradients are zero.
+    """
+    trained = [p for p in parameters if p.grad is not None]
+    all_zero = torch.stack(torch._foreach_norm([p.grad for p in trained], float("inf"))) == 0
+    for parameter, is_zero in zip(trained, all_zero.tolist()):
+        if is_zero:
+            parameter.grad = None
 
 
 @contextmanager
@@ -246,6 +263,7 @@ def build_step(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         channels_last=config.channels_last,
         clip_norm=hyp.clip_norm,
+        skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
         searched=images if may_search(config) and plan.total * plan.accumulate >= LEAST_SEARCHED else 0,
     )

@@ -39,7 +39,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
-    "cls_pw seed deterministic",
+    "cls_pw skip_zero_grads seed deterministic",
     "validation": "watch fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
@@ -275,6 +275,7 @@ class TrainConfig(_DataConfig):
     threads: int = setting(
         0, low=0, high=_MOST_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
     )
+    skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     fitness: str = setting(

@@ -66,7 +66,7 @@ def test_momentum_after_the_first_step_equals_torchs():
 
 
 def test_a_late_first_gradient_starts_with_zero_momentum(tmp_path):
-    """Such as that of a layer which no loss has reached before."""
+    """--skip-zero-grads skips some parameters; earlier checkpoints contain no momentum for those."""
     model = network()
     sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
     first, *rest = model.parameters()

@@ -13,6 +13,7 @@ from torch import nn
 from engine.optim.build import build_optimizer
 from engine.parallel.data_parallel import DataParallel
 from engine.parallel.ddp import bucket_mebibytes, parallelize, unused_parameters
+from engine.train.step import drop_zero_gradients
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.ranks import run_ranks
@@ -127,6 +128,14 @@ def test_zero_does_not_change_the_weights_and_shards_the_state(optimizer):
     plain, model = make_step(DistributedContext.single(), "anchor_free", optimizer=optimizer)
     plain.optimizer.load_state_dict(parts[0][1])  # a plain optimizer takes it
     del model
+
+
+def test_exactly_zero_gradients_are_skipped():
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
+    for parameter, value in zip(parameters, (0.0, 1e-30, float("nan"))):
+        parameter.grad = torch.full((3,), value)
+    drop_zero_gradients(parameters)
+    assert [p.grad is None for p in parameters] == [True, False, False, True]
 
 
 def _train_static(ctx, static: bool):

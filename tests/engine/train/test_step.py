@@ -99,11 +99,14 @@ def test_the_gradient_is_that_of_samples_times_the_mean_loss():
 
 
 def test_a_step_whose_gradients_are_all_zero_is_taken():
-    step, _ = make_step(DistributedContext.single(), "anchor_free")
+    step, model = make_step(DistributedContext.single(), "anchor_free", skip_zero_grads=True)
+    before = weights_of(model)
     step.criterion.register_forward_hook(lambda _module, _arguments, out: out._replace(total=out.total * 0))
     step([global_batch()], [6], 1)
     values = step.reader.pop(leave=0)[0]
     assert (values.grad_norm, values.finite) == (0, True)
+    trained = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
+    assert torch.isin(trained, before).all()
 
 
 def test_clipping_bounds_the_gradient():
