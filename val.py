@@ -5,7 +5,6 @@ Several files are compared in a table.
 python val.py --weights runs/train/exp/best.pt
 python val.py --weights best.pt best.onnx best_openvino_model --data DATA.yaml
 torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
-python val.py --watch runs/train/exp
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from functools import partial
 
 from utils.config.parser import given_flags, parse_config
 from utils.config.settings import ValConfig
-from utils.distributed.launch import check_processes, is_launched, require_one_process
+from utils.distributed.launch import check_processes, is_launched
 from utils.entrypoint import run_main
-from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explained, memory_advice
 
@@ -27,16 +25,11 @@ REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_si
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    watches = any(word.partition("=")[0] == "--watch" for word in argv)  # instead of the required --weights
-    config = parse_config(ValConfig, [*argv, "--weights", ""] if watches else argv, __doc__.split("\n")[0])
-    if watches:
-        for name in {"weights", "spawn"} & given_flags(ValConfig, argv):
-            raise UserError(f"--watch: one process evaluates the files of the run; leave out --{name}")
-        require_one_process("val.py --watch")
+    config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
     check_processes(config.spawn, config.device)
-    check_scoring_files([] if watches else config.weights, config.data, (config.task,), config.classes)
+    check_scoring_files(config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():
         from utils.distributed.spawn import spawn
 
@@ -47,19 +40,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device)
     configure_logging(ctx.is_main)
-    unused = given_flags(ValConfig, argv) & REPORT_SETTINGS if watches or len(config.weights) > 1 else set()
+    unused = given_flags(ValConfig, argv) & REPORT_SETTINGS if len(config.weights) > 1 else set()
     if ctx.is_main and unused:
         flags = ", ".join("--" + name.replace("_", "-") for name in sorted(unused))
-        why = "scores are added to watch.csv" if watches else "several files are compared in a printed table"
-        get_logger().warning("no effect: %s (%s; no folder is written)", flags, why)
+        get_logger().warning(
+            "no effect: %s (several files are compared in a printed table; no folder is written)", flags
+        )
     advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
-        # In here, so that only one process reports a failing import.
-        if watches:
-            from engine.val.watch import watch as work
-        else:
-            from engine.val.validate import validate as work
-        work(config, ctx)
+        from engine.validate import validate  # in here, so that only one process reports a failing import
+
+        validate(config, ctx)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from utils.files.schema import suggestion
 
 NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for them
     TrainConfig: ("data", "callbacks", "resume", "override"),
-    ValConfig: ("weights", "watch", "data"),
+    ValConfig: ("weights", "data"),
     ExportConfig: ("weights",),
 }
 # What a keyword of Ultralytics' train() asks for that is no setting here.

@@ -13,7 +13,7 @@ import torch
 
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.report import number_text
-from engine.val.validate import open_models, score
+from engine.validate import open_models, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.distributed.context import DistributedContext

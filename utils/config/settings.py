@@ -40,7 +40,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
     "cls_pw skip_zero_grads seed deterministic",
-    "validation": "watch fitness patience val_every check check_images calibration_images",
+    "validation": "fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
@@ -308,9 +308,6 @@ class ValConfig(_DetectionsConfig, _DataConfig):
     """The flags of val.py."""
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
-    watch: str = setting(
-        "", help="instead of --weights: evaluate each new checkpoint in this run's folder and write its watch.csv"
-    )
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
