@@ -1,7 +1,7 @@
 """Reads tensors from PyTorch files of other programs: a zip of raw storages and one pickle.
 
-No code in the file is run: every class or function that the pickle names becomes an inert record. Sizes are checked
-against the file before anything is allocated.
+No code in the file is run: every class or function that the pickle names becomes an inert record, and tensors are made
+from the records that describe them. torch compares their sizes with the storage, which is an entry of the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import io
 import os
 import pickle
 import pickletools
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -25,16 +24,21 @@ from utils.files.checkpoint import open_checkpoint, open_zip
 
 MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
 OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch never writes these
-PLAIN_STDLIB = {  # plain data in public checkpoints by module, kept as inert records like everything else
-    "_codecs": {"encode"},
-    "argparse": {"Namespace"},
-    "builtins": {"bytearray", "complex", "slice", "frozenset"},
-    "collections": {"defaultdict"},
-    "datetime": {"date", "datetime", "timedelta"},
-    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
-    "types": {"SimpleNamespace"},
+MAX_PICKLE_BYTES = 64 * 2**20
+MAX_MODULES = MAX_TENSORS = 100_000  # records may contain each other
+MAX_AMPLIFICATION = 16  # tensor bytes per file byte: float16 to float32, and some shared storages
+STORAGE_DTYPES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
 }
-TORCH_FUNCTIONS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state"}
 
 
 class Record:
@@ -68,10 +72,6 @@ class Record:
         return self.state.get(key) if isinstance(self.state, dict) else None
 
 
-def _named_record(module: str, name: str) -> type[Record]:
-    return type("Named", (Record,), {"module": module, "name": name})
-
-
 class _Mapping(dict):
     def __setstate__(self, state: Any) -> None:  # ignores the hooks and _metadata of an OrderedDict
         pass
@@ -84,39 +84,29 @@ class _Items(list):
     __setstate__ = _Mapping.__setstate__
 
 
-_PLAIN = {("collections", "OrderedDict"): _Mapping, ("builtins", "set"): _Items}
+class _Size(tuple):
+    __slots__ = ()
+    __setstate__ = _Mapping.__setstate__
+
+
+_PLAIN = {
+    ("collections", "OrderedDict"): _Mapping,
+    ("builtins", "set"): _Items,
+    ("__builtin__", "set"): _Items,
+    ("torch", "Size"): _Size,
+}
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
-        module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
-        root = module.partition(".")[0]
-        if plain := _PLAIN.get((module, name)):
-            return plain
-        standard = root in sys.stdlib_module_names and name not in PLAIN_STDLIB.get(module, ())
-        if standard or (root == "torch" and not _is_torch_data(module, name)):
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong in a checkpoint")
-        return _named_record(module, name)
+        return _PLAIN.get((module, name)) or type("Named", (Record,), {"module": module, "name": name})
 
     def persistent_load(self, pid: Any) -> Any:
-        if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[2], str)):
-            raise pickle.UnpicklingError("it refers to data in an unknown way")
-        kind = pid[1]
-        if not (isinstance(kind, type) and issubclass(kind, Record)):
-            raise pickle.UnpicklingError("it holds a storage of no known type")
-        return _named_record("", "storage")(kind.name, pid[2], pid[4])
-
-
-def _is_torch_data(module: str, name: str) -> bool:
-    """True for module classes, tensors, storages, sizes and dtypes, but not for functions that load or run code."""
-    if module.startswith("torch.nn."):
-        return True
-    if module == "torch._utils":
-        return name in TORCH_FUNCTIONS
-    if module in ("torch", "torch.storage"):
-        plain = name in ("Size", "device", "Tensor") or name.endswith("Storage")
-        return plain or isinstance(vars(torch).get(name), torch.dtype)  # vars: no lazy import
-    return False
+        """The record of a storage: its type's name, and its entry in the file."""
+        match pid:
+            case ("storage", type() as kind, str(key), *_) if issubclass(kind, Record):
+                return Record(kind.name, key)
+        raise pickle.UnpicklingError("it refers to data in an unknown way")
 
 
 def load_inert(program: bytes) -> Any:
@@ -151,23 +141,6 @@ def _check_program(program: bytes) -> None:
             highest = max(highest, int(argument))
     if highest > count:
         raise pickle.UnpicklingError("its pickle numbers objects that it does not have")
-
-
-MAX_PICKLE_BYTES = 64 * 2**20
-MAX_MODULES = MAX_TENSORS = 100_000
-MAX_AMPLIFICATION = 16  # tensor bytes per file byte: float16 to float32, and some shared storages
-STORAGE_DTYPES = {
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
 
 
 class ForeignFile:
@@ -228,28 +201,16 @@ class ForeignFile:
             return None
         try:
             storage, offset, size, stride = value.args[:4]
-            kind, key, count = storage.args
-            size, stride = _plain_ints(size), _plain_ints(stride)
-            dtype = STORAGE_DTYPES[kind]
-            available = self._sizes[f"{self._folder}data/{key}"] // dtype.itemsize
-            elements = 1
-            for length in size:
-                elements *= length
-            last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-            fits = isinstance(offset, int) and offset >= 0 and count <= available and elements <= count
-            if not fits or (elements > 0 and last >= count):
-                raise ValueError
-        except (TypeError, ValueError, KeyError, AttributeError):
+            kind, key = storage.args
+            dtype, entry = STORAGE_DTYPES[kind], f"{self._folder}data/{key}"
+            flat = torch.frombuffer(bytearray(self._read(entry)), dtype=dtype) if self._sizes[entry] else torch.empty(0)
+            view = flat.as_strided(size, stride, offset)
+        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
             raise self._refuse("a tensor does not match the data that is there") from None
-        self._allowance -= 8 * elements
+        self._allowance -= 8 * view.numel()
         if self._allowance < 0:
             raise self._refuse("its tensors declare far more data than the file has")
-        if elements == 0:
-            flat = torch.empty(size, dtype=dtype)
-        else:
-            data = bytearray(self._read(f"{self._folder}data/{key}"))
-            flat = torch.frombuffer(data, dtype=dtype, count=count).as_strided(size, stride, offset)
-        return flat.to(torch.float32 if dtype.is_floating_point else dtype, copy=True).contiguous()
+        return view.to(torch.float32 if dtype.is_floating_point else dtype, copy=True).contiguous()
 
     def state_dict(self, value: Any) -> dict[str, Tensor]:
         """Parameters and buffers by name, of a module record or a mapping from names to tensors."""
@@ -289,12 +250,3 @@ class ForeignFile:
 
 def _is_call(value: Any, *functions: str) -> bool:
     return isinstance(value, Record) and value.module == "torch._utils" and value.name in functions
-
-
-def _plain_ints(value: Any) -> tuple[int, ...]:
-    """A size: a tuple of ints, or the record of a torch.Size of one."""
-    if isinstance(value, Record) and value.name == "Size" and value.args:
-        value = value.args[0]
-    if not isinstance(value, tuple | list) or not all(type(v) is int and 0 <= v < 2**48 for v in value):
-        raise ValueError("not a size")
-    return tuple(value)

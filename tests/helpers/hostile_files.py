@@ -71,7 +71,7 @@ def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str
     program = pickle.dumps({"model": command}, 2)
     (folder / "old.pt").write_bytes(program)
     return {
-        "runs a command": (zip_around(program, folder / "runs.pt"), "refused: it refers to"),
+        "runs a command": (zip_around(program, folder / "runs.pt"), "no detector weights in the file"),
         "bare pickle that runs a command": (folder / "old.pt", "truncated, or not a PyTorch checkpoint"),
         "huge tensor": (huge, "refused: a tensor does not match the data"),
         "huge tensor, safetensors": (folder / "huge.safetensors", "truncated, damaged, or not a safetensors file"),
