@@ -18,7 +18,6 @@ from models.spec import load_spec
 
 SIZES = {
     "yolov5": "nsmlx",
-    "yolov5.0": "smlx",
     "yolov8": "nsmlx",
     "yolov9": "tsmc",
     "yolo11": "nsmlx",

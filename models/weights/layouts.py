@@ -1,4 +1,4 @@
-"""Tensor names of other trainers, converted to ours: YOLOX, old YOLOv5, and YOLOv9 of MultimediaTechLab/YOLO.
+"""Tensor names of other trainers, converted to ours: YOLOX, and YOLOv9 of MultimediaTechLab/YOLO.
 
 A layout is two functions and a row of `LAYOUTS`.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,38 +56,6 @@ def _name(name: str) -> str:
             rest = name.removeprefix(prefix)
             return f"model.{index}." + (rest if index == HEAD else re.sub(r"\bconv([123])\.", r"cv\1.", rest))
     return name
-
-
-# YOLOv5 before release v6.0
-
-FOCUS = "model.0.conv."  # then conv.weight and bn.… of the convolution inside it
-DERIVED = ".anchor_grid"
-
-
-def is_old_yolov5(tensors: Mapping[str, Tensor]) -> bool:
-    return _has_focus(tensors) or any(name.endswith(DERIVED) for name in tensors)
-
-
-def from_old_yolov5(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With the names and shapes of release v6.0."""
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
-    if not _has_focus(kept):
-        return kept
-    renamed = {f"model.0.{name.removeprefix(FOCUS)}" if name.startswith(FOCUS) else name: kept[name] for name in kept}
-    return renamed | {"model.0.conv.weight": without_focus(renamed["model.0.conv.weight"])}
-
-
-def _has_focus(tensors: Mapping[str, Tensor]) -> bool:
-    kernel = tensors.get(f"{FOCUS}conv.weight")
-    return kernel is not None and kernel.ndim == 4 and kernel.shape[1:] == (12, 3, 3)
-
-
-def row_without_focus(row: Any) -> Any:
-    """A row of a model YAML, with a focus and 3x3 convolution replaced by the equal 6x6 convolution."""
-    match row:
-        case [source, repeats, "Focus", [channels, 3]]:
-            return [source, repeats, "Conv", [channels, 6, 2, 2]]
-    return row
 
 
 # YOLOv9 of MultimediaTechLab/YOLO
@@ -167,7 +134,6 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 # each to the result of those before it.
 LAYOUTS = (
     (_is_prefixed, _without_prefix),  # (Distributed)DataParallel
-    (is_old_yolov5, from_old_yolov5),
     (is_yolox, from_yolox),
     (is_mit_yolov9, from_mit_yolov9),
 )

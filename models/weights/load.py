@@ -16,7 +16,6 @@ import torch
 from models.detector import Detector, build_detector, build_on_meta
 from models.registry import build_layer
 from models.spec import KEYS, ModelSpec, known_models, load_spec, parse_spec
-from models.weights.layouts import row_without_focus
 from models.weights.read import StoredWeights, read_weights, shapes_of
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, errors_of
@@ -102,8 +101,6 @@ def _stored_graph(stored: StoredWeights) -> ModelSpec | None:
     if stored.graph is None:
         return None
     graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
-    if isinstance(graph.get("backbone"), list):
-        graph["backbone"] = [row_without_focus(row) for row in graph["backbone"]]
     file = stored.graph.get("yaml_file")
     name = re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
     return parse_spec(graph, name)

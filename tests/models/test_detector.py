@@ -32,7 +32,6 @@ PARAMETERS = {
     "yolo26": (2_572_280, 10_009_784, 21_896_248, 26_299_704, 58_993_368),
 }
 COUNTS = {f"{family}{scale}": n for family, row in PARAMETERS.items() for scale, n in zip("nsmlx", row)}
-COUNTS |= {"yolov5.0s": 7_276_605, "yolov5.0m": 21_375_645, "yolov5.0l": 47_056_765, "yolov5.0x": 87_775_965}
 COUNTS |= {"yolov9t": 2_128_720, "yolov9s": 7_318_368, "yolov9m": 20_216_160, "yolov9c": 25_590_912}
 COUNTS |= {"yoloxnano": 912_159, "yoloxtiny": 5_055_855, "yoloxs": 8_968_255, "yoloxm": 25_326_495}
 COUNTS |= {"yoloxl": 54_208_895, "yoloxx": 99_071_455}

@@ -1,8 +1,7 @@
-"""Metadata of foreign checkpoints, and the differences of YOLOv5 v5.0."""
+"""Metadata of foreign checkpoints."""
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 import types
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
 from models.weights import safe_torch_file as unpickle
-from models.weights.layouts import from_old_yolov5
 from models.weights.load import load_detector, recognize
 from models.weights.read import METADATA_KEY, read_weights
 from models.weights.transfer import transfer_weights
@@ -51,59 +49,16 @@ def same_outputs(one: Detector, other: Detector, slack: float = 0.0) -> bool:
         return all((a - b).abs().max() <= slack for a, b in zip(one(pictures()), other(pictures())))
 
 
-class Focus(nn.Module):
-    """The pixels of 2x2 squares as channels (upper left, lower left, upper right, lower right), then a convolution."""
-
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        corners = [x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
-        return self.conv(torch.cat(corners, 1))
-
-
-def with_focus(detector: Detector) -> nn.Sequential:
-    """The layers of a detector as in v5.0: a focus with random weights first, and anchors in pixels at the end."""
-    torch.manual_seed(0)
-    layers = copy.deepcopy(detector.model)
-    first = layers[0]
-    first.conv = nn.Conv2d(12, first.conv.out_channels, 3, 1, 1, bias=False)
-    layers[0] = Focus(first)
-    anchors = detector.head.anchors * torch.tensor(detector.strides).view(-1, 1, 1)
-    layers[-1].register_buffer("anchor_grid", anchors.view(3, 1, -1, 1, 1, 2))
-    return layers
-
-
-def test_yolov5_of_release_5_is_recognized_and_computes_the_same(tmp_path):
-    original = build_detector("yolov5.0s", 3, seed=5)
-    assert sum(p.numel() for p in build_detector("yolov5.0s", 80).parameters()) == 7_276_605
-    layers = with_focus(original)
-    path = save_module(tmp_path / "old.pt", layers, names=["a", "b", "c"], stride=torch.tensor([8.0, 16.0, 32.0]))
-    detector, _ = load_detector(path)
-    assert (detector.spec["name"], detector.names) == ("yolov5.0s", ("a", "b", "c"))
-    old = copy.deepcopy(original)
-    old.model = layers
-    assert same_outputs(old, detector, 1e-4)
-    kept = {name: torch.zeros(1) for name in ("model.1.conv.weight", "model.24.anchors")}
-    assert from_old_yolov5({**kept, "model.24.anchor_grid": torch.zeros(1)}) == kept
-
-
 def test_a_module_of_unknown_size_is_rebuilt_from_its_own_graph(tmp_path):
-    graph = {**TINY_ANCHOR_MODEL, "backbone": copy.deepcopy(TINY_ANCHOR_MODEL["backbone"]), "ch": 3}
-    graph["backbone"][0] = [-1, 1, "Conv", [8, 6, 2, 2]]
-    original = build_detector(graph, 2, seed=3)
-    carried = {**graph, "backbone": [[-1, 1, "Focus", [8, 3]], *graph["backbone"][1:]], "yaml_file": "/x/small.yaml"}
-    layers = with_focus(original)
+    graph = {**TINY_ANCHOR_MODEL, "ch": 3, "yaml_file": "/x/small.yaml"}
+    original = build_detector(TINY_ANCHOR_MODEL, 2, seed=3)
     detector, content = load_detector(
-        save_module(tmp_path / "own.pt", layers, {"opt": {"imgsz": 416}}, yaml=carried, names={0: "p", 1: "q"})
+        save_module(tmp_path / "own.pt", original.model, {"opt": {"imgsz": 416}}, yaml=graph, names={0: "p", 1: "q"})
     )
-    old = copy.deepcopy(original)
-    old.model = layers
-    assert same_outputs(old, detector, 1e-4)
+    assert same_outputs(original, detector)
     assert (detector.spec["name"], detector.names, content["imgsz"]) == ("small", ("p", "q"), 416)
-    unknown = {**carried, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
-    path = save_module(tmp_path / "ghost.pt", layers, yaml=unknown)
+    unknown = {**graph, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
+    path = save_module(tmp_path / "ghost.pt", original.model, yaml=unknown)
     with refused():
         load_detector(path)
 
