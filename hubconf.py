@@ -1,11 +1,11 @@
-"""Entry points of torch.hub, with the names that users of YOLOv5's hub models know.
+"""Entry points of torch.hub.
 
     model = torch.hub.load("path/of/this/folder", "custom", path="best.pt", source="local")
     model = torch.hub.load("path/of/this/folder", "yolov8n", source="local")     # public weights, downloaded once
-    results = model(["a.jpg", "b.jpg"], size=640)
-    results.print()
+    for result in model(["a.jpg", "b.jpg"]):
+        print(result.boxes.xyxy)
 
-engine/inference/hub.py describes the model and its results.
+Models and results are those of `lockstep.load`: see engine/inference/predictor.py.
 """
 
 from __future__ import annotations
@@ -17,46 +17,18 @@ import sys
 import typing
 
 if typing.TYPE_CHECKING:
-    from engine.inference.hub import HubModel
+    from engine.inference.predictor import Predictor
 
 dependencies = ["torch", "cv2", "numpy", "yaml", "PIL"]
 _ROOT = pathlib.Path(__file__).resolve().parent
 _PACKAGES = ("utils", "data", "models", "engine")
 
 
-def custom(
-    path: str | os.PathLike,
-    autoshape: bool = True,
-    _verbose: bool = True,
-    device: str | int | None = None,
-    trust: bool = False,
-) -> HubModel:
-    """The model of a checkpoint or exported file. The parameters have the order of YOLOv5's hub.
+def custom(path: str | os.PathLike, **settings: typing.Any) -> Predictor:
+    """The model of a checkpoint or exported file. ``settings``: as of `engine.inference.predictor.load`."""
+    from engine.inference.predictor import load
 
-    Args:
-        autoshape: only True: the model takes images of any kind and size.
-        _verbose: prints log lines.
-        device: cpu, mps, a GPU's number, or None for the best available device.
-        trust: open a TorchScript, .pt2 or OpenVINO file that you have not exported; it may run code in it.
-    """
-    if not autoshape:
-        raise ValueError("autoshape=False: use models.weights.load.load_detector for the bare module")
-    from engine.inference.hub import HubModel
-    from utils.logger import configure_logging
-
-    if _verbose:
-        configure_logging(True)
-    return HubModel(path, device, trust)
-
-
-def _public(name: str, pretrained: bool = True, **settings: typing.Any) -> HubModel:
-    """The model of public weights (configs/weights.yaml), which are downloaded if they are not on this machine.
-
-    ``settings``: as of `custom`.
-    """
-    if not pretrained:
-        raise ValueError(f"{name}: only pretrained models are loaded here; train.py --model {name} trains a new one")
-    return custom(name, **settings)
+    return load(path, **settings)
 
 
 def _names() -> list[str]:
@@ -66,10 +38,10 @@ def _names() -> list[str]:
     return list(load_yaml(CATALOG))
 
 
-def __getattr__(name: str) -> typing.Callable[..., HubModel]:
+def __getattr__(name: str) -> typing.Callable[..., Predictor]:
     """The public weights are entry points too: `torch.hub.load(folder, "yolov8n", source="local")`."""
     if not name.startswith("_") and name in _names():
-        return functools.partial(_public, name)
+        return functools.partial(custom, name)
     raise AttributeError(f"hubconf.py has no {name!r}")
 
 

@@ -48,7 +48,7 @@ OF_EXTRA = {
     "trackers": ("engine.trackers.services",),
 }
 # Packages that users bring along if they call the function that needs it, which says so.
-BROUGHT_ALONG = {"pandas": ("engine.inference.hub",), "shtab": ("lockstep.__main__",)}
+BROUGHT_ALONG = {"shtab": ("lockstep.__main__",)}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 

@@ -1,6 +1,6 @@
 """From images to detections in their own pixels: letterbox, model, selection of boxes, and back.
 
-`DetectionSettings` are what detect.py, `load`, a `Predictor`, its calls and hub models share."""
+`DetectionSettings` are what detect.py, `load`, a `Predictor` and its calls share."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.drawing.detection_writer import WRITABLE, Window, crops_of, write_crops, write_yolo_labels
+from utils.drawing.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.strings import counted
@@ -34,7 +34,6 @@ class Boxes:
     An index selects rows: ``boxes[0]`` and the items of an iteration are `Boxes` with one row.
     """
 
-    is_track = False
     id = None  # of tracks, which this program does not make
 
     def __init__(self, data: Tensor | np.ndarray, orig_shape: tuple[int, int]) -> None:
@@ -81,17 +80,11 @@ class Boxes:
         return self.data[:, 5]
 
     def cpu(self) -> Boxes:
-        return self if isinstance(self.data, np.ndarray) else self.to("cpu")
-
-    def cuda(self, device: int | str | torch.device | None = None) -> Boxes:
-        return Boxes(torch.as_tensor(self.data).cuda(device), self.orig_shape)
-
-    def to(self, *args: Any, **kwargs: Any) -> Boxes:
-        """Arguments as of `torch.Tensor.to`; an array becomes a tensor."""
-        return Boxes(torch.as_tensor(self.data).to(*args, **kwargs), self.orig_shape)
+        """Itself: detections are on the CPU."""
+        return self
 
     def numpy(self) -> Boxes:
-        return self if isinstance(self.data, np.ndarray) else Boxes(self.data.cpu().numpy(), self.orig_shape)
+        return self if isinstance(self.data, np.ndarray) else Boxes(self.data.numpy(), self.orig_shape)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -136,13 +129,8 @@ class Results:
         return cv2.cvtColor(self.image, cv2.COLOR_RGB2BGR)
 
     def cpu(self) -> Results:
-        return self._with(self.boxes.cpu())
-
-    def cuda(self, device: int | str | torch.device | None = None) -> Results:
-        return self._with(self.boxes.cuda(device))
-
-    def to(self, *args: Any, **kwargs: Any) -> Results:
-        return self._with(self.boxes.to(*args, **kwargs))
+        """Itself: detections are on the CPU."""
+        return self
 
     def numpy(self) -> Results:
         return self._with(self.boxes.numpy())
@@ -192,7 +180,12 @@ class Results:
     def show(self) -> None:
         """Shows the image with its boxes in a window, until a key is pressed. Raises UserError without a display; in a
         notebook, a result that ends a cell is shown there."""
-        show_images([self.drawn()])
+        try:
+            window = Window()
+        except UserError:
+            raise UserError("show(): no window can be opened here (no display?); use save()") from None
+        window.show(self.drawn(), wait=True)
+        window.close()
 
     def _repr_png_(self) -> bytes:
         """What notebooks show."""
@@ -209,10 +202,6 @@ class Results:
         )
         write_yolo_labels(Path(txt_file), self.orig_shape, found, scores=save_conf)
         return str(txt_file)
-
-    def crops(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Row and pixels, uint8 (h, w, 3) RGB, of each box that has any; parts of pixels count as whole ones."""
-        yield from crops_of(self.image, self.boxes.numpy().xyxy)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
         """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, where STEM is that of ``file_name``."""
@@ -244,19 +233,6 @@ def boxes_of(table: DetectionTable, image_hw: tuple[int, int]) -> Boxes:
     """The detections of one image as float32 on the CPU."""
     columns = [table.boxes_xyxy_px, table.scores[:, None], table.classes[:, None]]
     return Boxes(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
-
-
-def show_images(images: Iterable[np.ndarray]) -> None:
-    """Shows each image, uint8 (H, W, 3) RGB, in a window until a key is pressed; q or Esc ends it. Raises UserError
-    without a display."""
-    try:
-        window = Window()
-    except UserError:
-        raise UserError("show(): no window can be opened here (no display?); use save()") from None
-    for image in images:
-        if not window.show(image, wait=True):
-            break
-    window.close()
 
 
 def label_texts(

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,24 +152,18 @@ def safe_name(text: str) -> str:
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
 
 
-def crops_of(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Row and pixels, a view (h, w, 3) of ``image``, of each box (N, 4) that has any; parts of pixels count as whole
+def write_crops(
+    folder: Path, stem: str, image: np.ndarray, boxes_xyxy_px: np.ndarray, class_names: Sequence[str]
+) -> None:
+    """Writes the pixels of each box (N, 4) that has any to FOLDER/CLASS/STEM_ROW.jpg; parts of pixels count as whole
     ones."""
     corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
     for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
         crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
         if crop.size:
-            yield row, crop
-
-
-def write_crops(
-    folder: Path, stem: str, image: np.ndarray, boxes_xyxy_px: np.ndarray, class_names: Sequence[str]
-) -> None:
-    """Writes the pixels of each box (N, 4), see `crops_of`, to FOLDER/CLASS/STEM_ROW.jpg."""
-    for row, crop in crops_of(image, boxes_xyxy_px):
-        path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_image(path, crop)
+            path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_image(path, crop)
 
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:

@@ -6,7 +6,6 @@ import cv2
 import numpy as np
 import pytest
 
-from engine.inference.hub import HubModel
 from engine.inference.predictor import Predictor, load
 
 
@@ -21,7 +20,7 @@ def image() -> np.ndarray:
     return cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (90, 60))
 
 
-def test_supervision_reads_results(predictor, weights, image):
+def test_supervision_reads_results(predictor, image):
     supervision = pytest.importorskip("supervision")
     (result,) = predictor(image)
     for given in (result, result.numpy()):
@@ -32,9 +31,6 @@ def test_supervision_reads_results(predictor, weights, image):
         assert found.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
         assert found.tracker_id is None
     assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
-    hub_model = HubModel(weights, "cpu")
-    hub_model.conf = 0.0
-    assert len(supervision.Detections.from_yolov5(hub_model(image[..., ::-1]))) > 5
 
 
 def test_sahi_slices_images_for_a_predictor(predictor, image, tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from engine.inference.runtimes.own_exports import RECORD, is_own_export, record_
 from tests.helpers.hostile_files import write_hostile_programs
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
-from tools import compare
 from tools.check import __main__ as check
 from utils.errors import UserError
 from utils.files.folders import cache_folder
@@ -38,8 +37,7 @@ def write_openvino(folder: Path) -> Path:
 def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, capsys: pytest.CaptureFixture):
     marker = tmp_path / "ran"
     programs = write_hostile_programs(tmp_path, marker)
-    for name in ("a.png", "b.onnx"):
-        (tmp_path / name).touch()
+    (tmp_path / "a.png").touch()
     ran = set()
     for kind, path in programs.items():
         with pytest.raises(UserError):  # none is a detector
@@ -61,7 +59,6 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
         lines = [
             error_of(capsys, val.main, "--weights", path, "--data", "demo", "--device", "cpu", *out),
             error_of(capsys, detect.main, "--weights", path, "--source", tmp_path, "--device", "cpu", *out),
-            error_of(capsys, compare.main, path, tmp_path / "b.onnx", "--data", "demo", "--device", "cpu", *out),
             error_of(capsys, check.main, "demo", "--weights", path, "--device", "cpu"),
         ]
         assert all(f"error: {path}: opening" in line and "--trust" in line for line in lines), lines
@@ -72,15 +69,13 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
 def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "a.torchscript"
     path.write_bytes(b"not TorchScript")
-    for name in ("a.png", "b.onnx"):
-        (tmp_path / name).touch()
+    (tmp_path / "a.png").touch()
     for call in (load, hubconf.custom):
         with refused():
             call(path, trust=True)
     for main, *given in (
         (val.main, "--weights", path, "--data", "demo", "--device", "cpu"),
         (detect.main, "--weights", path, "--source", tmp_path, "--device", "cpu"),
-        (compare.main, path, tmp_path / "b.onnx", "--data", "demo", "--device", "cpu"),
         (check.main, "demo", "--weights", path, "--device", "cpu"),
     ):
         assert "cannot be opened" in error_of(capsys, main, *given, "--trust")
