@@ -34,13 +34,12 @@ from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import write_arrays
-from utils.files.caches import USABLE_FRACTION, format_bytes
-from utils.files.folders import temporary_folder
+from utils.files.folders import USABLE_FRACTION, temporary_folder
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger, progress
 from utils.machine.threads import map_ahead
 from utils.program import COMMANDS
-from utils.strings import FlatStrings, counted
+from utils.strings import FlatStrings, counted, format_bytes
 
 _HEADER = 512  # bytes before the content of a file in a tar file
 _DIGITS = 9  # of an image's number, which is its name in a tar file

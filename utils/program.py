@@ -37,7 +37,6 @@ _COMMANDS = (
     Command("search", "search hyper-parameters", "tools/search/__main__"),
     Command("convert", "convert the export of an annotation tool to COCO JSON", "tools/convert/__main__"),
     Command("shard", "write a data set as shards: tar files with an index", "tools/shard"),
-    Command("cache", "list and remove caches of data sets", "tools/cache"),
     Command("weights", "list public weights, show and convert checkpoints", "tools/weights"),
     Command("demo", "write the demo data set to a folder", "tools/demo"),
 )

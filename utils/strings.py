@@ -17,6 +17,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
+def format_bytes(size: float) -> str:
+    """A number of bytes as text, with a decimal unit up to GB."""
+    for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
+        if size < 999.5:
+            return f"{size:.{digits}f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 def listed(items: Sequence[str], most: int = 8) -> str:
     """``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""

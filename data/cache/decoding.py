@@ -1,7 +1,9 @@
-"""What all image caches do alike: decoding the images of an index in threads, and naming the file."""
+"""What all image caches do alike: decoding the images of an index in threads, naming files, and removing them."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,10 +13,13 @@ import numpy as np
 
 from data.image_io.decode import OnWarning, read_source
 from data.index.index import DatasetIndex
-from utils.logger import progress
+from utils.errors import UserError
+from utils.files.locks import FileLock
+from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
 
 T = TypeVar("T")
+_SUFFIXES = (".lmdb", ".tree", ".pixels")
 
 
 class Decoding(NamedTuple):
@@ -35,5 +40,36 @@ class Decoding(NamedTuple):
 
 
 def cache_path(folder: Path, index: DatasetIndex, imgsz: int, kind: str) -> Path:
-    """The file of a cache. ``kind``: its layout and suffix. `utils.files.caches` knows these names."""
-    return folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-{kind}"
+    """The file of a cache. ``kind``: its layout and suffix."""
+    return folder / f"{_name(index)}-{index.fingerprint[:32]}-{imgsz}-{kind}"
+
+
+def _name(index: DatasetIndex) -> str:
+    """How the names of all caches of a data set begin, whatever images it has had."""
+    return f"lockstep-{os.getuid()}-{index.source}"
+
+
+def remove_older(folder: Path, index: DatasetIndex) -> None:
+    """Removes the caches of what the data set was before it changed. Processes that read one keep it until they end;
+    one that is being filled stays."""
+    for path in folder.glob(f"{glob.escape(_name(index))}-*"):
+        if index.fingerprint[:32] not in path.name and path.suffix in _SUFFIXES:
+            with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock"), own=True) as lock:
+                if not lock.acquire():
+                    path.unlink()
+
+
+def discard(flag: str, reason: Exception, *files: Path) -> None:
+    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning. Raises UserError if that is
+    impossible."""
+    why = reason.strerror if isinstance(reason, OSError) else reason
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            refusal = str(error.strerror).lower()
+            raise UserError(
+                f"{flag}: {file}: cannot be used ({why}) nor removed ({refusal}); ask its owner to remove it, or use "
+                "another --cache"
+            ) from None
+    get_logger().warning("%s: %s cannot be used (%s); it is created again", flag, files[-1], why)

@@ -11,6 +11,7 @@ in a second file, verified before the first is opened.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path
+from data.cache.decoding import Decoding, cache_path, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import exchange_items
@@ -34,7 +35,7 @@ from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.caches import USABLE_FRACTION, discard, hold, make_room
+from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_own
 from utils.logger import get_logger, progress
@@ -56,15 +57,16 @@ _IS_VALUE = 4  # flag
 
 
 class DiskCache:
-    """Source images by number, from a complete file. Picklable: another process maps the file when it first reads."""
+    """Source images by number, from a complete file. Picklable: another process maps the file when it first reads;
+    forked ones share the mapping."""
 
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """``path`` holds images of the sizes ``source_hw`` (N, 2). It is not removed while this object exists."""
+        """``path`` holds images of the sizes ``source_hw`` (N, 2). It is mapped now: a later run may remove it."""
         self.path = path
         self.source_hw, self.pixels = source_hw, pixels
         self._inode = os.stat(path).st_ino
         self._is_verified = np.zeros(len(source_hw), bool)
-        hold(self, path)
+        _environment(path, self._inode)
 
     def __len__(self) -> int:
         return len(self.source_hw)
@@ -89,7 +91,7 @@ class DiskCache:
 
 @functools.cache
 def _environment(path: Path, inode: int) -> lmdb.Environment:
-    """The file, mapped once per process. Forked workers share the mapping: it is read-only, without LMDB's locks."""
+    """The file, mapped once per process, read-only and without LMDB's locks."""
     import lmdb
 
     try:
@@ -110,6 +112,7 @@ def open_disk_cache(
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
+        remove_older(folder, index)
         writer = _Writer(path, index, source_hw, decoding)
         if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
             writer.fill()
@@ -160,7 +163,11 @@ class _Writer:
                 images = exchange_items(
                     self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
                 )
-                self._store((image for image in images if not local[image[0]]), int((~local).sum()))
+                missing = (image for image in images if not local[image[0]])
+                if local.all():
+                    collections.deque(missing, maxlen=0)  # sends what others lack
+                else:
+                    self._store(missing, int((~local).sum()))
             self._mark_complete()
             barrier.wait_all()
         return True
@@ -204,7 +211,6 @@ class _Writer:
         # Every image takes whole pages, and the tree takes less than 1 % more.
         size = int((-(-(self.sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
         present = self.path.stat().st_size if self.path.exists() else 0
-        make_room(self.path.parent, size - present, keep=self.path)
         free = shutil.disk_usage(self.path.parent).free
         if size - present > USABLE_FRACTION * free:
             raise UserError(

@@ -5,7 +5,7 @@ gets its final name when it is complete. Every process that maps it has a shared
 it. The file of a killed run is reused by the next run on the same data, or removed by any other run.
 
 Tiles of large images (`data.index.tiles`) are views of such a file with images of full size, by default on the disk:
-then it stays for later runs, and the caches' limit counts it.
+then it stays for later runs, until the data set changes.
 
 Any user may create files in /dev/shm. So a file is only used if it belongs to this user, and a file that this run has
 not written only if its checksums are right; else it is replaced.
@@ -26,13 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path
+from data.cache.decoding import Decoding, cache_path, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
 from utils.errors import UserError
 from utils.files.array_file import CacheError
-from utils.files.caches import close_quietly, discard, make_room
 from utils.files.locks import FileLock
 from utils.files.safe_io import flock, is_still_named, open_own, remove_abandoned
 from utils.logger import get_logger
@@ -70,9 +69,6 @@ class RamCache:
             if status.st_size != size + len(self) * _CRC.itemsize or status.st_mode & 0o022:
                 raise CacheError("not written by this program")
             memory = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
-            if stays:
-                with contextlib.suppress(OSError):
-                    os.utime(handle)  # in use, see `utils.files.caches`
             self._pixels, self._checksums = np.frombuffer(memory, np.uint8, size), np.frombuffer(memory, _CRC, -1, size)
         except BaseException:
             os.close(handle)
@@ -120,7 +116,8 @@ def _release(handle: int, path: Path, owner: int, stays: bool) -> None:
             flock(handle)
             if is_still_named(handle, path):
                 os.unlink(path)
-    close_quietly(handle)
+    with contextlib.suppress(OSError):  # no data can be lost
+        os.close(handle)
 
 
 def open_ram_cache(
@@ -136,6 +133,8 @@ def open_ram_cache(
         cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}"),
         flag == "tile",
     )
+    if is_first and stays:
+        remove_older(folder, index)
     is_unknown = is_first
     for _ in range(3):  # another run may remove the file at its end, before it is opened here
         try:
@@ -164,15 +163,13 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, flag: str, dec
     offsets = _offsets(source_hw, index.pixels)
     size, on_disk = int(offsets[-1]) + len(index) * _CRC.itemsize, flag == "tile"
     if on_disk:
-        make_room(path.parent, size, keep=path)
         # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
         largest = 3 * int(np.diff(offsets).max())
         most = max(int(available_memory() / 4 / largest), 1)
         decoding = decoding._replace(threads=min(decoding.threads, most))
     disk = shutil.disk_usage(path.parent)
     free = disk.free if on_disk else min(disk.free, available_memory())
-    what = "; python -m tools.cache prune removes it" if on_disk else ""
-    get_logger().info("%s: %s, %.2f GiB in %s%s", flag, counted(len(index), "image"), size / 2**30, path, what)
+    get_logger().info("%s: %s, %.2f GiB in %s", flag, counted(len(index), "image"), size / 2**30, path)
     if size > 0.95 * free:
         remedy = "use --cache disk or none"
         remedy += ", or make it larger (docker run --shm-size)" if size > disk.total else ""

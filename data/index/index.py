@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ScanReport
 from data.spec.dataset_spec import IGNORED
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.caches import make_room
 from utils.logger import get_logger
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
@@ -44,7 +42,8 @@ class DatasetIndex(LabelArrays):
     repeated: np.ndarray  # bool (M,) equal to an earlier box of its image
     line: np.ndarray  # int32 (M,) as `LabelSource.where` takes it; -1: no label file has this box
     report: ScanReport
-    fingerprint: str = ""
+    fingerprint: str = ""  # of the images, the labels and what has been done with them
+    source: str = ""  # names the split and its part, whatever it contains: caches of older versions are replaced
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # of the images
@@ -148,16 +147,11 @@ def digest_of(*values: Any) -> str:
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
-def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] = ("", "", False)) -> None:
-    """Writes a cache file, or logs a warning if that fails. Removes other caches if necessary.
-
-    Args:
-        origin: YAML, split and ``single_cls``, which are equal for all versions of a data set.
-    """
+def write_cache(path: Path, index: DatasetIndex) -> None:
+    """Writes a cache file and its report, or logs a warning if that fails."""
     meta, arrays = index_content(index)
     try:
-        write_arrays(path, meta | {"origin": origin}, arrays)
-        make_room(path.parent, 0, keep=path)
+        write_arrays(path, meta, arrays)
         if len(index.report.lines):
             index.report.write(path.with_suffix(".txt"))
     except OSError as error:
@@ -167,18 +161,18 @@ def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] =
 
 
 def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
-    """Maps the index in a cache file. Returns None if there is no such file, or, with a warning, if it is unusable."""
+    """Maps the index in a cache file. Returns None if it has another fingerprint, or there is no such file, or, with a
+    warning, if it is unusable."""
     try:
         meta, arrays = open_arrays(path)
-        if meta["fingerprint"] != fingerprint or meta["version"] != [CACHE_VERSION, PARSER_VERSION]:
-            raise CacheError("another version")
+        if meta["fingerprint"] != fingerprint:
+            return None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CacheError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, reason)
         return None
-
     return index_of(meta, arrays, names, root)
 
 
@@ -191,7 +185,6 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
         if flat is not None:
             arrays |= {f"{name}.data": flat.data, f"{name}.offsets": flat.offsets}
     meta = {
-        "version": [CACHE_VERSION, PARSER_VERSION],
         "fingerprint": index.fingerprint,
         "category_ids": index.category_ids,
         "totals": report.totals,

@@ -24,7 +24,6 @@ from data.labels.findings import ScanReport, relative_name
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names, what_exists
 from utils.config.pixels import RGB8
 from utils.errors import UserError
-from utils.files.caches import hold
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
 from utils.strings import counted
@@ -72,6 +71,7 @@ def load_index(
             the labels, or more than ``max_bad`` of the images are bad.
     """
     use = IndexSettings(**settings)
+    source = _source(spec, split, use.single_cls, use.fraction)
     part, split = split, "train" if spec.held_out and split == "val" else split
     refusing = partial(_refusing, checked is not None)
     if parts := spec.split(split).parts:
@@ -82,7 +82,7 @@ def load_index(
         with refusing():
             _check_some_objects(index, "", spec, part)
             _check_backgrounds(index, spec, part)
-        return index
+        return replace(index, source=source)
     if shards := shards_of(spec, split):
         index, note, first, details = _of_shards(shards, spec, checked), " (shards)", shards.name, ""
         report, index = index.report, as_used(index, spec, part, use)
@@ -94,7 +94,6 @@ def load_index(
         merging = replace(use, single_cls=use.single_cls and not chooses)  # by the scan, which then checks no class
         index, path, is_cached = _of_files(listing, spec, split, merging, checked)
         report, index = index.report, as_used(index, spec, part, replace(use, single_cls=use.single_cls and chooses))
-        hold(index, path)
         first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
         report_path = path.with_suffix(".txt")
         details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
@@ -108,7 +107,7 @@ def load_index(
     with refusing():
         _check_bad_images(report, split, use.max_bad, details)
         _check_some_objects(index, first, spec, part)
-    return index
+    return replace(index, source=source)
 
 
 def _of_shards(shards: Path, spec: DatasetSpec, checked: list[ScannedPart] | None) -> DatasetIndex:
@@ -128,7 +127,7 @@ def _of_files(
     """All usable images with the classes of the labels, the cache file, and whether they are from there."""
     labeled = spec.as_labeled()
     fingerprint = _fingerprint(labeled, split, listing, settings)
-    path = cache_folder(settings.cache_dir) / f"{split}-{fingerprint}.index"
+    path = cache_folder(settings.cache_dir) / f"{_source(spec, split, settings.single_cls)}.index"
     names = class_names(labeled, settings.single_cls)
     index = open_cached(path, names, spec.root, fingerprint) if checked is None else None
     is_cached = index is not None
@@ -138,7 +137,7 @@ def _of_files(
         scan = scan_split(labeled, split, listing, settings)
         index = replace(scan.index, fingerprint=fingerprint)
         if checked is None:
-            write_cache(path, index, origin=(os.path.abspath(spec.source), split, settings.single_cls))
+            write_cache(path, index)
         else:
             checked.append(ScannedPart(spec, index, scan))
     return replace(index, pixels=spec.pixels), path, is_cached
@@ -254,6 +253,11 @@ def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: s
         f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): "
         f"{'; '.join((*report.bad_lines, *report.advice))}{details}"
     )
+
+
+def _source(spec: DatasetSpec, part: str, *settings: object) -> str:
+    """See `DatasetIndex.source`."""
+    return f"{part}-{digest_of(os.path.abspath(spec.source), *settings)[:12]}"
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:

@@ -20,11 +20,11 @@ from data.image_io.decode import image_suffixes
 from data.labels.label_format import FileStamp
 from data.staging.plan import StagePlan
 from utils.errors import UserError
-from utils.files.caches import USABLE_FRACTION, format_bytes
+from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.files.safe_io import check_owner, write_whole
 from utils.machine.limits import DISK_FULL
-from utils.strings import counted
+from utils.strings import counted, format_bytes
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
 _SYNC_EVERY_S = 10.0  # what a killed process loses

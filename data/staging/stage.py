@@ -27,9 +27,8 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
-from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
-from utils.strings import counted
+from utils.strings import counted, format_bytes
 
 
 def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:

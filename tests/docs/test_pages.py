@@ -23,8 +23,8 @@ from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
 from utils.config import reference, search_settings, settings
 from utils.config.parser import hyperparameters_from, parse_config
-from utils.files.caches import format_bytes
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.strings import format_bytes
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]

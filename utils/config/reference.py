@@ -30,7 +30,7 @@ This page is generated from the dataclasses in `utils/config/settings.py` and `s
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a setting without values below is text.
 `--help` of a command prints the same reference. A run stores all its settings in `settings.yaml` in its folder, and in
-its checkpoints. `python -m tools.check`, `tools.convert`, `tools.shard`, `tools.cache` and `tools.weights` list theirs
+its checkpoints. `python -m tools.check`, `tools.convert`, `tools.shard` and `tools.weights` list theirs
 with `--help`.
 """
 HYPERPARAMETERS = """\

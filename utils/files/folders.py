@@ -19,6 +19,7 @@ from utils.files.safe_io import OTHERS_WRITE, check_owner, flock, is_still_named
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
 SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
+USABLE_FRACTION = 0.98  # of the free space of a disk that what is written may take
 UNKNOWN = "unknown"
 
 
