@@ -10,11 +10,9 @@ import hashlib
 import http.client
 import os
 import ssl
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,7 @@ from utils.config.settings import WEIGHTS_SUFFIXES, setting
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS, UNKNOWN, Origin, cache_folder
-from utils.files.locks import FileLock
-from utils.files.safe_io import open_own
+from utils.files.safe_io import atomic_write
 from utils.files.schema import build, suggestion
 from utils.logger import get_logger
 
@@ -34,6 +31,8 @@ if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
+STALL_S = 30.0  # seconds without a byte
+CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,41 +136,6 @@ def _warn_of_other_file(path: Path) -> None:
         get_logger().warning(text, path)
 
 
-STALL_S = 30.0  # seconds without a byte
-CHUNK_BYTES = 1 << 18
-LINE_EVERY_S = 10.0
-MAX_BYTES = 16 * 2**30  # limit for a file of unknown size
-
-
-def _download(entry: WeightsEntry, path: Path) -> None:
-    """Downloads into ``path`` and checks the content. Raises UserError for a wrong one."""
-    headers = {"User-Agent": "lockstep", "Accept-Encoding": "identity"}
-    request, digest = urllib.request.Request(entry.url, headers=headers), hashlib.sha256()
-    with urllib.request.urlopen(request, timeout=STALL_S) as response, open(path, "wb", opener=open_own) as file:
-        total, logged_at = entry.size or response.length or 0, time.monotonic()
-        while chunk := response.read1(CHUNK_BYTES):  # what has arrived, so that a call waits for one stall at most
-            file.write(chunk)
-            digest.update(chunk)
-            if file.tell() > (total or MAX_BYTES):
-                raise UserError(f"{entry.url}: sent more than the expected {total or MAX_BYTES} bytes")
-            if time.monotonic() - logged_at > LINE_EVERY_S:
-                logged_at = time.monotonic()
-                get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
-        size = file.tell()
-        if response.length:  # bytes that have not come
-            raise ConnectionError(f"cut off at {size} of {size + response.length} bytes")
-    if size != (entry.size or size) or not size:
-        raise UserError(f"{entry.url}: sent {size} bytes instead of {entry.size or 'weights'}")
-    if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
-        raise UserError(f"{entry.url}: its sha256 is {digest.hexdigest()}, not {entry.sha256} as expected")
-    with open(path, "rb") as file:
-        start = file.read(64).lstrip()
-    if start[:1] == b"<":
-        raise UserError(f"{entry.url}: sent a web page, not weights")
-    if start[:2] == b"PK" and not zipfile.is_zipfile(path):
-        raise UserError(f"{entry.url}: sent an incomplete checkpoint")
-
-
 def fetch_weights(
     name_or_path: str,
     *,
@@ -203,7 +167,7 @@ def fetch_weights(
                 raise UserError(
                     f"{name_or_path}: not on this machine and --offline is set; put {entry.url} at {target}"
                 )
-            _fetch(entry, target)
+            _download(entry, target)
     return target
 
 
@@ -215,31 +179,26 @@ def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
     return cache_dir / f"{catalog_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
 
 
-def _fetch(entry: WeightsEntry, target: Path) -> None:
-    logger = get_logger()
+def _download(entry: WeightsEntry, target: Path) -> None:
+    """Prints address and license, downloads the file, and checks it. Raises UserError if it cannot be downloaded."""
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
-    logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
-    started, part = time.monotonic(), target.with_name(target.name + ".part")
+    get_logger().info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
+    request, digest = urllib.request.Request(entry.url, headers={"User-Agent": "lockstep"}), hashlib.sha256()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(target.with_name(target.name + ".lock"), own=True)
-        with lock.wait(f"another run that downloads {target}"):
-            try:
-                if not target.is_file():  # another run on this machine may have downloaded it meanwhile
-                    _download(entry, part)
-                    part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+        with urllib.request.urlopen(request, timeout=STALL_S) as response, atomic_write(target) as file:
+            while chunk := response.read(CHUNK_BYTES):
+                if not file.tell() and chunk.lstrip()[:1] == b"<":
+                    raise UserError(f"{entry.url}: sent a web page, not weights")
+                file.write(chunk)
+                digest.update(chunk)
+            if response.length or not file.tell():
+                raise ConnectionError(f"cut off after {file.tell()} bytes")
+            if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
+                raise UserError(f"{entry.url}: its sha256 is {digest.hexdigest()}, not {entry.sha256} as expected")
     except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
-        raise UserError(f"{entry.url}: cannot be downloaded ({_why(error)}); put the file at {target}") from None
+        why = error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1]
+        raise UserError(f"{entry.url}: cannot be downloaded ({why}); put the file at {target}") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
-    logger.info("%s: %.1f MB in %.1f s", target, target.stat().st_size / 1e6, time.monotonic() - started)
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server answers {error.code} {error.reason}"
-    reason = getattr(error, "reason", error)
-    return f"no byte for {STALL_S:g} s" if isinstance(reason, TimeoutError) else str(reason) or type(reason).__name__
