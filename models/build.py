@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from utils.config.settings import TrainConfig, check_image_size
+from utils.config.checks import check_image_size
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import RANDOM, Origin

@@ -23,7 +23,8 @@ from data.sampler import (
 )
 from data.spec.dataset_spec import DatasetSpec
 from utils.boxes import TILE_OVERLAP
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
+from utils.config.checks import check_image_size
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext

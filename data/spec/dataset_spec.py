@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.label_format import LabelFormat
+from utils.config.checks import class_numbers
 from utils.config.pixels import RGB8, PixelFormat
-from utils.config.settings import TrainConfig, class_numbers
+from utils.config.settings import TrainConfig
 from utils.errors import UserError
 
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore

@@ -17,8 +17,9 @@ from data.sources import FileProblem, Frame, open_source
 from engine.inference.predictor import Detected, Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
+from utils.config.checks import typed_classes
 from utils.config.pixels import as_rgb8
-from utils.config.settings import DetectConfig, typed_classes
+from utils.config.settings import DetectConfig
 from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError

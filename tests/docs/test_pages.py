@@ -17,11 +17,12 @@ from benchmarks import models as model_table
 from data.spec.dataset_yaml import load_dataset_spec
 from models.detector import build_on_meta
 from models.spec import load_spec
+from tests.helpers import settings_page
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
-from utils.config import reference, search_settings, settings
+from utils.config import search_settings, settings
 from utils.config.parser import hyperparameters_from, parse_config
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.strings import format_bytes
@@ -78,7 +79,7 @@ def test_the_readme_is_short():
 
 def test_the_reference_of_settings_is_current():
     written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert written == "\n".join(reference.page()), "python -m utils.config.reference > docs/settings.md"
+    assert written == "\n".join(settings_page.page()), "python -m tests.helpers.settings_page > docs/settings.md"
 
 
 def test_the_reference_has_every_command():
@@ -87,7 +88,7 @@ def test_the_reference_has_every_command():
         for name, value in (vars(settings) | vars(search_settings)).items()
         if name.endswith("Config") and not name.startswith("_") and dataclasses.is_dataclass(value)
     }
-    assert classes == set(reference.COMMANDS.values())
+    assert classes == set(settings_page.COMMANDS.values())
 
 
 def rows_of_models() -> dict[str, str]:

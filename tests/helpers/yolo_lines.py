@@ -1,12 +1,10 @@
-"""Random arguments of the ``yolo`` command for our scripts, and what must hold for the line that a script suggests."""
+"""Random command lines and hyper-parameters of YOLOv5 and Ultralytics for our scripts."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import random
-import re
-import shlex
 import string
 from typing import Any
 
@@ -108,7 +106,7 @@ def draw_arguments(chance: random.Random) -> list[str]:
 
 def draw_hyperparameters(chance: random.Random) -> dict[str, Any]:
     """Lines of a hyper-parameter file of YOLOv5 or of the args.yaml of a run of Ultralytics, some with other values."""
-    drawn: dict[str, Any] = {"mode": "train", "model": "yolov8n.pt", "data": "d.yaml"} if chance.random() < 0.3 else {}
+    drawn: dict[str, Any] = {}
     others = chance.sample(KEYS, chance.choice((0, 0, 1, 2, 40)))
     for key in [*chance.sample(list(YOLOV5_HYPERPARAMETERS), chance.randrange(28)), *others]:
         value = YOLOV5_HYPERPARAMETERS.get(
@@ -126,19 +124,3 @@ def said(config: type, arguments: list[str]) -> str:
         except UserError as error:
             return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.entrypoint prints it
     return ""
-
-
-def check_line(text: str) -> str:
-    """Checks a line of `said`. A command line that it suggests must be accepted by the program that it names; returns
-    that command line."""
-    assert text.startswith("error: "), text
-    assert text.endswith("\n"), text
-    assert len(text.splitlines()) == 1, text
-    match = re.search(r"settings are flags here; write python (.*?)(\. Without an equivalent: .*)?\n", text)
-    if match is None:
-        return ""
-    words = shlex.split(match[1])
-    arguments = words[2:] if words[0] == "-m" else words[1:]
-    answer = said(PROGRAMS[words[1] if words[0] == "-m" else words[0]], arguments)
-    assert answer == "", f"{match[1]}: {answer}"
-    return match[1]

@@ -48,13 +48,13 @@ def parser_of(command: str, description: str) -> Parser:
     return Parser(prog=COMMANDS[command].typed, description=description, allow_abbrev=False)
 
 
-def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
+@functools.cache
+def build_parser(cls: type) -> Parser:
     """A parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    required = [field for field in fields.values() if default_of(field) is MISSING]
     command = COMMANDS[command_of(cls)].typed
-    usage = " ".join(["%(prog)s", *map(_usage, required), "[flags]"])
-    parser = Parser(prog=command, description=description, usage=usage, formatter_class=_Help, allow_abbrev=False)
+    usage = " ".join(["%(prog)s", *(f"{flag_name(name)} {name.upper()}" for name in required(cls)), "[flags]"])
+    parser = Parser(prog=command, usage=usage, formatter_class=_Help, allow_abbrev=False)
     for topic, names in TOPICS.items():
         if shown := [fields[name] for name in names.split() if name in fields]:
             group = parser.add_argument_group(topic)
@@ -63,8 +63,9 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _usage(field: dataclasses.Field) -> str:
-    return f"--{field.name} {field.name.upper()}"
+def required(cls: type) -> list[str]:
+    """The fields without a default."""
+    return [field.name for field in dataclasses.fields(cls) if default_of(field) is MISSING]
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
@@ -73,7 +74,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
     options: dict[str, Any] = {"help": meta["help"]}
     if origin is list:
         options |= {"nargs": "+", "type": typing.get_args(kind)[0], "choices": meta["choices"]}
-    options |= {"dest": field.name} | ({"required": True} if default is MISSING else {"default": default})
+    options |= {"dest": field.name, "default": None if default is MISSING else default}
     if origin is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif origin is not list:
@@ -92,29 +93,20 @@ def dashed(arguments: Sequence[str]) -> list[str]:
 
 
 @functools.cache
-def _explicit_parser(cls: type) -> argparse.ArgumentParser:
-    parser = build_parser(cls, "")
-    for action in parser._actions:
-        action.default, action.required = argparse.SUPPRESS, False
-    return parser
-
-
-@functools.cache
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
     """What argparse does with each flag, by all its names."""
-    found = build_parser(cls, "")._option_string_actions.items()
+    found = build_parser(cls)._option_string_actions.items()
     return {name: action for name, action in found if action.dest != "help"}
 
 
 def given_values(cls: type, arguments: Sequence[str]) -> dict[str, Any]:
-    """The checked values of the fields that a command line in flags of ``cls`` sets explicitly; none is required."""
-    return checked_values(cls, vars(_explicit_parser(cls).parse_args(arguments)))
-
-
-def checked_values(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` by field, checked. Raises UserError that names the flag."""
+    """The checked values of the fields that a command line in flags of ``cls`` sets; none is required. Raises UserError
+    that names the flag."""
     fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
-    return {name: check(value, hints[name], flag_name(name), fields[name].metadata) for name, value in values.items()}
+    nothing = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
+    values = vars(build_parser(cls).parse_args(arguments, nothing))
+    given = {name: value for name, value in values.items() if value != []}
+    return {name: check(value, hints[name], flag_name(name), fields[name].metadata) for name, value in given.items()}
 
 
 def flags_of(config: Any) -> list[str]:

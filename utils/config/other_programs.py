@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,12 +17,11 @@ import yaml
 
 from utils.config.flags import flag_actions, given_values
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import WEIGHTS_SUFFIXES, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import parse_override
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
-from utils.program import COMMANDS
 
 _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 _CONFIGS: dict[str, type] = {
@@ -44,12 +42,10 @@ def flags_of(command: str) -> dict[str, argparse.Action]:
     return flag_actions(_CONFIGS[command])
 
 
-def _changes(command: str, arguments: Sequence[str]) -> bool:
-    """Whether a command line, also of YOLOv5, changes a setting. Raises UserError for mistakes."""
-    cls = _CONFIGS[command]
-    values, defaults = given_values(cls, rewritten(command, arguments)[0]), {f.name: f.default for f in fields(cls)}
-    changed = build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
-    return changed != Hyperparameters() or any(value != defaults[name] for name, value in values.items())
+def _checked(command: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Hyperparameters]:
+    """The settings and the hyper-parameters of a command line, also of YOLOv5. Raises UserError for mistakes."""
+    values = given_values(_CONFIGS[command], rewritten(command, arguments)[0])
+    return values, build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
 
 
 def tables(command: str) -> dict[str, dict]:
@@ -64,10 +60,9 @@ def translated(command: str, flag: str) -> list[str]:
 
 
 def translate(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`rewritten`. Raises UserError with what to write instead of arguments of the ``yolo`` command."""
-    values, rest = yolo_arguments(arguments)
-    if values:
-        raise UserError(command_line(command, values, rest), whole=True)
+    """`rewritten`. Raises UserError for arguments of the ``yolo`` command."""
+    if arguments and not _IS_FLAG(arguments[0]):
+        raise UserError(f"{arguments[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
     return rewritten(command, arguments)
 
 
@@ -99,9 +94,6 @@ def rewritten(command: str, arguments: Sequence[str]) -> tuple[list[str], list[s
             raise UserError(f"{flag}: is a hyper-parameter; write --set {shown}")
         if found := [f"{value}: {reasons[value]}" for value in values if value in reasons]:
             raise UserError(f"{flag} {'; '.join(found)}")
-        if flag in _table()["one_size"] and command != "export" and len(values) == 2 and "".join(values).isdigit():
-            instead = f"takes one number, the longer side in pixels; write {flag} {max(values, key=int)}"
-            raise UserError(f"{flag} {' '.join(values)}: {instead}")
         kept += [word, *following]
     return kept[1:], lines
 
@@ -135,16 +127,9 @@ def unknown_hyperparameter(key: str) -> str:
 
 
 def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str]]:
-    """The hyper-parameters among ``values`` of the YAML file ``where``, and the lines without effect here.
-
-    Raises UserError that names all other lines, with reasons, or the command line that an args.yaml stands for.
-    """
+    """The hyper-parameters among ``values`` of the YAML file ``where``, and the lines without effect here. Raises
+    UserError that names all other lines, with reasons."""
     table, texts = _table(), {key: str(value) for key, value in values.items()}
-    if {"mode", "model"} <= values.keys():
-        left_out = table["not_of_the_run"] + (table["chosen_by_auto"] if texts.get("optimizer") == "auto" else [])
-        given = {str(key): text for key, text in texts.items() if key not in left_out}
-        line = command_line("train", given, (), defaults=False)
-        raise UserError(f"{where}: contains all arguments of a run of Ultralytics; {line}")
     of_yolov5 = table["of_yolov5"] if values.keys() & table["signs_of_yolov5"] else {}
     kept, unused, mistakes = dict[Any, Any](), list[str](), list[str]()
     for key, text in texts.items():
@@ -162,77 +147,17 @@ def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str
 
 def _has_effect(key: str, text: str) -> bool:
     try:
-        return _changes("train", foreign_flags("train", key, text))
+        values, hyp = _checked("train", foreign_flags("train", key, text))
     except UserError:
         return True
-
-
-def yolo_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """Values by key of the ``yolo`` command's arguments, such as ``train epochs = 3``, and the flags after them. A word
-    without a value is true. Without such arguments, there are no values."""
-    modes, tasks = {**_table()["modes"], **_table()["other_modes"]}, ["detect", *_table()["other_tasks"]]
-    words = list(itertools.takewhile(lambda argument: not _IS_FLAG(argument), arguments))
-    if not any("=" in word or word in ("yolo", *modes, *tasks) for word in words):
-        return {}, arguments
-    text = re.sub(r"\0?=(\0(?=[^\0=]+(\0|$)))?", "=", "\0".join(words))
-    text = re.sub(r"=[\[(][^\])]*", lambda match: match[0].replace("\0", " "), text)
-    given = {"yolo": "true"}
-    for word in text.split("\0"):
-        key, separator, value = word.partition("=")
-        if separator:
-            given[key.strip()] = value.strip()
-        else:
-            given |= {"task": word} if word in tasks else {"mode": word} if word in modes else {word: "true"}
-    return given, arguments[len(words) :]
-
-
-def command_line(command: str, given: Mapping[str, str], rest: Sequence[str], *, defaults: bool = True) -> str:
-    """What to write instead of ``command`` with the values and flags of `yolo_arguments`, whose mode may name another
-    command. ``defaults``: also write flags that set the default."""
-    mode, modes = given.get("mode", ""), _table()["modes"]
-    for name, why in (_table()["other_tasks"] | _table()["other_modes"]).items():
-        if name in (mode, given.get("task")):
-            return f"{name}: {why}"
-    if text := other_task(given.get("model", "")):
-        return text
-    if mode in modes and not (mode == "train" and command in ("kfold", "search")):
-        command = modes[mode]
-    line, without = [], []
-    for key, value in [*_with_our_keys(given, command).items(), *([(shlex.join(rest), None)] if rest else [])]:
-        try:
-            flags = list(rest) if value is None else foreign_flags(command, key, value)
-            if _changes(command, flags) or defaults:
-                line += flags
-        except UserError as error:
-            without.append(f"{key or f'={value}'} ({error})".removesuffix(" ()"))
-    for name, action in flags_of(command).items():
-        if action.required and not any(word.partition("=")[0] == name for word in line):
-            line += [name, action.dest.upper()]
-    ending = f". Without an equivalent: {', '.join(without)}" if without else ""
-    return f"settings are flags here; write {COMMANDS[command].typed} {shlex.join(line)}".rstrip() + ending
-
-
-def _with_our_keys(given: Mapping[str, str], command: str) -> dict[str, str]:
-    """``given`` with the model to start from, or the checkpoint to resume, under the name of our flag."""
-    model, resume, pretrained = (given.get(key, "") for key in ("model", "resume", "pretrained"))
-    has_weights = model.endswith(WEIGHTS_SUFFIXES) or "--model" not in flags_of(command)
-    no = ("", "false", "none")
-    names, more = {}, {}  # None: left out
-    if "--resume" in flags_of(command) and resume.lower() not in no:  # with True, model= names the checkpoint
-        names = {"model": None}
-        more = {"resume": model} if resume.lower() == "true" and has_weights and model else {}
-    elif has_weights:
-        names = {"model": "weights"}
-    elif pretrained.lower() != "true":
-        names = {"pretrained": None if pretrained.lower() in no else "weights"}
-    return {name: value for key, value in {**given, **more}.items() if (name := names.get(key, key))}
+    return (TrainConfig(**values), hyp) != (TrainConfig(), Hyperparameters())
 
 
 def foreign_flags(command: str, key: str, value: str) -> list[str]:
     """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError with the reason if there are
     none."""
     table, plain, flag, hyperparameter = _table(), _plain(value), "--" + key.replace("_", "-"), _synonym(key)
-    for pattern, flags in (tables(command)["values"].get(key) or table["values"].get(key, {})).items():
+    for pattern, flags in tables(command)["values"].get(key, {}).items():
         if re.fullmatch(pattern, plain):
             return flags.replace("{}", value).split()
     name, *fixed = translated(command, flag)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from utils.config.flags import build_parser, checked_values, command_of, dashed, flag_actions, given_values
+from utils.config.flags import build_parser, command_of, dashed, flag_actions, flag_name, given_values, required
 from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError
@@ -30,8 +30,11 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
     """Parses a command line, also of YOLOv5. Raises UserError for mistakes, with what to write instead if it is one of
     another program."""
     given, lines = _in_our_flags(cls, argv)
+    build_parser(cls).description = description
     try:
-        values = vars(build_parser(cls, description).parse_args(given))
+        values = given_values(cls, given)
+        if missing := [flag_name(name) for name in required(cls) if name not in values]:
+            raise UserError(f"the following arguments are required: {', '.join(missing)}")
     except UserError:
         _others().rewritten(command_of(cls), given)  # a value of a flag of ours may be one of another program
         raise
@@ -39,7 +42,7 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
         from utils.logger import log_when_configured  # with logging, which --help does without
 
         log_when_configured(*lines)
-    return cls(**checked_values(cls, values))
+    return cls(**values)
 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.settings_page import COMMANDS
 from tests.helpers.yolo_lines import said
 from utils.config.flags import build_parser
 from utils.config.other_programs import tables
@@ -19,7 +20,6 @@ from utils.config.parser import (
     read_recipe,
     unknown_hyperparameter,
 )
-from utils.config.reference import COMMANDS
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import (
     TOPICS,
@@ -84,7 +84,6 @@ def test_values_out_of_range_are_one_line(argv):
         (["--lr0", "a b"], "--lr0: is a hyper-parameter; write --set 'lr0=a b'"),
         (["--lr", "0.1"], "--lr: is a hyper-parameter; write --set lr0=0.1"),
         (["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
-        (["--img-size", "640", "512"], "--img-size 640 512: takes one number"),
     ],
 )
 def test_wrong_flags_are_one_line(argv, line):
@@ -125,7 +124,7 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     """The table never refuses a flag of the script, and every flag that it suggests exists."""
     scripts = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}
     for script, cls in (scripts | {"kfold": KfoldConfig, "search": SearchConfig}).items():
-        flags = build_parser(cls, "")._option_string_actions
+        flags = build_parser(cls)._option_string_actions
         table = tables(script)
         assert not set(flags) & {*table["refused"], *table["flags"]}
         assert not set(table["without_effect"]) & {*flags, *table["refused"]}
@@ -232,7 +231,7 @@ def test_every_setting_has_help_and_a_valid_default(cls):
 
 @pytest.mark.parametrize("cls", [*COMMANDS.values()])
 def test_help_lists_each_flag_once_by_topic(cls):
-    text = build_parser(cls, "").format_help()
+    text = build_parser(cls).format_help()
     topics = " ".join(TOPICS.values()).split()
     for field in dataclasses.fields(cls):
         assert topics.count(field.name) == 1, field.name

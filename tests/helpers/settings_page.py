@@ -1,6 +1,6 @@
 """Writes docs/settings.md, every flag and hyper-parameter with its default and meaning.
 
-python -m utils.config.reference > docs/settings.md
+python -m tests.helpers.settings_page > docs/settings.md
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTRODUCTION = """\
 # Settings
 
 This page is generated from the dataclasses in `utils/config/settings.py` and `search_settings.py` by
-`python -m utils.config.reference > docs/settings.md`.
+`python -m tests.helpers.settings_page > docs/settings.md`.
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a setting without values below is text.
 `--help` of a command prints the same reference. A run stores all its settings in `settings.yaml` in its folder, and in
