@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from utils.distributed.groups import shard_bounds
+from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
 from utils.structures import SampleKey
 

@@ -10,8 +10,8 @@ from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
 from data.render.table import PyramidLayout
 from utils.distributed.collectives import max_over_ranks
-from utils.distributed.context import DistributedContext
-from utils.distributed.groups import node_group, shard_bounds
+from utils.distributed.context import DistributedContext, shard_bounds
+from utils.distributed.groups import node_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_memory

@@ -28,7 +28,6 @@ from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig,
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.limits import require_package
@@ -300,6 +299,8 @@ def _open_split(
         cache = "full"
     leaders = None  # or the nodes' first processes, which fill caches together if they read the same files
     if cache == "disk" and not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
+        from utils.distributed.groups import one_per_node_group
+
         leaders = one_per_node_group(ctx)
     with torch_distributed_zero_first(ctx):
         index = load_index(

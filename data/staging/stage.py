@@ -60,7 +60,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
                     sent = [_plan(source), secrets.token_hex(8)]
                 barrier.wait_all()
                 if leaders.group_size > 1:
-                    dist.broadcast_object_list(sent, src=leaders.group_rank_base, group=leaders.handle)
+                    dist.broadcast_object_list(sent, src=leaders.ranks[0], group=leaders.handle)
                 yaml = str(_complete(*sent, local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", yaml.encode("utf-8", "surrogateescape"))

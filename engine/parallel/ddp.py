@@ -42,8 +42,7 @@ def parallelize(
     model: nn.Module,
     ctx: DistributedContext,
     *,
-    sync_bn: bool = False,
-    sync_bn_group: dist.ProcessGroup | None = None,
+    sync_bn: int = 0,
     unused: Sequence[str] = (),
     static: bool = False,
 ) -> nn.Module:
@@ -58,8 +57,9 @@ def parallelize(
     if ctx.is_distributed:
         if sync_bn:
             from engine.parallel.sync_bn import convert_sync_bn
+            from utils.distributed.groups import sync_bn_group
 
-            convert_sync_bn(model, sync_bn_group)
+            convert_sync_bn(model, sync_bn_group(ctx, sync_bn))
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel
         names = ("forward_sync_buffers", "broadcast_buffers")  # the second before torch 2.15

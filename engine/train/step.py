@@ -29,7 +29,6 @@ from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, unwrap
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import check_group_size, sync_bn_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
@@ -212,6 +211,8 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     if config.sync_bn and len(ctx.devices) > 1:
         raise UserError("--sync-bn: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
+        from utils.distributed.groups import check_group_size
+
         check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)
     if config.compile:
@@ -298,8 +299,7 @@ def build_strategy(
     wrapped = parallelize(
         model,
         ctx,
-        sync_bn=config.sync_bn != 0,
-        sync_bn_group=sync_bn_group(ctx, config.sync_bn),
+        sync_bn=config.sync_bn,
         unused=unused,
         # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
         static=plan.accumulate == 1 and not config.compile,

@@ -111,6 +111,14 @@ class DistributedContext:
         self.close()
 
 
+def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The contiguous shard [start, end) of ``count`` items for a rank.
+
+    Sizes differ by one at most. Shards are nested: each shard of k ranks consists of two shards of 2k ranks.
+    """
+    return rank * count // world_size, (rank + 1) * count // world_size
+
+
 @contextmanager
 def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     """Reports each failure once. If several ranks raise a `UserError`, it becomes `PeerFailure` on all but the first of

@@ -24,7 +24,7 @@ from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import ALL_RANKS, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch, Targets
 
@@ -39,7 +39,7 @@ def make_step(
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()
-    wrapped = parallelize(model, ctx, sync_bn=sync_bn, static=static)
+    wrapped = parallelize(model, ctx, sync_bn=ALL_RANKS if sync_bn else 0, static=static)
     return make_train_step(ctx, model, wrapped=wrapped, optimizer=optimizer, **changes), model
 
 
