@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.image_io.decode import OnWarning, read_source, reduced_sizes
+from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import fit_letterbox, letterbox
 from utils.structures import Sample, SampleKey
@@ -33,7 +33,6 @@ class LoadImagesAndLabels:
         imgsz: int | None,
         image_cache: ImageCache | None = None,
         tiles: TiledIndex | None = None,
-        on_warning: OnWarning | None = None,
     ) -> None:
         """
         Args:
@@ -41,13 +40,11 @@ class LoadImagesAndLabels:
             imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
             image_cache: of the same index and imgsz; with tiles, images of full size.
             tiles: of the images of the index.
-            on_warning: called with the path of a damaged image and the decoder's warning; picklable.
         """
         self.index = index if tiles is None else tiles.index
         self.tiles = tiles
         self.imgsz = imgsz
         self.image_cache = image_cache
-        self.on_warning = on_warning
         is_full_size = imgsz is None or tiles is not None
         self.source_hw = self.index.image_hw if is_full_size else reduced_sizes(index.image_hw, imgsz)
 
@@ -62,7 +59,7 @@ class LoadImagesAndLabels:
         if self.image_cache is not None:
             return self.image_cache[i]
         index = self.index
-        return read_source(index.path(i), index.image_hw[i], self.source_hw[i], self.on_warning, index.pixels)
+        return read_source(index.path(i), index.image_hw[i], self.source_hw[i], index.pixels)
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""

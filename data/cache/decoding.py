@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from data.image_io.decode import OnWarning, read_source
+from data.image_io.decode import read_source
 from data.index.index import DatasetIndex
 from utils.errors import UserError
 from utils.files.locks import FileLock
@@ -27,11 +27,10 @@ class Decoding(NamedTuple):
 
     threads: int = 4
     show_progress: bool = False
-    on_warning: OnWarning | None = None  # called for damaged images, see `data.image_io.decode`
 
     def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
         """Image i, (h, w, C) of the size that ``source_hw`` (N, 2) says. Raises UserError as `read_source` does."""
-        return read_source(index.path(i), index.image_hw[i], source_hw[i], self.on_warning, index.pixels)
+        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels)
 
     def each(self, function: Callable[[int], T], images: Sequence[int], title: str) -> Iterable[T]:
         """What ``function`` returns for each of ``images``, in order."""

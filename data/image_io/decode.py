@@ -12,6 +12,7 @@ Python, so every path that the system can open works.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import struct
@@ -33,6 +34,7 @@ from data.image_io.channels import (
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
+from utils.logger import get_logger
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
 from utils.strings import counted
@@ -76,6 +78,12 @@ _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: 
 _ORIENTATION_TAG = 0x0112
 
 OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
+
+
+@functools.cache  # once a process
+def log_damage(path: str, warning: str) -> None:
+    """The `OnWarning` of images that are used as their decoder could recover them."""
+    get_logger().warning("%s: is damaged (%s); it is used as decoded", path, warning)
 
 
 class Header(NamedTuple):
@@ -264,16 +272,18 @@ def read_source(
     path: str,
     image_hw: np.ndarray,
     source_hw: np.ndarray,
-    on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
 ) -> np.ndarray:
-    """Decodes an image and reduces it to the size ``source_hw``: (h, w, C). Arguments: see `read_image`.
+    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C).
 
     Raises:
         UserError: the file cannot be decoded, or its size is not ``image_hw``, that of the index.
     """
     height, width = (int(v) for v in source_hw)
-    image, stored_hw = read_reduced(path, (height, width), on_warning, pixels)
+    try:
+        image, stored_hw = read_reduced(path, (height, width), log_damage, pixels)
+    except UserError as error:
+        raise UserError(f"{error}; restore or remove it, and start again") from None
     if stored_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {stored_hw[1]}x{stored_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "

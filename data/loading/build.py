@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.loading.damaged_images import DamagedImages
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.sampler import (
     EpochOrder,
@@ -63,7 +61,7 @@ def build_train_loader(
     if spec.tile and config.cache == "device":
         raise UserError(f"--cache device: cannot keep tiles ('tile' in {spec.source}); use --cache ram or none")
     workers = loader_workers(config.workers, ctx, "train")
-    dataset, damaged = _open_split(ctx, config, spec, "train", workers, tile=spec.tile, hyp=hyp)
+    dataset = _open_split(ctx, config, spec, "train", workers, tile=spec.tile, hyp=hyp)
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
     order = EpochOrder(
@@ -97,7 +95,6 @@ def build_train_loader(
         pin_memory=ctx.device.type == "cuda",
         weighted=config.image_weights,
         by_epoch=config.time > 0,
-        after_batch=partial(damaged.check, log=ctx.is_main),
         **on_device,
     )
 
@@ -148,7 +145,7 @@ def build_val_loader(
     else:
         split, batch_size, rect = config.task, config.batch_size, config.rect
     workers = loader_workers(config.workers, ctx, split)
-    dataset, damaged = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp)
+    dataset = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp)
     if dataset.tiles is not None:
         requests = dataset.tiles.requests(
             canvas_hw or (config.imgsz, config.imgsz), batch_size, rank=ctx.rank, world_size=ctx.world_size
@@ -171,7 +168,6 @@ def build_val_loader(
         requests,
         workers=workers,
         pin_memory=ctx.device.type == "cuda",
-        after_batch=partial(damaged.check, log=ctx.is_main),
     )
 
 
@@ -282,9 +278,9 @@ def _open_split(
     *,
     tile: int,
     hyp: Hyperparameters | None,
-) -> tuple[LoadImagesAndLabels, DamagedImages]:
-    """The samples of a split, scanned and cached, and the list of its damaged images. The training split of a training
-    is augmented; others are letterboxed.
+) -> LoadImagesAndLabels:
+    """The samples of a split, scanned and cached. The training split of a training is augmented; others are
+    letterboxed.
 
     Args:
         workers: of the loader that will be made.
@@ -320,7 +316,6 @@ def _open_split(
         index = replace(index, tile=tile)
     check_same_data(ctx, split, index)  # before nodes send each other images of it
     with torch_distributed_zero_first(ctx):
-        damaged = DamagedImages(index, split, cache_dir=config.cache_dir, max_bad=config.max_bad)
         image_cache = None
         if cache != "none" and len(index):
             from data.cache.decoding import Decoding
@@ -332,11 +327,10 @@ def _open_split(
                 cache,
                 imgsz=0 if tile else config.imgsz,
                 cache_dir=config.cache_dir,
-                decoding=Decoding(threads, ctx.is_main, damaged.add),
+                decoding=Decoding(threads, ctx.is_main),
                 ctx=ctx,
                 leaders=leaders,
             )
-        damaged.check(log=ctx.is_main)
     tiles = None
     if tile:
         from data.index.tiles import TiledIndex
@@ -344,11 +338,11 @@ def _open_split(
         seed = config.seed if is_training else None  # of training, where tiles move
         overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
         tiles = TiledIndex(index, tile, hyp=hyp, seed=seed, overlap=overlap)
-    options = {"image_cache": image_cache, "tiles": tiles, "on_warning": damaged.add}
+    options = {"image_cache": image_cache, "tiles": tiles}
     if not is_training:
         imgsz = None if isinstance(config, ValConfig) and config.tile else config.imgsz
-        return LoadImagesAndLabels(index, imgsz=imgsz, **options), damaged
+        return LoadImagesAndLabels(index, imgsz=imgsz, **options)
     from data.loading.augmented import AugmentedImages  # what validation does without
 
     own = {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
-    return AugmentedImages(index, imgsz=config.imgsz, **own, **options), damaged
+    return AugmentedImages(index, imgsz=config.imgsz, **own, **options)

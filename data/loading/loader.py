@@ -57,7 +57,6 @@ class _RequestLoader(DataLoader):
         workers: int = 0,
         pin_memory: bool = False,
         make_batch: Callable[[BatchRequest], Any] | None = None,
-        after_batch: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
@@ -67,10 +66,8 @@ class _RequestLoader(DataLoader):
             workers: number of processes; 0: this process renders.
             pin_memory: yield batches in page-locked memory, which is their slot, or a copy if they have no slot.
             make_batch: runs in the workers, picklable; None: `render_batch`.
-            after_batch: called after each batch; a UserError that it raises ends the iteration and the workers.
         """
         self.samples = dataset
-        self._after_batch = after_batch
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         page_lock = PageLock() if pin_memory and torch.cuda.is_available() else None
         uses_slots = workers > 0 and make_batch is None
@@ -111,8 +108,6 @@ class _RequestLoader(DataLoader):
         for batch in super().__iter__():
             try:
                 _raise_failure(batch)
-                if self._after_batch is not None:
-                    self._after_batch()
             except UserError:
                 self.close()
                 raise
@@ -123,7 +118,7 @@ class ValidationLoader(_RequestLoader):
     """Yields each of this rank's batches once per ``iter()``. ``len`` is their number."""
 
     def __init__(self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], **options: Any) -> None:
-        """``options``: ``workers``, ``pin_memory`` and ``after_batch``, as of the base class."""
+        """``options``: ``workers`` and ``pin_memory``, as of the base class."""
         most_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
         super().__init__(dataset, requests, most_pixels, **options)
         self._requests = requests
@@ -153,7 +148,7 @@ class InfiniteDataLoader(_RequestLoader):
             weighted: draw images by class weights; see `set_class_weights`.
             by_epoch: prefetch nothing across epochs, so that `set_epochs` can be called between them.
             renderer: turns what ``make_batch`` returns into a `Batch` on the device; None: it is a `Batch` on the host.
-            options: ``workers``, ``pin_memory``, ``make_batch`` and ``after_batch``, as of the base class.
+            options: ``workers``, ``pin_memory`` and ``make_batch``, as of the base class.
         """
         self.renderer = renderer
         self._keys = sampler

@@ -26,7 +26,7 @@ def render_on_device(
     layout, pixels = None, None
     if config.cache == "device":
         layout = PyramidLayout.of(dataset.source_hw)
-        decoding = Decoding(max(workers, 2), ctx.is_main, dataset.on_warning)
+        decoding = Decoding(max(workers, 2), ctx.is_main)
         pixels = open_device_cache(dataset.index, layout, ctx, decoding)
     fuse = ctx.device.type == "cuda" and not config.deterministic
     return {

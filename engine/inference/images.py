@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
-from data.image_io.decode import orient, read_image
+from data.image_io.decode import log_damage, orient, read_image
 from data.sources import VIDEO_SUFFIXES
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
-from utils.logger import get_logger
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -90,11 +89,7 @@ def _read(path: str, pixels: PixelFormat) -> np.ndarray:
         raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
     if Path(path).suffix.lower() in VIDEO_SUFFIXES:
         raise UserError(f"{path}: is a video; use stream(), which yields a result for each frame, or detect.py")
-
-    def warn(path: str, warning: str) -> None:
-        get_logger().warning("%s: is damaged (%s); it is used as decoded", path, warning)
-
-    return read_image(path, warn, pixels)
+    return read_image(path, log_damage, pixels)
 
 
 def _from_array(array: np.ndarray, name: str, color: Color | None, pixels: PixelFormat) -> np.ndarray:

@@ -145,5 +145,4 @@ def _without_augmentation(dataset: AugmentedImages) -> LoadImagesAndLabels:
         imgsz=dataset.imgsz,
         image_cache=dataset.image_cache,
         tiles=tiles,
-        on_warning=dataset.on_warning,
     )

@@ -27,7 +27,6 @@ import train
 from data.cache.open import open_image_cache
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.loading.damaged_images import DamagedImages
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.export.formats.onnx_file import write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
@@ -185,10 +184,7 @@ class World:
         root, cache = shutil.copytree(self.labeled, self.folder / "indexed"), self.folder / "indexed.cache"
         (root / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
         index = scan(root, "yolo", cache)
-        damaged = DamagedImages(index, "train", cache_dir=str(cache), max_bad=1.0)
-        damaged.add(index.path(0), "Corrupt JPEG data: 5 extraneous bytes")
-        damaged.add(index.path(2), "Premature end of JPEG file")
-        assert {p.suffix for p in cache.iterdir()} == {".index", ".txt", ".damaged"}
+        assert {p.suffix for p in cache.iterdir()} == {".index", ".txt"}
         return root, cache, index
 
     @cached_property
