@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +12,9 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
+from utils.config.parser import parse_config
 from utils.entrypoint import run_main
+from utils.errors import UserError, one_line
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
@@ -39,3 +43,13 @@ def run_python(
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def said(config: type, arguments: list[str]) -> str:
+    """What a script says of a command line: "" if it accepts it, else its line. Other exceptions are bugs."""
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
+        try:
+            parse_config(config, arguments, "")
+        except UserError as error:
+            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.entrypoint prints it
+    return ""

@@ -369,54 +369,14 @@ def change_onnx(data: bytes, chance: random.Random) -> Change:
     return proto.SerializeToString(), f"{entry.key}: {what}"
 
 
-def change_parquet(data: bytes, chance: random.Random) -> Change:
-    """Other types of a column, or other metadata."""
-    import pyarrow
-    from pyarrow import parquet
-
-    table = parquet.read_table(io.BytesIO(data))
-    if chance.random() < 0.5:
-        metadata, what = change_json(table.schema.metadata[b"huggingface"], chance)
-        table = table.replace_schema_metadata(
-            {"huggingface": metadata * chance.choice((1, 1, 1, 1 + 10**6 // len(metadata)))}
-        )
-    else:
-        odd = chance.choice((None, 7, "x", b"x", [], [1.5], [[1, 2, 3]], [[1, 2, 3, float("nan")]], [["1"] * 4],
-                             {"bytes": None}, {"bytes": b""}, {"bytes": b"x" * 1000}, {"bbox": None}, {"bbox": [None]},
-                             {"bbox": [[1, 2, 3, 4]], "category": []}, {"bbox": [[1, 2, 3, 4]], "category": [2**62]},
-                             {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}, {"bbox": 5, "category": 6}, [{"x": 1}],
-                             [None], {"bbox": [[1e308, 0, 1e308, 1]], "category": [-1]}))  # fmt: skip
-        column = chance.choice(("image", "objects"))
-        rows = [row | {column: odd} for row in table.to_pylist()]
-        table, what = pyarrow.Table.from_pylist(rows).replace_schema_metadata(table.schema.metadata), f"{column}: {odd}"
-    buffer = io.BytesIO()
-    parquet.write_table(table, buffer)
-    return buffer.getvalue(), what[:100]
-
-
-def change_fields(data: bytes, chance: random.Random) -> Change:
-    """Changes a field of a table, whose fields are between commas if it has any."""
-    separator = b"," if b"," in data else b" "
-    lines = data.split(b"\n")
-    at = chance.randrange(len(lines))
-    fields = lines[at].split(separator)
-    text = chance.choice((*NUMBER_TEXTS, '"', '"a', "x" * _LONG, "a,b,c", "", "/m/01yrx", "../x.png"))
-    fields[chance.choice((0, chance.randrange(len(fields))))] = text.encode("utf-8", "surrogatepass")
-    lines[at] = separator.join(fields)
-    return b"\n".join(lines), f"line {at} has {text[:40]!r}"
-
-
 BY_SUFFIX: dict[str, Callable[[bytes, random.Random], Change]] = {
     ".json": change_json,
     ".yaml": change_yaml,
     ".xml": change_xml,
-    ".txt": change_fields,
-    ".csv": change_fields,
     ".safetensors": change_safetensors,
     ".onnx": change_onnx,
     ".pt2": change_archive,
     ".torchscript": change_archive,
-    ".parquet": change_parquet,
 }
 
 

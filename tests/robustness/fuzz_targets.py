@@ -9,7 +9,6 @@ give; a checkpoint the tensors that were saved. Whatever else must end in one li
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import io
 import json
@@ -36,17 +35,11 @@ import yaml
 import detect
 import train
 import val
-from data.box_sizes import warn_of_small_boxes
 from data.cache import disk as disk_cache
-from data.check.census import take_census
-from data.check.labels import box_pairs
-from data.check.scanned import scan_dataset, scan_issues
-from data.image_io.decode import read_bytes, read_image, read_source, reduced_sizes
-from data.image_io.shards import fingerprint_of
+from data.image_io.decode import read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
 from data.index.files import list_split
 from data.index.index import DatasetIndex
-from data.index.load import load_index
 from data.labels.findings import NO_LABEL
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.checkpoint.checkpoint import Checkpoint
@@ -59,7 +52,6 @@ from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.load import load_detector
 from models.weights.read import read_weights
-from tests.helpers import yolo_lines
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
 from tests.helpers.same_content import same_content
 from tests.robustness import fuzz_inputs
@@ -75,10 +67,8 @@ from tests.robustness.fuzz_labels import (
     strict_yolo,
 )
 from tests.robustness.fuzz_world import CPU, REPOSITORY, SMALL, Ended, World, cached_pixels, in_child, run_script, scan
-from tools.convert.__main__ import convert
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.drawing.plots import plot_curves
 from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
 from utils.files.checkpoint import read_checkpoint, read_safetensors
@@ -86,7 +76,6 @@ from utils.logger import get_logger
 
 MOST_CHARACTERS = 2000  # of a line
 REFUSED = "refused in a line"
-STRINGS = ("", ".", "..", "a\0b", "\ud800", "../x", "/dev/zero", "a\nb", "x" * 300, "\x1b[2J", "train.shards", 5, None)
 
 
 class Case:
@@ -387,24 +376,6 @@ def model(case: Case) -> str:
     return "built"
 
 
-@target("lines", weight=3.0)
-def lines(case: Case) -> str:
-    """A command line, or a file of hyper-parameters, of another program: accepted, or refused in a line."""
-    chance = case.chance
-    if chance.random() < 0.3:
-        path = case.folder / "hyp.yaml"
-        values = yolo_lines.draw_hyperparameters(chance)
-        case.write(path, (yaml.safe_dump(values).encode(), "hyper-parameters"))
-        result = read_recipe(str(path), pretrained=False, lines=case.said)
-        for key, value in values.items():
-            told = any(f"{key} {value}"[:40] in line for line in case.said)
-            assert told or getattr(result, key) == value, f"{key}: {value!r} is used as {getattr(result, key, None)}"
-        return "used, and the rest is named"
-    config, arguments = chance.choice(list(yolo_lines.PROGRAMS.values())), yolo_lines.draw_arguments(chance)
-    case.said.append(f"{config.__name__}: {arguments}")
-    return REFUSED if yolo_lines.said(config, arguments) else "accepted"
-
-
 # Checkpoints
 
 
@@ -617,90 +588,6 @@ def image_cache(case: Case) -> str:
     return "the pixels of the files"
 
 
-@target("shards", "shards")
-def shards(case: Case) -> str:
-    """A changed index or tar file gives images with the bytes of the files and labels inside them, or is refused."""
-    root = case.copy(case.world.shards)
-    change_shards(case, root)
-    before = sorted(root.iterdir())
-    case.files += before
-    try:
-        index = load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False, max_bad=1.0)
-        index.ground_truth()
-        take_census(index, "train", 640)
-        warn_of_small_boxes(index, imgsz=640, stride=32)
-        files = {path.read_bytes() for path in (case.world.labeled / "images" / "train").iterdir()}
-        assert {read_bytes(index.path(i)) for i in range(len(index))} <= files, "other images"
-        found, _ = index.labels_of(np.arange(len(index)))
-        assert ((found[:, 1:] >= 0) & (found[:, 1:] <= 1 + 1e-5)).all(), "labels outside their images"
-        return "images of the files"
-    finally:
-        assert sorted(root.iterdir()) == before, "writes to the data set"
-
-
-def change_shards(case: Case, root: Path) -> None:
-    path = case.chance.choice([root / "train.shards", *sorted(root.glob("train-*.tar"))])
-    if case.chance.random() < 0.15:
-        case.make_odd(path, [kind for kind in fuzz_inputs.ODD_KINDS if kind != "sparse"])
-    elif path.suffix == ".shards" and case.chance.random() < 0.8:
-        meta, arrays, what = other_header(path, case.chance)
-        case.said.append(f"{path.name}: {what}")
-        with contextlib.suppress(TypeError, ValueError, AttributeError):  # it cannot be written
-            write_arrays(path, meta, arrays)
-    else:
-        case.change(path, 1.0)
-
-
-def other_header(path: Path, chance: random.Random) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Other plain data or other arrays, to be written with their true checksum."""
-    meta, arrays = open_arrays(path)
-    kind = chance.random()
-    if kind < 0.2:
-        text = chance.choice(STRINGS)
-        if chance.random() < 0.5:
-            meta["shards"][0][0] = text
-        else:
-            meta["fingerprint"] = text
-        return meta, arrays, f"a name {text!r}"
-    if kind < 0.6:
-        changed, what = fuzz_inputs.change_json(json.dumps(meta).encode(), chance)
-        with contextlib.suppress(ValueError, RecursionError):
-            meta = json.loads(changed)
-        return meta, arrays, what
-    name = chance.choice(sorted(arrays))
-    changed, what = change_bytes(arrays[name].tobytes(), chance)
-    size = arrays[name].itemsize
-    values = np.frombuffer(changed[: len(changed) // size * size], arrays[name].dtype)
-    if values.size == arrays[name].size:
-        values = values.reshape(arrays[name].shape)
-    arrays |= {name: values}
-    return meta | {"fingerprint": fingerprint_of(arrays)}, arrays, f"{name}: {what}"
-
-
-@target("results", "results", deadline_s=30.0)
-def results(case: Case) -> str:
-    """A changed results.csv is refused, or keeps every row that a plain reader finds in it."""
-    path = case.folder / "results.csv"
-    path.write_bytes(case.world.results)
-    case.change(path, 0.6)
-    text = path.read_bytes()
-    tracker = CsvTracker(path)
-    tracker.start({}, 4)
-    tracker.epoch(4, {"metrics/AP": 0.5, "new": 1.0})
-    before = {int(r["epoch"]): r for r in csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline=""))}
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    after = {int(r["epoch"]): r for r in rows}
-    assert len(rows) == len(after)
-    assert after.keys() == {e for e in before if e < 4} | {4}, f"{sorted(before)} became {sorted(after)}"
-    for epoch in after.keys() - {4}:
-        kept = {k: v for k, v in before[epoch].items() if v}
-        assert kept == {k: v for k, v in after[epoch].items() if v}, f"epoch {epoch}"
-    with must_work():
-        plot_curves(path, case.folder / "results.png")
-    return "goes on"
-
-
 # What kind of file it is
 
 
@@ -780,84 +667,6 @@ def odd_cache(case: Case, root: Path, which: str) -> str:
     with must_work():
         same_index(scan(root, "yolo", cache), index)
     return "the index of a scan"
-
-
-# Folders and exports without a YAML
-
-
-@target("tool-exports", "tool_exports", weight=3.0)
-def tool_exports(case: Case) -> str:
-    """A changed export of an annotation tool: refused in a line that names a file of it, with nothing written, or
-    converted to a data set whose objects are those of the table."""
-    chance, out = case.chance, case.folder / "out" / "coco.json"
-    root = case.copy(chance.choice(sorted(case.world.tool_exports.iterdir())))
-    path = chance.choice(sorted(p for p in root.rglob("*") if p.is_file() and p.suffix != ".png"))
-    way, content = chance.random(), path.read_bytes()
-    if way < 0.1:
-        case.make_odd(path, fuzz_inputs.ODD_KINDS)
-    elif way < 0.3 and (shapes := re.findall(rb"<(box|polygon)|(rectangle|polygon)", content)):
-        shape = chance.choice([word for words in shapes for word in words if word])
-        other = chance.choice((b"polyline", b"points", b"point", b"skeleton", b"line", b"tag", b"x y"))
-        case.write(path, (content.replace(shape, other, chance.choice((1, -1))), f"{other!r} instead of {shape!r}"))
-    else:
-        case.change(path, 0.3)
-    case.files += [root, *root.iterdir()]
-    try:
-        text = convert(root, out)
-    except UserError:
-        assert not [*out.parent.rglob("*")], "half an output"
-        raise
-    with must_work():
-        spec = load_dataset_spec(out.with_suffix(".yaml"))
-        settings = {"cache_dir": str(case.folder / "cache"), "workers": 0, "progress": False}
-        indices = [load_index(spec, split, **settings) for split in spec.splits]
-    boxes, told = sum(len(index.classes) for index in indices), any(len(index.report.lines) for index in indices)
-    first = next(number for number, line in enumerate(text) if line.split()[:2] == ["class", "export"])
-    counts = [line.split()[-1] for line in text[first + 1 : first + 1 + len(spec.names)]]
-    assert told or boxes == sum(map(int, counts)), f"{boxes} boxes train of those in {text}"
-    return "converted"
-
-
-@target("folders", "folders", weight=2.0)
-def folders(case: Case) -> str:
-    """``--data FOLDER``: a changed, odd or circular file in a folder without a YAML is refused by name, or reported, or
-    all images train; and a check reads the same."""
-    chance = case.chance
-    root = case.copy(chance.choice(sorted(case.world.folders.iterdir())))
-    path = chance.choice(sorted(p for p in root.rglob("*") if p.is_file()))
-    way, what = chance.random(), ""
-    if way < 0.25:
-        case.make_odd(path)
-    elif way < 0.4:
-        path = root / chance.choice(("train/again", "val", "test", "images", "train/labels", "annotations"))
-        path.symlink_to(chance.choice((root, root / "train", path, Path(".."))), target_is_directory=True)
-        what = "links in a circle, or one folder under several names"
-    elif way < 0.45:
-        path = root / chance.choice(("val.txt", "train.txt", "ImageSets/Main/val.txt", "notes.json", "data.yml"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(chance.choice((root / "gone", root / "train" / "a.png", path)))
-        what = "a link to nothing, to an image or to itself"
-    elif way < 0.5:
-        path = root / chance.choice(("valid", "labels", "annotations", "data.yaml", "train/b.json", "obj.names"))
-        path.mkdir() if chance.random() < 0.4 else path.write_bytes(chance.randbytes(chance.choice((0, 40, 5000))))
-        what = "a file or folder more"
-    else:
-        case.change(path, 0.4 if path.suffix in (".xml", ".json") else 1.0)
-    case.said.append(f"{path.name} {what}")
-    case.files += [path, root]
-    spec, cache = load_dataset_spec(root), str(case.folder / "cache")
-    case.files += [*root.iterdir(), *(root / "train").iterdir()]
-    said = len(case.said)
-    for split in spec.splits:
-        index = load_index(spec, split, cache_dir=cache, workers=0, progress=False, max_bad=1.0)
-        told = any(path.name in line for line in (*index.report.lines, *case.said[said:]))
-        told |= path.name == "classes.txt" and len(index.report.lines) > 0  # which then name the label files
-        assert told or len(index) >= len(SIZES), f"{path.name} is left out in silence"
-        with must_work():
-            (checked,) = scan_dataset(spec, (split,), workers=0, verify="sample")
-            same_index(index, checked.index)
-            scan_issues(checked), box_pairs(checked)  # which name places in the label files
-    return "scanned"
 
 
 # Whole programs

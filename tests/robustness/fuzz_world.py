@@ -36,11 +36,7 @@ from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import open_model
 from tests.helpers.tiny import write_model
 from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
-from tests.tools.convert.test_convert import SIZES as EXPORTED
-from tests.tools.convert.test_convert import WRITERS
-from tools.shard import write_set
 from tools.weights import convert as convert_weights
-from utils.drawing.plots import plot_curves
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, read_safetensors, write_safetensors
@@ -156,16 +152,6 @@ class World:
         return {path.name: path.read_bytes() for path in (own, other)}
 
     @cached_property
-    def results(self) -> bytes:
-        """A results.csv of four epochs."""
-        lines = (self.trained / "runs" / "exp" / "results.csv").read_text().splitlines()
-        lines += [",".join([str(epoch), *lines[1].split(",")[1:]]) for epoch in range(2, 5)]
-        path = self.folder / "results.csv"
-        path.write_text("\n".join([*lines, ""]))
-        plot_curves(path, path.with_suffix(".png"))  # imports Matplotlib, which takes seconds
-        return path.read_bytes()
-
-    @cached_property
     def exports(self) -> Path:
         root = self.folder / "exports"
         root.mkdir()
@@ -195,38 +181,6 @@ class World:
         pixels = cached_pixels(index, folder)
         (path,) = folder.glob("*.lmdb")
         return index, {file.name: file.read_bytes() for file in (path, path.with_suffix(".tree"))}, pixels
-
-    @cached_property
-    def shards(self) -> Path:
-        folder = self.folder / "shards"
-        spec = load_dataset_spec(self.labeled / "coco.yaml")
-        write_set(spec, folder, 30_000, cache_dir=str(self.folder / "shards.cache"))
-        return folder
-
-    @cached_property
-    def tool_exports(self) -> Path:
-        """A folder of each annotation tool."""
-        for write in WRITERS:
-            if write.__name__ != "write_parquet" or find_spec("pyarrow") is not None:
-                folder = self.folder / "tools" / write.__name__
-                folder.mkdir(parents=True)
-                for name, (width, height) in EXPORTED.items():
-                    cv2.imwrite(str(folder / name), np.full((height, width, 3), 90, np.uint8))
-                write(folder)
-        return self.folder / "tools"
-
-    @cached_property
-    def folders(self) -> Path:
-        """Folders without a YAML: YOLO txt, COCO JSON and VOC XML."""
-        sources = {"yolo": "labels/train", "voc": "voc", "coco": ""}
-        for kind, labels in sources.items():
-            images = shutil.copytree(self.labeled / "images" / "train", self.folder / "folders" / kind / "train")
-            if labels:
-                shutil.copytree(self.labeled / labels, images, dirs_exist_ok=True)
-            else:
-                shutil.copy(self.labeled / "instances.json", images / "_annotations.coco.json")
-        (self.folder / "folders" / "yolo" / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES))
-        return self.folder / "folders"
 
 
 def scan(root: Path, kind: str, cache: Path) -> DatasetIndex:

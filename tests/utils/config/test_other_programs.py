@@ -9,15 +9,28 @@ import pytest
 import yaml
 
 from tests.helpers.messages import refused
-from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, said
+from tests.helpers.scripts import said
 from utils.config import other_programs
 from utils.config.other_programs import foreign_flags
 from utils.config.other_programs import reason as reason_of
 from utils.config.parser import parse_config, read_recipe, with_overrides
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
+PROGRAMS = {
+    "train.py": TrainConfig,
+    "val.py": ValConfig,
+    "detect.py": DetectConfig,
+    "export.py": ExportConfig,
+}
+YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
+    "lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "weight_decay": 0.0005, "warmup_epochs": 3.0, "warmup_momentum": 0.8,
+    "warmup_bias_lr": 0.1, "box": 0.05, "cls": 0.5, "cls_pw": 1.0, "obj": 1.0, "obj_pw": 1.0, "iou_t": 0.2,
+    "anchor_t": 4.0, "fl_gamma": 0.0, "hsv_h": 0.015, "hsv_s": 0.7, "hsv_v": 0.4, "degrees": 0.0, "translate": 0.1,
+    "scale": 0.5, "shear": 0.0, "perspective": 0.0, "flipud": 0.0, "fliplr": 0.5, "mosaic": 1.0, "mixup": 0.0,
+    "copy_paste": 0.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

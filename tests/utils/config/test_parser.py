@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.preloaded import python
+from tests.helpers.scripts import said
 from tests.helpers.settings_page import COMMANDS
-from tests.helpers.yolo_lines import said
 from utils.config.flags import build_parser
 from utils.config.other_programs import tables
 from utils.config.parser import (
@@ -258,9 +259,9 @@ assert not heavy, heavy
     assert "usage:" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["search", "kfold", "check", "convert", "cache", "demo", "weights"])
+@pytest.mark.parametrize("name", ["search", "kfold", "check", "convert", "demo", "weights"])
 def test_help_names_the_command(name):
-    command = [sys.executable, "-m", f"tools.{name}", "--help"]
+    command = [python(), "-m", f"tools.{name}", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"usage: python -m tools.{name} ")
 
