@@ -108,7 +108,7 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
         raise UserError(f"{folder}: the job has failed ({reason}); the same command resumes it") from None
     if result.return_value:
         raise UserError(result.return_value)
-    print(f"done: {folder}", result.metrics or "")
+    print(f"done: {folder}", *epochs_of(folder)[-1:])
 
 
 def work(config: TrainConfig, working_folder: str) -> str:
