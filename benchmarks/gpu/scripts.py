@@ -96,7 +96,7 @@ def exported(options: argparse.Namespace) -> Iterator[str]:
     """A TorchScript file, traced on the CPU, is scored on the device. SystemExit if its AP is not the checkpoint's."""
     weights = weights_of(options)
     run(options, "export.py", "--weights", str(weights), "--format", "torchscript", "--no-check", device="cpu")
-    project = ["--project", str(options.folder / "val"), "--noplots", "--exist-ok"]
+    project = ["--project", str(options.folder / "val"), "--noplots", "--exist-ok", "--trust"]
     files = {"checkpoint": weights, "TorchScript": weights.with_suffix(".torchscript")}
     aps = {what: scores(run(options, "val.py", "--weights", str(path), *project))["AP"] for what, path in files.items()}
     yield ", ".join(f"{what} AP {ap:.4f}" for what, ap in aps.items())

@@ -30,7 +30,6 @@ from engine.inference.data_set import open_for_models
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
-from engine.inference.runtimes.own_exports import record_export
 from models.detector import Detector
 from models.weights.download import fetch_weights, origin_of
 from models.weights.load import load_detector
@@ -242,21 +241,21 @@ class _Job:
             with _errors_name(path):
                 form.write(built, candidate, self.metadata)
             if not self.config.check:
-                _put(candidate, path)
+                replace_path(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
                 return path, None
             allowed = tolerance(half=self.options.half, int8=self.options.int8)
             parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
             if problems := parity.violations(allowed):
                 kept = path.with_name(f"{path.name}.failed")
-                _put(candidate, kept)
+                replace_path(candidate, kept)
                 raise FailedCheck(
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )
             with _errors_name(path):
                 form.write(built, candidate, replace(self.metadata, details=checked(self.metadata, parity)))
-            _put(candidate, path)
+            replace_path(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
         )
@@ -309,12 +308,6 @@ def _earlier(card: Path, weights: Path, done: Collection[str]) -> list[str]:
     return [
         f"{line.removesuffix(_EARLIER)}{_EARLIER}" for line, path in files.items() if path.stat().st_mtime >= trained
     ]
-
-
-def _put(candidate: Path, path: Path) -> None:
-    """Gives an exported file its name, and records that it may be opened without ``trust``."""
-    record_export(candidate, path)
-    replace_path(candidate, path)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from utils.files.folders import describe_location
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
-VAL = ["--device", "cpu", "--workers", "0", "--noplots"]
+VAL = ["--device", "cpu", "--workers", "0", "--noplots", "--trust"]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_all_formats_are_checked_and_scored(
     for name in files:
         (line,) = [line for line in made_once[1].splitlines() if f"/{name}: " in line]
         assert "0 without a counterpart" in line
-        model = open_model(weights.with_name(name), device=CPU)
+        model = open_model(weights.with_name(name), device=CPU, trust=True)
         assert (model.names, model.input_hw, model.confidence, model.nms_iou) == (NAMES, (64, 64), 0.4, 0.7)
         details = model.info["details"]
         assert (details["checked"], details["data_fingerprint"], details["ap"]) == ("yes", "abc", 0.25)
@@ -124,30 +124,6 @@ def test_a_model_card_keeps_what_was_exported_before_of_the_same_checkpoint(expo
     assert "best.torchscript" not in (tmp_path / "best.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["openvino", "torchscript", "pt2"])
-def test_own_exports_need_no_trust_until_they_are_changed(
-    exported: Path, data: Path, tmp_path: Path, name: str, capsys, monkeypatch
-):
-    made = exported.with_name(FILES[name])
-    moved = tmp_path / "elsewhere" / f"renamed{made.suffix}"
-    moved.parent.mkdir()
-    os.rename(made, moved)
-    expected = load(moved, device="cpu").model.info
-    images = data.parent / "images" / "val"
-    weights_file = next(moved.glob("*.bin")) if moved.is_dir() else moved
-    content = bytearray(weights_file.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights_file.write_bytes(content)
-    assert "--trust" in error_of(capsys, detect.main, "--weights", moved, "--source", images, "--device", "cpu")
-    content[len(content) // 2] ^= 1
-    weights_file.write_bytes(content)
-    assert load(moved, device="cpu").model.info == expected
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    with refused():
-        load(moved, device="cpu")
-    assert load(moved, device="cpu", trust=True).model.info == expected
-
-
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_weights_that_are_not_finite_are_refused_in_one_line(tmp_path: Path, data: Path, capsys, value: float):
     detector = lively(TINY_MODEL, NAMES)
@@ -168,11 +144,11 @@ def test_weights_that_are_not_finite_are_refused_in_one_line(tmp_path: Path, dat
 
 def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pytest.CaptureFixture):
     export.main(["--weights", str(weights), "--format", "torchscript", "--imgsz", "64", "96"])
-    model = open_model(weights.with_name("best.torchscript"), device=CPU)
+    model = open_model(weights.with_name("best.torchscript"), device=CPU, trust=True)
     assert (model.input_hw, model.imgsz) == ((64, 96), 96)
     val.main(["--weights", str(weights.with_name("best.torchscript")), "--data", str(data), *VAL])
     export.main(["--weights", str(weights), "--format", "torchscript", "--dynamic"])
-    model = open_model(weights.with_name("best.torchscript"), device=CPU)
+    model = open_model(weights.with_name("best.torchscript"), device=CPU, trust=True)
     assert (model.input_hw, model.batch) == (None, None)
     assert "0 without a counterpart" in capsys.readouterr().out
 
@@ -192,12 +168,12 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
     for node in convolutions:
         if node not in quantized:
             assert not after & {n.name for n in graph.node if node.output[0] in n.input}
-    exact = open_model(weights, device=CPU)
+    exact = open_model(weights, device=CPU, trust=True)
     picture = cv2.imread(str(next((data.parent / "images" / "val").glob("*.png"))))
     pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
     boxes, scores = exact.decode(exact(pixels))
     for name in ("best_int8.onnx", "best_int8_openvino_model"):
-        model = open_model(weights.with_name(name), device=CPU)
+        model = open_model(weights.with_name(name), device=CPU, trust=True)
         assert (model.info["details"]["checked"], model.info["details"]["int8"]) == ("no", True)
         found_boxes, found_scores = model.decode(model(pixels))
         assert (found_scores - scores).abs().mean() < 0.35 * scores.std()  # a random model amplifies rounding
@@ -228,22 +204,22 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert "worst image: " in message
     assert weights.with_name("best.torchscript").read_text() == "an older export"
     assert weights.with_name("best.torchscript.failed").is_file()
-    assert open_model(weights.with_name("best.pt2"), device=CPU).info["details"]["checked"] == "yes"
+    assert open_model(weights.with_name("best.pt2"), device=CPU, trust=True).info["details"]["checked"] == "yes"
     assert not list(weights.parent.glob(".*.tmp"))
 
 
 def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """As checkpoints: by an absolute path, and relative to their folder, so that both may move together."""
     named = ("torchscript", "pt2", "openvino")
-    stored = {name: open_model(exported.with_name(FILES[name]), device=CPU).info["data"] for name in named}
+    stored = {name: open_model(exported.with_name(FILES[name]), device=CPU, trust=True).info["data"] for name in named}
     expected = read_checkpoint(exported)["data"]
     del expected["fingerprint"]
     assert stored == dict.fromkeys(named, expected)
     export.main(["--weights", str(exported), "--format", "torchscript", "--no-check"])
-    assert open_model(exported.with_suffix(".torchscript"), device=CPU).info["data"] == expected
+    assert open_model(exported.with_suffix(".torchscript"), device=CPU, trust=True).info["data"] == expected
     unnamed = write_weights(tmp_path / "other.pt", lively(TINY_MODEL, NAMES))
     export.main(["--weights", str(unnamed), "--format", "torchscript", "--data", str(data)])  # the data of the check
-    assert open_model(tmp_path / "other.torchscript", device=CPU).info["data"]["source"] == str(data)
+    assert open_model(tmp_path / "other.torchscript", device=CPU, trust=True).info["data"]["source"] == str(data)
     (tmp_path / "deeper" / "folder").mkdir(parents=True)
     moved = shutil.copy(tmp_path / "other.torchscript", tmp_path / "deeper" / "folder")
     val.main(["--weights", str(moved), *VAL])  # found by the absolute path
@@ -263,7 +239,7 @@ def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
     weights = write_weights(tmp_path / "best.pt", detector, **known)
     export.main(["--weights", str(weights), "--format", "torchscript"])
     exported = tmp_path / "best.torchscript"
-    assert open_model(exported, device=CPU).info["details"]["check"]["images"] == 4
+    assert open_model(exported, device=CPU, trust=True).info["details"]["check"]["images"] == 4
     val.main(["--weights", str(exported), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
 
 
@@ -314,7 +290,7 @@ def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, capsys)
     assert "does not name its data set" in message
     assert "--no-check" in message
     export.main(["--weights", str(weights), "--format", "torchscript", "--no-check"])
-    assert open_model(tmp_path / "a.torchscript", device=CPU).info["details"]["checked"] == "no"
+    assert open_model(tmp_path / "a.torchscript", device=CPU, trust=True).info["details"]["checked"] == "no"
     assert "not checked" in (tmp_path / "a.md").read_text()
 
 
@@ -323,22 +299,22 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     common = ["--weights", str(weights), "--format", "torchscript", "--data", str(data)]
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
         export.main([*common, "--no-check", *flags])
-        assert open_model(tmp_path / "a.torchscript", device=CPU).nms_iou == nms_iou
+        assert open_model(tmp_path / "a.torchscript", device=CPU, trust=True).nms_iou == nms_iou
     end2end = ["--layout", "end2end"]
     for flags, votes in (([], False), (["--nms"], True), (["--nms", "--no-box-voting"], False)):
         export.main([*common, *end2end, *flags])
-        model = open_model(tmp_path / "a.torchscript", device=CPU)
+        model = open_model(tmp_path / "a.torchscript", device=CPU, trust=True)
         assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
         assert ("box voting" in (tmp_path / "a.md").read_text()) == votes
         if votes:
-            unvoted = ["--weights", str(tmp_path / "a.torchscript"), "--data", str(data), "--no-box-voting"]
+            unvoted = ["--weights", str(tmp_path / "a.torchscript"), "--data", str(data), "--no-box-voting", "--trust"]
             assert "--no-box-voting: box voting is part of the file" in error_of(
                 capsys, val.main, *unvoted, "--device", "cpu"
             )
             with refused():
-                load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
+                load(tmp_path / "a.torchscript", device="cpu", trust=True, box_voting=False)
         else:
-            load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
+            load(tmp_path / "a.torchscript", device="cpu", trust=True, box_voting=False)
     assert "need no NMS" in error_of(capsys, export.main, *common, "--iou-thres", "0.5")
     assert "--no-box-voting: the model's detections need no NMS" in error_of(
         capsys, export.main, *common, *end2end, "--no-box-voting"
@@ -415,7 +391,7 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
     tried, trained = printed.index("tested before training: torchscript"), printed.index("epoch 1/1")
     assert tried < trained < printed.index("best.torchscript: ")
     folder = tmp_path / "runs" / "exp"
-    assert open_model(folder / "best.torchscript", device=CPU).info["details"]["checked"] == "yes"
+    assert open_model(folder / "best.torchscript", device=CPU, trust=True).info["details"]["checked"] == "yes"
 
 
 def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(

@@ -395,7 +395,11 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
         train.main(["--resume", str(runs / "one" / "last.pt"), "--epochs", "3", "--val-fraction", "0.5"])
     export.main(["--weights", str(runs / "one" / "best.pt"), "--format", "torchscript", "--no-check"])
     stems = {int(Path(name).stem) for name in one["val_images"]}
-    for name, extra in (("best.pt", []), ("best.pt", ["--stage", str(tmp_path / "stage")]), ("best.torchscript", [])):
+    for name, extra in (
+        ("best.pt", []),
+        ("best.pt", ["--stage", str(tmp_path / "stage")]),
+        ("best.torchscript", ["--trust"]),
+    ):
         val.main(
             ["--weights", str(runs / "one" / name), "--device", "cpu", "--workers", "0", "--noplots", *extra,
              "--cache-dir", str(tmp_path / "cache"), "--project", str(tmp_path / "val"), "--exist-ok", "--save-json"]
@@ -418,7 +422,7 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
     assert read_checkpoint(last)["names"] == ["dark"]
     export.main(["--weights", str(best), "--format", "torchscript", "--no-check"])
     train.main([*command, "--name", "all"])
-    base = ["--device", "cpu", "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache")]
+    base = ["--device", "cpu", "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache"), "--trust"]
     for weights in (best, best.with_suffix(".torchscript")):
         val.main(["--weights", str(weights), *base, "--project", str(tmp_path / "val"), "--name", weights.suffix[1:]])
         results = json.loads((tmp_path / "val" / weights.suffix[1:] / "results.json").read_text())

@@ -24,7 +24,7 @@ _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
-_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you did not export yourself; they can run code"
+_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files; they can run code"
 
 
 TOPICS = {  # the sections of --help: the settings of all commands

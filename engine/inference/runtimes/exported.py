@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.inference.model import InferenceModel
-from engine.inference.runtimes.backends import Session, open_onnx, open_openvino, open_pt2, open_torchscript
+from engine.inference.runtimes import backends
 from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
-from engine.inference.runtimes.own_exports import is_own_export
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.pixels import PixelFormat
 from utils.errors import UserError, errors_of
@@ -24,23 +23,20 @@ FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
-_BACKENDS = {".onnx": open_onnx, ".xml": open_openvino, ".torchscript": open_torchscript, ".pt2": open_pt2}
-
-
-def open_exported(path: Path, *, device: torch.device, nms: bool, threads: int, trust: bool) -> InferenceModel:
-    """Arguments and errors as of `engine.inference.runtimes.open.open_model`."""
+def open_exported(
+    path: Path, runtime: str, *, device: torch.device, nms: bool, threads: int, trust: bool
+) -> InferenceModel:
+    """``runtime``: a value of `engine.inference.runtimes.open.EXPORTED`; the others and errors as of `open_model`."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
     with errors_of(path):
-        open_file = open_openvino if path.is_dir() else _BACKENDS[path.suffix.lower()]
-        # The runtimes read the file again: one that another process replaces in between is opened unchecked.
-        if not (trust or open_file is open_onnx or is_own_export(path)):
+        if not (trust or runtime == "onnx"):
             raise UserError(
-                f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it, and you have not exported "
-                "this one here; if you trust its source, use --trust (in Python: trust=True)"
+                f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it; if you trust its source, "
+                "use --trust (in Python: trust=True)"
             )
-        session = open_file(path, device, threads or torch.get_num_threads())
-        reopen = partial(open_exported, path.absolute(), device=device, nms=nms, threads=threads, trust=trust)
+        session = getattr(backends, f"open_{runtime}")(path, device, threads or torch.get_num_threads())
+        reopen = partial(open_exported, path.absolute(), runtime, device=device, nms=nms, threads=threads, trust=trust)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
         raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
@@ -55,7 +51,7 @@ class ExportedModel(InferenceModel):
 
     def __init__(
         self,
-        session: Session,
+        session: backends.Session,
         metadata: ExportMetadata,
         path: Path,
         device: torch.device,

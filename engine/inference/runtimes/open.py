@@ -9,7 +9,7 @@ import torch
 from engine.inference.model import CheckpointModel, InferenceModel
 from models.weights.load import load_detector
 
-EXPORTED = (".onnx", ".xml", ".torchscript", ".pt2")
+EXPORTED = {".onnx": "onnx", ".xml": "openvino", ".torchscript": "torchscript", ".pt2": "pt2"}  # runtimes by suffix
 OPENVINO_FOLDER = "_openvino_model"  # how the name of a folder with an OpenVINO model ends
 
 
@@ -31,7 +31,7 @@ def open_model(
         nms: use the one-to-many branch of a head with two; its detections need NMS. Exported files have one branch.
         threads: CPU threads of the runtime; 0: as many as torch uses. With torch's own formats and checkpoints it sets
             torch's number, which holds for the whole process.
-        trust: open TorchScript, .pt2 and OpenVINO files that this user has not exported; they may run code in them.
+        trust: open TorchScript, .pt2 and OpenVINO files; they may run code in them.
 
     Raises:
         UserError: a missing, damaged, unfit or untrusted file; a package that is not installed; ``nms`` for an exported
@@ -45,4 +45,5 @@ def open_model(
         return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
     from engine.inference.runtimes.exported import open_exported
 
-    return open_exported(path, device=device, nms=nms, threads=threads, trust=trust)
+    runtime = "openvino" if path.is_dir() else EXPORTED[path.suffix.lower()]
+    return open_exported(path, runtime, device=device, nms=nms, threads=threads, trust=trust)

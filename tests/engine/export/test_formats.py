@@ -96,7 +96,7 @@ def images(count: int, height: int = 64, width: int = 96) -> torch.Tensor:
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
     folder, fused, metadata = tiny
-    model = open_model(folder / name, device=CPU)
+    model = open_model(folder / name, device=CPU, trust=True)
     assert (model.names, model.stride, model.imgsz, model.confidence) == (NAMES, 32, 96, 0.3)
     rules = (fused.nms_iou, fused.head.validation_iou)
     assert (model.nms_iou, model.validation_iou, model.info) == (*rules, metadata.as_dict())
@@ -128,7 +128,7 @@ def test_the_devices_that_tracing_stored_follow_a_torchscript_file(tiny):
 @pytest.mark.parametrize("name", FORMATS)
 def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     folder, _, _ = tiny
-    model = open_model(folder / name, device=CPU)
+    model = open_model(folder / name, device=CPU, trust=True)
     inputs = [images(n) for n in (1, 2, 3, 1)]
     alone = [model(pixels)[0] for pixels in inputs]
     with ThreadPoolExecutor(4) as pool:
@@ -141,7 +141,7 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
 def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: pytest.MonkeyPatch):
     folder, _, metadata = tiny
     monkeypatch.chdir(folder)
-    predictor = Predictor(open_model(name, device=CPU), conf=0.4, max_det=7, color="rgb")
+    predictor = Predictor(open_model(name, device=CPU, trust=True), conf=0.4, max_det=7, color="rgb")
     stored = pickle.dumps(predictor)
     assert len(stored) < 5000  # the file is named, not contained
     monkeypatch.chdir("/")
@@ -168,7 +168,7 @@ def test_every_family(tmp_path: Path, packages: None, family: str | dict, files:
     pixels = noise()[:1]
     boxes, scores = fused.decode(fused(pixels))
     for name in files:
-        model = open_model(tmp_path / name, device=CPU)
+        model = open_model(tmp_path / name, device=CPU, trust=True)
         found_boxes, found_scores = model.decode(model(pixels))
         torch.testing.assert_close(found_boxes, boxes, rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(found_scores, scores, rtol=0, atol=1e-4)
@@ -195,7 +195,7 @@ def test_half_stores_float16_and_decodes_in_float32(half, name: str):
     parameters = sum(p.numel() for p in fused.parameters())
     assert parameters > 50_000
     assert size < 2 * parameters + 60_000  # two bytes each, and the graph
-    model = open_model(folder / name, device=CPU)
+    model = open_model(folder / name, device=CPU, trust=True)
     pixels = noise()[:2]
     (output,) = model(pixels)
     assert output.dtype == torch.float32
@@ -220,7 +220,7 @@ def test_rows(tmp_path: Path, packages: None, layout: str, files: tuple[str, ...
     pixels = images(2)
     expected = make_layout(fused, layout, nms_iou=0.7)(pixels)
     for name in files:
-        (output,) = open_model(tmp_path / name, device=CPU)(pixels)
+        (output,) = open_model(tmp_path / name, device=CPU, trust=True)(pixels)
         assert output.shape == expected.shape
         torch.testing.assert_close(output[..., 4], expected[..., 4], rtol=0, atol=1e-5)
         near = torch.isclose(output[..., :4], expected[..., :4], rtol=0, atol=0.01).all(-1)
@@ -264,7 +264,7 @@ def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
         for key, value in entries:
             proto.metadata_props.add(key=key, value=value)
         onnx.save(proto, tmp_path / "b.onnx")
-        model = open_model(tmp_path / "b.onnx", device=CPU)
+        model = open_model(tmp_path / "b.onnx", device=CPU, trust=True)
         assert (model.names, model.stride, model.nms_iou, model.confidence) == (names, 32, 0.7, None)
         assert model.input_hw == (None if metadata.dynamic else (64, 96))
         for found, wanted in zip(model.decode(model(pixels)), expected):
@@ -293,7 +293,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
         entry.value = location
         (folder / "a.onnx").write_bytes(proto.SerializeToString())
         try:
-            runtime.open_model(folder / "a.onnx", device=CPU)
+            runtime.open_model(folder / "a.onnx", device=CPU, trust=True)
         except UserError:
             outside.append(location)
     assert outside == list(locations[:-1])
@@ -304,7 +304,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
         node.domain = proto.graph.node[0].domain = proto.opset_import[-1].domain = domain
         (folder / "a.onnx").write_bytes(proto.SerializeToString())
         with refused():
-            runtime.open_model(folder / "a.onnx", device=CPU)
+            runtime.open_model(folder / "a.onnx", device=CPU, trust=True)
 
 
 GUARDED = """
@@ -320,7 +320,7 @@ from pathlib import Path
 from tests.engine.export.test_formats import CPU, NAMES, TINY_MODEL, images, lively, open_model, write_all
 folder = Path(sys.argv[1])
 write_all(folder, lively(TINY_MODEL, NAMES).fuse(), ("a_openvino_model",))
-open_model(folder / "a_openvino_model", device=CPU)(images(1))
+open_model(folder / "a_openvino_model", device=CPU, trust=True)(images(1))
 import atexit
 atexit._run_exitfuncs()
 print("telemetry" if "openvino_telemetry" in sys.modules else "silent")
@@ -373,12 +373,14 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
     pixels = images(metadata.batch)
     for name, original in (("renamed", "a_openvino_model"), ("A.ONNX", "a.onnx")):
         assert is_exported(tmp_path / name)
-        found, expected = (open_model(path, device=CPU)(pixels) for path in (tmp_path / name, folder / original))
+        found, expected = (
+            open_model(path, device=CPU, trust=True)(pixels) for path in (tmp_path / name, folder / original)
+        )
         assert torch.equal(found[0], expected[0])
     assert not is_exported(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
     with refused():
-        open_model(tmp_path / "folder.onnx", device=CPU)
+        open_model(tmp_path / "folder.onnx", device=CPU, trust=True)
 
 
 def test_an_opset_that_torch_does_not_write_is_refused(packages: None):

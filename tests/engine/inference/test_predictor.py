@@ -290,7 +290,7 @@ def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, mo
     """Of a checkpoint and of an exported file, which is named by a relative path here."""
     export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
     monkeypatch.chdir(tmp_path)
-    exported = load("best.torchscript", device="cpu", conf=0.0, max_det=5)
+    exported = load("best.torchscript", device="cpu", conf=0.0, max_det=5, trust=True)
     monkeypatch.chdir("/")
     image = picture(64, 64)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

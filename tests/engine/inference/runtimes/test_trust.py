@@ -1,0 +1,78 @@
+"""Files that may run code are opened with trust only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import detect
+import hubconf
+import val
+from engine.inference.predictor import load
+from engine.inference.runtimes.open import open_model
+from tests.helpers.hostile_files import write_hostile_programs
+from tests.helpers.messages import refused
+from tests.helpers.scripts import error_of
+from tools.check import __main__ as check
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, capsys: pytest.CaptureFixture):
+    marker = tmp_path / "ran"
+    programs = write_hostile_programs(tmp_path, marker)
+    (tmp_path / "a.png").touch()
+    ran = set()
+    for kind, path in programs.items():
+        with pytest.raises(UserError):  # none is a detector
+            open_model(path, device=CPU, trust=True)
+        ran |= {kind} if marker.exists() else set()
+        marker.unlink(missing_ok=True)
+    assert len(ran) > len(programs) / 2, ran  # versions of torch differ
+    foreign = tmp_path / "foreign_openvino_model"
+    foreign.mkdir()
+    (foreign / "a.xml").write_text("<net/>")
+    (foreign / "a.bin").touch()
+    shutil.copytree(foreign, tmp_path / "disguised.onnx")
+    out = ["--project", tmp_path / "out"]
+    with refused():
+        load(tmp_path / "disguised.onnx")
+    for path in [*programs.values(), foreign, foreign / "a.xml"]:
+        for call in (load, hubconf.custom, partial(open_model, device=CPU)):
+            with pytest.raises(UserError, match=f"^{path}: opening .* use --trust .in Python: trust=True"):
+                call(path)
+        lines = [
+            error_of(capsys, val.main, "--weights", path, "--data", "demo", "--device", "cpu", *out),
+            error_of(capsys, detect.main, "--weights", path, "--source", tmp_path, "--device", "cpu", *out),
+            error_of(capsys, check.main, "demo", "--weights", path, "--device", "cpu"),
+        ]
+        assert all(f"error: {path}: opening" in line and "--trust" in line for line in lines), lines
+    assert not marker.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = tmp_path / "a.torchscript"
+    path.write_bytes(b"not TorchScript")
+    (tmp_path / "a.png").touch()
+    for call in (load, hubconf.custom):
+        with refused():
+            call(path, trust=True)
+    for main, *given in (
+        (val.main, "--weights", path, "--data", "demo", "--device", "cpu"),
+        (detect.main, "--weights", path, "--source", tmp_path, "--device", "cpu"),
+        (check.main, "demo", "--weights", path, "--device", "cpu"),
+    ):
+        assert "cannot be opened" in error_of(capsys, main, *given, "--trust")
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.pt2")
+    with refused():
+        open_model(tmp_path / "pipe.pt2", device=CPU, trust=True)
