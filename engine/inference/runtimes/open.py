@@ -33,9 +33,8 @@ def open_model(
             torch's number, which holds for the whole process.
         trust: open TorchScript, .pt2 and OpenVINO files; they may run code in them.
 
-    Raises:
-        UserError: a missing, damaged, unfit or untrusted file; a package that is not installed; ``nms`` for an exported
-            file that needs none.
+    Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
+    an exported file that needs none.
     """
     path = Path(path)
     if not is_exported(path):
