@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in four calls of at most 500 seconds each on a bare machine: checks and figures.
 #
 #   ONLY=checks benchmarks/gpu.sh     results equal to the CPU's, host syncs, bitwise equality, AP, half precision, NCCL
-#   ONLY=others benchmarks/gpu.sh     DataParallel, threads, TorchScript, torchrun, NCCL, NMS; the costliest kernels
+#   ONLY=others benchmarks/gpu.sh     DataParallel, threads, TorchScript, torchrun, NCCL; the costliest kernels
 #   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer
 #   ONLY=compiled benchmarks/gpu.sh   --compile, the largest batch, resuming, fraction of the peak
 #   benchmarks/gpu.sh                 all of them one after another

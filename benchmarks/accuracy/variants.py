@@ -18,17 +18,16 @@ peer:
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
+from utils.files.schema import Bounds, build, check
 
-_NUMBERS = ("epochs", "imgsz", "batch", "subset")
 _OWN_FOLDERS = ("data", "trees")  # those that this program makes beside the variants'
 
 
@@ -39,56 +38,34 @@ class Variant:
     name: str
     weights: str = ""
     model: str = ""
-    epochs: int
-    imgsz: int = 320
-    batch: int = 16
-    subset: int = 0
+    epochs: Annotated[int, Bounds(1)]
+    imgsz: Annotated[int, Bounds(1)] = 320
+    batch: Annotated[int, Bounds(1)] = 16
+    subset: Annotated[int, Bounds(0)] = 0
     flags: tuple[str, ...] = ()
     revision: str = ""
-    peer: str = ""
-    set: dict[str, float | bool | str] = field(default_factory=dict)
+    peer: str = field(default="", metadata={"choices": ("ultralytics",)})
+    set: dict[str, Any] = field(default_factory=dict)
 
 
 def read_variants(path: Path) -> dict[str, Variant]:
     """The variants of a file, by name. Raises UserError for malformed ones, and for keys that one side ignores."""
-    content = load_yaml(path)
-    if not isinstance(content, dict) or not content:
-        raise UserError(f"{path}: expected 'name: {{key: value}}' lines")
+    content = check(load_yaml(path), dict[str, dict], str(path))
+    if not content:
+        raise UserError(f"{path}: declares no variant")
     return {name: _read_variant(name, values, f"{path}: {name}") for name, values in content.items()}
 
 
-def _read_variant(name: Any, values: Any, where: str) -> Variant:
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name in _OWN_FOLDERS:
-        raise UserError(f"{where}: a name is the name of a folder, other than data and trees; quote a number")
-    known = [item.name for item in dataclasses.fields(Variant) if item.name != "name"]
-    if not isinstance(values, dict):
-        raise UserError(f"{where}: expected keys ({', '.join(known)}), got {values!r}")
-    if unknown := set(values) - set(known):
-        raise UserError(f"{where}: unknown keys {', '.join(sorted(map(str, unknown)))}")
-    for key, value in values.items():
-        _check_value(key, value, f"{where}: {key}")
-    if "epochs" not in values:
-        raise UserError(f"{where}: epochs must be given")
+def _read_variant(name: str, values: dict[str, Any], where: str) -> Variant:
+    if not re.fullmatch(r"\w[\w.+-]*", name) or name in _OWN_FOLDERS:
+        raise UserError(f"{where}: a name is the name of a folder, other than data and trees")
     try:
-        flags = tuple(shlex.split(values.get("flags", "")))
+        flags = tuple(shlex.split(check(values.get("flags", ""), str, f"{where}: flags")))
     except ValueError as error:
         raise UserError(f"{where}: flags: {error}") from None
-    variant = Variant(name=name, **values | {"flags": flags})
-    if variant.peer not in ("", "ultralytics"):
-        raise UserError(f"{where}: peer is ultralytics, or left out")
+    variant = build(Variant, values | {"flags": flags, "name": name}, where)
     if (variant.flags or variant.revision) if variant.peer else variant.set:
         raise UserError(f"{where}: flags and revision are for ours, set is for the peer")
     if not variant.weights and not variant.model:
         raise UserError(f"{where}: model or weights must be given")
     return variant
-
-
-def _check_value(key: str, value: Any, where: str) -> None:
-    if key in _NUMBERS:
-        if type(value) is not int or value < 1:
-            raise UserError(f"{where}: expected a whole number of at least 1, got {value!r}")
-    elif key == "set":
-        if not isinstance(value, dict) or not all(isinstance(v, int | float | str) for v in value.values()):
-            raise UserError(f"{where}: expected 'setting: value' pairs, got {value!r}")
-    elif not isinstance(value, str):
-        raise UserError(f"{where}: expected text, got {value!r}; write it in quotes")

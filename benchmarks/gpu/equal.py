@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed.nms import make_input
 from benchmarks.speed.our_side import seconds_of
 from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
 from engine.inference.predictor import load
 from engine.parallel.control import StepValues
 from engine.parallel.data_parallel import DataParallel
 from engine.train.step import TrainStep
+from tests.helpers.crowd import make_input
 from tests.helpers.tiny import write_weights
 
 if TYPE_CHECKING:

@@ -83,14 +83,9 @@ def check(part: str, sizes: Sizes, *flags: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu.checks", part, "--device", sizes.device, *flags]
 
 
-def speed(module: str, sizes: Sizes, *flags: str) -> list[str]:
-    """A command of benchmarks.speed, in as many turns as ``sizes`` says."""
-    command = [sys.executable, "-m", f"benchmarks.speed.{module}", "--device", sizes.device]
-    return [*command, "--rounds", str(sizes.rounds), *flags]
-
-
 def step(sizes: Sizes, *flags: str) -> list[str]:
-    return speed("step", sizes, "--imgsz", str(sizes.imgsz), "--steps", str(sizes.steps), *flags)
+    command = [sys.executable, "-m", "benchmarks.speed.step", "--device", sizes.device, "--rounds", str(sizes.rounds)]
+    return [*command, "--imgsz", str(sizes.imgsz), "--steps", str(sizes.steps), *flags]
 
 
 def data_part(call: str, name: str, sizes: Sizes, folder: Path) -> Part:
@@ -186,7 +181,6 @@ def others(sizes: Sizes, folder: Path) -> list[Part]:
         part("NCCL with two processes on one GPU", 40,
              check("ranks-ddp", sizes, *size, "--batch-size", "8", "--backend", "nccl"),
              gpu_only="NCCL needs a GPU", environment={**LOOPBACK, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
-        part("NMS", 20, speed("nms", sizes, "--batch-size", str(sizes.train_batch))),
         part("the costliest kernels of a step", 60,
              check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
                    *sizes.kernels, "--optimizer", *sizes.optimizers)),

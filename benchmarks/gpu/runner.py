@@ -22,8 +22,6 @@ from benchmarks.speed.turns import ROOT
 AT_LEAST_S, PATIENCE = 60, 2.5  # a part's limit: so many seconds, or times what is expected
 TOO_LATE_S, GRACE_S = 5.0, 5.0  # with less time left nothing begins; what is stopped may tidy up for so long
 SAID_AT_FAILURE, WIDTH = 4, 400  # last lines shown, and characters of a line
-# Lines of trainings that are figures too: an epoch's last one, what was compiled, warnings.
-NOTED = re.compile(r"epoch (\d+)/\1 +(\d+)/\2 .*img/s|compiled: |warning: ")
 HEADER = "| part | verdict | seconds (expected) | figure or failure |\n| --- | --- | --- | --- |"
 
 
@@ -193,7 +191,7 @@ def figures(lines: Sequence[str]) -> Iterator[str]:
     """The content of lines that begin with "figure:", and each row of a table in words."""
     header: list[str] = []
     for line in lines:
-        if line.startswith("figure: ") or NOTED.match(line):
+        if line.startswith("figure: "):
             yield line.removeprefix("figure: ")
         if not line.startswith("|"):
             header = []

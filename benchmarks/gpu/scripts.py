@@ -1,23 +1,20 @@
 """The scripts on a GPU as a user starts them: what validation, detection and the search for a batch size print; their
-rates; and whole trainings, their speed, the GPU utilization, and the fraction of the step's speed that they reach,
-compared with the peer's using the same optimizer.
+rates; and whole trainings, their speed, and the fraction of the step's speed that they reach, compared
+with the peer's using the same optimizer.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
-import re
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -58,47 +55,46 @@ def validate(options: argparse.Namespace) -> Iterator[str]:
     """By val.py, in float32 and in what ``--amp auto`` takes, with views at test time too. SystemExit if a GPU's scores
     are not the CPU's, or if what the part that trains has trained on it is a poor detector."""
     weights = weights_of(options)
-    command = ["val.py", "--weights", str(weights), "--project", str(options.folder / "val"), "--noplots"]
-    found = scores(run(options, *command))
+    found = scores(options, weights)
     yield f"val.py: {told(found)}"
     for flags in (["--amp", "auto"], ["--tta"]):
-        yield f"val.py {' '.join(flags)}: {told(scores(run(options, *command, *flags)))}"
+        yield f"val.py {' '.join(flags)}: {told(scores(options, weights, *flags))}"
     if options.device == "cpu":
         return
-    expected = scores(run(options, *command, device="cpu"))
+    expected = scores(options, weights, device="cpu")
     yield f"val.py on the CPU: {told(expected)}"
-    if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("AP50", "AP")):
+    if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
         sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
-    if weights.parent.name == "plain" and found["AP"] < LEAST_AP:
-        sys.exit(f"AP {found['AP']:.4f} after training on the GPU, at least {LEAST_AP} expected")
+    if weights.parent.name == "plain" and found["ap"] < LEAST_AP:
+        sys.exit(f"AP {found['ap']:.4f} after training on the GPU, at least {LEAST_AP} expected")
 
 
-def scores(text: str) -> dict[str, float]:
-    """The line of all classes in the table that val.py prints."""
-    lines = [line.split() for line in text.splitlines()]
-    header = next(line for line in lines if line[:1] == ["class"])
-    values = next(line for line in lines if line[:1] == ["all"])
-    return {name: float(value) for name, value in zip(header[1:], values[1:])}
+def scores(options: argparse.Namespace, weights: Path, *flags: str, device: str = "") -> dict:
+    """The content of val.py's results.json."""
+    project = options.folder / "val"
+    run(options, "val.py", "--weights", str(weights), "--project", str(project), "--name", "exp", "--exist-ok",
+        "--noplots", *flags, device=device)  # fmt: skip
+    return json.loads((project / "exp" / "results.json").read_text())
 
 
-def told(found: dict[str, float]) -> str:
-    return ", ".join(f"{name} {found[name]:.4f}" for name in ("P", "R", "AP50", "AP"))
+def told(found: dict) -> str:
+    return ", ".join(f"{name} {found[name]:.4f}" for name in ("precision", "recall", "ap50", "ap"))
 
 
 def detect(options: argparse.Namespace) -> Iterator[str]:
     source = options.folder / "small" / "images" / "val"
-    text = run(options, "detect.py", "--weights", str(weights_of(options)), "--source", str(source), "--project",
-               str(options.folder / "detect"), "--conf-thres", "0.01", "--save-txt")  # fmt: skip
-    yield text.strip().splitlines()[-2]
+    project = options.folder / "detect"
+    run(options, "detect.py", "--weights", str(weights_of(options)), "--source", str(source), "--project", str(project),
+        "--name", "exp", "--exist-ok", "--conf-thres", "0.01", "--save-txt")  # fmt: skip
+    yield f"detections in {len(list(project.rglob('exp/labels/*.txt')))} of {len(list(source.iterdir()))} images"
 
 
 def exported(options: argparse.Namespace) -> Iterator[str]:
     """A TorchScript file, traced on the CPU, is scored on the device. SystemExit if its AP is not the checkpoint's."""
     weights = weights_of(options)
     run(options, "export.py", "--weights", str(weights), "--format", "torchscript", "--no-check", device="cpu")
-    project = ["--project", str(options.folder / "val"), "--noplots", "--exist-ok", "--trust"]
     files = {"checkpoint": weights, "TorchScript": weights.with_suffix(".torchscript")}
-    aps = {what: scores(run(options, "val.py", "--weights", str(path), *project))["AP"] for what, path in files.items()}
+    aps = {what: scores(options, path, "--trust")["ap"] for what, path in files.items()}
     yield ", ".join(f"{what} AP {ap:.4f}" for what, ap in aps.items())
     if abs(aps["checkpoint"] - aps["TorchScript"]) > SAME_SCORE:
         sys.exit("the TorchScript file has another AP")
@@ -147,18 +143,13 @@ def rates(options: argparse.Namespace) -> Iterator[str]:
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     """A training with ``--batch-size -1``, and the step at that size in a new process."""
     project = options.folder / "runs"
-    text = run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
-               "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project",
-               str(project), "--name", "largest", "--exist-ok")  # fmt: skip
-    for line in text.splitlines():
-        if "--batch-size" in line or re.search(r"fits|largest|epoch 1/1", line):
-            yield line.strip()
+    run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
+        "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project", str(project), "--name",
+        "largest", "--exist-ok")  # fmt: skip
     options.batch_size = yaml.safe_load((project / "largest" / "settings.yaml").read_text())["config"]["batch_size"]
     yield f"batch {options.batch_size}: the step in a new process {step_rate(options):.0f} images/s"
 
 
-EPOCH_LINE = re.compile(r"epoch (\d+)/\d+ +(\d+)/(\d+) .* ([\d.]+) img/s +wait (\d+)%")
-SAMPLE_MS = 100
 OPTIMIZER = "SGD"  # on both sides
 GOALS = {"step": 0.9, "peer": 2.0}  # of the images a second: times those of the step alone, times the peer's
 # What draws the pictures; the first is what train.py does by itself, and the last takes its place if that fails.
@@ -167,47 +158,6 @@ LAYOUTS = {
     "pictures on the device, cache device": ["--render-on", "device", "--cache", "device"],
     "pictures from workers, no cache": [],
 }
-
-
-class GpuMeter:
-    """Measures GPU utilization: the fraction of each tenth of a second in which a kernel ran, as reported by
-    nvidia-smi."""
-
-    def __init__(self, device: str) -> None:
-        self.samples: list[tuple[float, float]] = []  # time, share
-        self._process = None
-        if device != "cpu" and shutil.which("nvidia-smi"):
-            query = ["nvidia-smi", "-i", device, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-            self._process = subprocess.Popen([*query, "-lms", str(SAMPLE_MS)], stdout=subprocess.PIPE, text=True)
-            threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self._process.stdout:
-            if line.strip().isdigit():
-                self.samples.append((time.monotonic(), int(line) / 100))
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-
-    def busy(self, start: float, end: float) -> float | None:
-        """The mean utilization between two times; None if it is unknown."""
-        shares = [share for at, share in self.samples if start <= at <= end]
-        return statistics.fmean(shares) if shares else None
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed of a training's epochs after the first, including the time between epochs."""
-
-    rate: float  # images a second
-    wait: float  # share of the time in which the loop waits for data
-    busy: float | None  # share of the time in which the GPU is busy; None: not known
-
-    def __str__(self) -> str:
-        busy = "unknown" if self.busy is None else f"{self.busy:.0%}"
-        return f"{self.rate:.0f} images/s, loop waits for data {self.wait:.0%} of the time, GPU busy {busy}"
 
 
 def workers() -> int:
@@ -226,12 +176,12 @@ def time_training(options: argparse.Namespace) -> Iterator[str]:
         if name == instead and rates:
             continue
         try:
-            speed = our_speed(options, LAYOUTS[name])
+            rate, waiting = our_speed(options, LAYOUTS[name])
         except SystemExit as error:  # the others' figures are still worth having
             wrong.append(f"{name}: {' '.join(str(error).split())[-ERROR_WIDTH:]}")
             continue
-        rates.append(speed.rate)
-        yield f"{what}, {name}: {speed}; {speed.rate / alone:.2f} of the step alone"
+        rates.append(rate)
+        yield f"{what}, {name}: {rate:.0f} images/s, {rate / alone:.2f} of the step alone; waits for data {waiting:.0%}"
     if not rates:
         sys.exit("; ".join(wrong))
     short = [f"{rates[0] / alone:.2f} of the step alone, {GOALS['step']} wanted"] * (rates[0] < GOALS["step"] * alone)
@@ -255,38 +205,19 @@ def step_rate(options: argparse.Namespace) -> float:
     return options.batch_size / turn["seconds"]
 
 
-def our_speed(options: argparse.Namespace, flags: Sequence[str]) -> Speed:
+def our_speed(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, float]:
+    """Images per second of the epochs after the first, including the time between epochs, and the fraction of the time
+    in which the loop waits for data."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz",
-            str(options.imgsz), "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device",
-            options.device, "--optimizer", OPTIMIZER, "--workers", str(workers()), "--val-every", "0", "--noplots",
-            "--cache-dir", str(Path(folder, "index")), "--project", folder, *flags,
-            "--set", "close_mosaic=0", "close_scale=0",
-        ]  # fmt: skip
-        return last_epochs(command, options)
-
-
-def last_epochs(command: Sequence[str], options: argparse.Namespace) -> Speed:
-    meter = GpuMeter(options.device)
-    ends: list[float] = []
-    waits: list[float] = []
-    lines: list[str] = []
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
-    for line in process.stdout:
-        lines.append(line)
-        match = EPOCH_LINE.search(line)
-        if match and match[2] == match[3]:
-            ends.append(time.monotonic())
-            waits.append(int(match[5]) / 100)
-    code = process.wait()
-    meter.close()
-    if code or len(ends) < 2:
-        sys.exit(f"{' '.join(command)} ended with {code}:\n{''.join(lines[-8:])}")
-    rate = training_images(options.data) * (len(ends) - 1) / (ends[-1] - ends[0])
-    return Speed(rate, statistics.median(waits[1:]), meter.busy(ends[0], ends[-1]))
+        run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
+            "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--optimizer", OPTIMIZER,
+            "--workers", str(workers()), "--val-every", "0", "--noplots", "--cache-dir", str(Path(folder, "index")),
+            "--project", folder, "--name", "exp", *flags, "--set", "close_mosaic=0", "close_scale=0")  # fmt: skip
+        with open(Path(folder, "exp", "results.csv"), newline="") as file:
+            rows = list(csv.DictReader(file))
+    times, waiting = ([float(row[name]) for row in rows] for name in ("time", "speed/data_wait"))
+    rate = training_images(options.data) * (len(times) - 1) / (times[-1] - times[0])
+    return rate, statistics.median(waiting[1:])
 
 
 def peer_speed(options: argparse.Namespace) -> float:

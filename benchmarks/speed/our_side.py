@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from benchmarks.speed.turns import take_turns
+from benchmarks.speed.turns import rate_of, take_turns
 from utils.entrypoint import run_main
 
 BOXES_AN_IMAGE = 12
@@ -98,7 +98,6 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 
 
 def loader_turns(options: argparse.Namespace) -> None:
-    from benchmarks.speed.image_statistics import PICTURED, describe, rate_of
     from data.loading.build import build_train_loader
     from data.spec.dataset_yaml import load_dataset_spec
     from utils.config.parser import hyperparameters_from
@@ -121,8 +120,7 @@ def loader_turns(options: argparse.Namespace) -> None:
         stride=32,
     )
     batches = iter(loader)
-    looks = describe((b.images, b.targets.rows[:, 2:]) for b in (next(batches) for _ in range(PICTURED)))
-    take_turns(lambda: looks | {"rate": rate_of((len(b.images) for b in batches), options.seconds)})
+    take_turns(lambda: {"rate": rate_of((len(b.images) for b in batches), options.seconds)})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ class Comparison:
     ours: Sequence[float]
     peer: Sequence[float] = field(default=())  # empty: not measured
     higher_is_better: bool = False
-    goal: float | None = None  # wanted `advantage`
 
     @property
     def advantage(self) -> float | None:
@@ -37,17 +36,8 @@ class Comparison:
         return better / worse if worse else float("inf")
 
     def cells(self) -> list[str]:
-        advantage = self.advantage
-        wanted = "" if self.goal is None else f"{self.goal:.3g}"
-        if wanted and advantage is not None:
-            wanted += ", met" if advantage >= self.goal else ", short"
-        return [
-            f"{self.what} [{self.unit}]",
-            _median(self.ours),
-            _median(self.peer),
-            "" if advantage is None else f"{advantage:.2f}",
-            wanted,
-        ]
+        advantage = "" if self.advantage is None else f"{self.advantage:.2f}"
+        return [f"{self.what} [{self.unit}]", _median(self.ours), _median(self.peer), advantage]
 
 
 def _median(values: Sequence[float]) -> str:
@@ -70,8 +60,8 @@ def show(title: str, rows: Sequence[Comparison]) -> None:
 
 
 def table(rows: Sequence[Comparison]) -> str:
-    cells = [["median (least to most)", "ours", "peer", "times better", "wanted"], *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(5)]
+    cells = [["median (least to most)", "ours", "peer", "times better"], *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(4)]
     cells.insert(1, ["-" * width for width in widths])
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths)) + " |" for line in cells)
 

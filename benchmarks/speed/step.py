@@ -123,8 +123,6 @@ def compare(
         if PEER in sides:
             peer.append(sides.measure(PEER, model=f"{model}.yaml", batch_size=batch_size))
     by_peer, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
-    goals = {"off": 1.25, "auto": 2.0}  # of yolov8n at 320 px, batch 16, on CPUs
-    is_goal = (model, options.imgsz, batch_size, options.device) == ("yolov8n", 320, 16, "cpu")
     rows = []
     for (amp, optimizer), turns in results.items():
         what = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
@@ -133,7 +131,7 @@ def compare(
         errors += wrong
         if wrong:
             continue
-        rows.append(Comparison(what, "s", seconds, by_peer, goal=goals.get(amp) if is_goal else None))
+        rows.append(Comparison(what, "s", seconds, by_peer))
         if options.device != "cpu":
             rates, peers = ([batch_size / s for s in some] for some in (seconds, by_peer))
             rows.append(Comparison(what, "images/s", rates, peers, higher_is_better=True))

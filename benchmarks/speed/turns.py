@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ PEER_SIDE = Path(__file__).with_name("ultralytics_side.py")  # for the Python of
 MARK = "@measured "
 END_S = 10.0
 _TAIL = 3000
+SKIPPED = 10  # batches that lay ready while the other side had its turn
 
 
 def take_turns(measure: Callable[..., dict]) -> None:
@@ -28,6 +30,16 @@ def take_turns(measure: Callable[..., dict]) -> None:
     say({})
     for line in sys.stdin:
         say(measure(**json.loads(line)))
+
+
+def rate_of(counts: Iterator[int], seconds: float) -> float:
+    """Images per second over the next ``seconds``, without those that were ready before."""
+    for _ in range(SKIPPED):
+        next(counts)
+    images, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        images += next(counts)
+    return images / elapsed
 
 
 def say(values: dict) -> None:

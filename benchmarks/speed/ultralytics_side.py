@@ -13,7 +13,7 @@ import time
 
 os.environ["YOLO_OFFLINE"] = "1"
 
-from turns import say, take_turns  # beside this file, which is started by its path
+from turns import rate_of, take_turns  # beside this file, which is started by its path
 
 BOXES_AN_IMAGE = 12
 
@@ -28,25 +28,23 @@ def main() -> None:
     loader.add_argument("--workers", type=int, default=2)
     loader.add_argument("--cache", default="none")
     loader.add_argument("--seconds", type=float, default=6.0)
-    first = commands.add_parser("first-step")
     train = commands.add_parser("train")
-    for command in (first, train):
-        command.add_argument("--data", required=True)
-        command.add_argument("--model", required=True)
-        command.add_argument("--workers", type=int, default=2)
-        command.add_argument("--epochs", type=int, default=2)
-        command.add_argument("--cache", default="none")
-        command.add_argument("--no-val", action="store_true")
-        command.add_argument("--project", required=True)
-        command.add_argument("--set", nargs="*", default=[], help="further settings as key=number")
-    for command in (step, loader, first, train):
+    train.add_argument("--data", required=True)
+    train.add_argument("--model", required=True)
+    train.add_argument("--workers", type=int, default=2)
+    train.add_argument("--epochs", type=int, default=2)
+    train.add_argument("--cache", default="none")
+    train.add_argument("--no-val", action="store_true")
+    train.add_argument("--project", required=True)
+    train.add_argument("--set", nargs="*", default=[], help="further settings as key=number")
+    for command in (step, loader, train):
         command.add_argument("--imgsz", type=int, default=640)
         command.add_argument("--batch-size", type=int, default=16)
         command.add_argument("--device", default="cpu")
         command.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
-    actions = {"step": step_turns, "loader": loader_turns, "first-step": train_one, "train": train_one}
+    actions = {"step": step_turns, "loader": loader_turns, "train": train_one}
     actions[options.command](options)
 
 
@@ -139,7 +137,6 @@ def seconds_of(action, times: int, on_gpu: bool) -> float:
 
 
 def loader_turns(options: argparse.Namespace) -> None:
-    from image_statistics import PICTURED, describe, rate_of
     from ultralytics.cfg import get_cfg
     from ultralytics.data import build_dataloader, build_yolo_dataset
     from ultralytics.data.utils import check_det_dataset
@@ -157,20 +154,17 @@ def loader_turns(options: argparse.Namespace) -> None:
             yield from loader
 
     batches = endless()
-    looks = describe((b["img"], b["bboxes"]) for b in (next(batches) for _ in range(PICTURED)))
     names = ("mosaic", "degrees", "translate", "scale", "shear", "perspective", "fliplr", "flipud", "mixup")
     names += ("hsv_h", "hsv_s", "hsv_v")
-    looks |= {"settings": {name: getattr(settings, name) for name in names}}
-    take_turns(lambda: looks | {"rate": rate_of((len(b["img"]) for b in batches), options.seconds)})
+    augmentation = {"settings": {name: getattr(settings, name) for name in names}}
+    take_turns(lambda: augmentation | {"rate": rate_of((len(b["img"]) for b in batches), options.seconds)})
 
 
 def train_one(options: argparse.Namespace) -> None:
-    """A training by the peer's own trainer; of ``first-step``, until the first step has been taken."""
+    """A training by the peer's own trainer."""
     from ultralytics import YOLO
 
     model = YOLO(options.model)
-    if options.command == "first-step":
-        model.add_callback("on_train_batch_end", lambda trainer: (say({}), os._exit(0)))
     further = {key: json.loads(value) for key, value in (item.split("=") for item in options.set)}
     model.train(
         data=options.data,

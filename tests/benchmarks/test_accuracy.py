@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -23,44 +20,24 @@ from tests.helpers.tiny import write_dataset
 pytestmark = pytest.mark.benchmarks
 
 
-def test_a_key_that_a_side_would_ignore_is_refused(tmp_path):
-    path = tmp_path / "variants.yaml"
-    path.write_text("a: {model: yolov8n, epochs: 2, flags: --set lr0=0.1}\n")
-    assert read_variants(path)["a"].flags == ("--set", "lr0=0.1")
-    for line in ("{model: m, epochs: 2, lr: 1}", "{model: m, epochs: 2, set: {nbs: 16}}", "{epochs: 2}"):
-        path.write_text(f"a: {line}\n")
-        with refused():
-            read_variants(path)
-    path.write_text("a: {model: m, epochs: 2, peer: ultralytics, flags: --noplots}\n")
-    with refused():
-        read_variants(path)
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "words",
-        "a: 3",
-        "a:",
-        "a: {model: [}",
-        "a: {model: m}",
-        "1: {model: m, epochs: 2}",
         "../a: {model: m, epochs: 2}",
         "data: {model: m, epochs: 2}",
-        "a: {model: m, epochs: ten}",
+        "a: {model: m, epochs: 2, lr: 1}",
         "a: {model: m, epochs: 0}",
-        "a: {model: m, epochs: true}",
-        "a: {model: m, epochs: 2, subset: 0}",
-        "a: {model: m, epochs: 2, flags: [--amp, 'off']}",
         "a: {model: m, epochs: 2, flags: '--name \"'}",
-        "a: {model: m, epochs: 2, revision: 8079140}",
-        "a: {model: m, epochs: 2, peer: ultralytics, set: {nbs: [1]}}",
-        "a: {weights: , epochs: 2}",
+        "a: {model: m, epochs: 2, set: {nbs: 16}}",
+        "a: {model: m, epochs: 2, peer: ultralytics, flags: --noplots}",
+        "a: {epochs: 2}",
     ],
 )
-def test_a_file_that_declares_no_variants_is_refused(tmp_path, text):
+def test_what_a_side_would_ignore_or_cannot_train_is_refused(tmp_path, text):
     path = tmp_path / "variants.yaml"
+    path.write_text("a: {model: yolov8n, epochs: 2, flags: --set lr0=0.1}\n")
+    assert read_variants(path)["a"].flags == ("--set", "lr0=0.1")
     path.write_text(text)
     with refused():
         read_variants(path)
@@ -171,47 +148,6 @@ def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):
         (tmp_path / "other" / "new.yaml").write_text(yaml.safe_dump(content))
         (tmp_path / "other" / "boxes").mkdir(exist_ok=True)
         program.refuses("labels must be YOLO", "run", data=[tmp_path / "other" / "new.yaml"])
-
-
-def test_an_interrupted_copy_is_completed(tmp_path):
-    source = write_dataset(tmp_path / "set", train=4, val=3)
-    path = copy_data(source, tmp_path / "copy").yaml
-    path.unlink()
-    assert copy_data(source, tmp_path / "copy").yaml.exists()
-
-
-def test_sigterm_ends_the_processes_and_a_restart_has_a_log_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs_module, "_stopping", threading.Event())
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    log = tmp_path / "train.log"
-    ended = []
-
-    def call():
-        with pytest.raises(SystemExit, match="ended with -15"):
-            runs_module._call([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, log)
-        ended.append(True)
-
-    thread = threading.Thread(target=call)
-    try:
-        runs_module.end_on_signals()
-        thread.start()
-        while thread.is_alive() and not runs_module._children:
-            time.sleep(0.01)
-        with pytest.raises(SystemExit) as stop:
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    thread.join(10)
-    assert stop.value.code == 128 + signal.SIGTERM
-    assert ended == [True]
-    monkeypatch.setattr(runs_module, "_stopping", threading.Event())
-    with open(log, "w") as orphan:
-        orphan.write("old\n")
-        orphan.flush()
-        runs_module._call([sys.executable, "-c", "print('new')"], tmp_path, log)
-        orphan.write("old\n")
-    assert log.read_text() == "new\n"
 
 
 def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):

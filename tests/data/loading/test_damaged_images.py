@@ -138,7 +138,9 @@ def test_a_run_that_cannot_read_its_images_saves_its_last_step(tmp_path, capfd, 
 
 def test_images_are_decoded_without_standard_error(tmp_path):
     (tmp_path / "a.jpg").write_bytes(photo(0))
-    code = "import os, sys; os.close(2); from data.image_io.decode import read_image; print(read_image(sys.argv[1]).shape)"
+    code = (
+        "import os, sys; os.close(2); from data.image_io.decode import read_image; print(read_image(sys.argv[1]).shape)"
+    )
     done = subprocess.run(
         [python(), "-c", code, str(tmp_path / "a.jpg")],
         cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torchvision import ops
 
-from benchmarks.speed.nms import make_input
 from models.postprocess import box_voting
 from models.postprocess import detections as postprocess
 from models.postprocess import nms as suppression
 from models.postprocess.detections import select_detections
+from tests.helpers.crowd import make_input
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
 
