@@ -40,7 +40,7 @@ SPLITS = ("train", "val")  # their images are divided; those of "test" stay apar
 
 def scan_options(config: TrainConfig) -> dict[str, Any]:
     """The arguments of `load_index` that the settings give."""
-    options = {name: getattr(config, name) for name in ("cache_dir", "max_bad", "single_cls", "verify")}
+    options = {name: getattr(config, name) for name in ("cache_dir", "max_bad", "single_cls")}
     return options | {"repeats": False, "workers": available_cores() if config.workers < 0 else config.workers}
 
 

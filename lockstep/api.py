@@ -133,7 +133,7 @@ def check(
         split: the splits to check; empty: all.
         weights: a checkpoint that was trained on this data; adds the label errors that it sees.
         out: the folder of the report; "": runs/check/exp, exp2, ...
-        settings: imgsz, trust, min_score, device, workers, verify, noplots: flags of the command.
+        settings: imgsz, trust, min_score, device, workers, noplots: flags of the command.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """

@@ -69,12 +69,12 @@ def learned_names(part: ScannedPart) -> list[str | None]:
     return [names[number] for number in part.spec.class_of or range(len(part.spec.names))]
 
 
-def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, verify: str) -> list[CheckedSplit]:
-    """Scans ``splits``; nothing is cached. Arguments and errors are those of `load_index`."""
+def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
+    """Scans ``splits`` and decodes all images; nothing is cached. Arguments and errors are those of `load_index`."""
     scanned = []
     for split in splits:
         parts: list[ScannedPart] = []
-        index = load_index(spec, split, workers=workers, verify=verify, checked=parts)
+        index = load_index(spec, split, workers=workers, checked=parts)
         scanned.append(CheckedSplit(split, index, tuple(parts)))
     return scanned
 

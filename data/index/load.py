@@ -62,8 +62,8 @@ def load_index(
     data set.
 
     Args:
-        checked: for a check: receives what has been scanned, in the order of the images. No cache is read or written,
-            and what is wrong with the split as a whole is a warning, not an error.
+        checked: for a check: receives what has been scanned, in the order of the images. All of them are decoded, no
+            cache is read or written, and what is wrong with the split as a whole is a warning, not an error.
         settings: of `IndexSettings`.
 
     Raises:
@@ -134,7 +134,7 @@ def _of_files(
     if index is None:
         from data.index.scan import scan_split  # which a cached split does not need
 
-        scan = scan_split(labeled, split, listing, settings)
+        scan = scan_split(labeled, split, listing, settings, decode_all=checked is not None)
         index = replace(scan.index, fingerprint=fingerprint)
         if checked is None:
             write_cache(path, index)
@@ -264,7 +264,6 @@ def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: Inde
     """32 hex digits that depend on name, size and time of all files, the classes, and the version of this code, but
     not on the path of the data set."""
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, settings.single_cls, spec.names]
-    facts += [settings.verify] if settings.verify != "sample" else []  # "full" may leave out more images
     facts += [spec.pixels.content()] if spec.pixels != RGB8 else []
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     for files in (listing.images, listing.labels):

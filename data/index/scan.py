@@ -81,16 +81,18 @@ class Scan(NamedTuple):
     general: list[Finding]  # all others
 
 
-def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> Scan:
+def scan_split(
+    spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings, *, decode_all: bool = False
+) -> Scan:
     """Reads a listed split. The result does not depend on ``settings.workers``.
 
-    With ``verify`` "sample", suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of
-    the latter is damaged, all are. Raises UserError if the labels do not match the names.
+    Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the latter is damaged, or
+    with ``decode_all``, all are. Raises UserError if the labels do not match the names.
     """
     names = None if settings.single_cls else spec.names
     source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
     count = len(source.images)
-    decoded = np.ones(count, bool) if settings.verify == "full" else _sample(count)
+    decoded = np.ones(count, bool) if decode_all else _sample(count)
 
     chunks = _read_all(spec, source, decoded, f"scanning {split}", settings)
     hidden = sum(chunk.hidden for chunk in chunks)

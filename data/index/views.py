@@ -29,7 +29,6 @@ class IndexSettings:
         workers: threads of a scan; 0: the calling thread only, else at least one thread per CPU.
         max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
         single_cls: treat all classes as one.
-        verify: "full" decodes all images, "sample" some, see `data.index.scan.scan_split`.
         fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
         repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training does without.
         progress: show a progress bar.
@@ -39,7 +38,6 @@ class IndexSettings:
     workers: int = 2
     max_bad: float = 0.1
     single_cls: bool = False
-    verify: str = "sample"
     fraction: float = 1.0
     seed: int = 0
     repeats: bool = True

@@ -306,7 +306,6 @@ def _open_split(
             workers=max(workers, 1),
             max_bad=config.max_bad,
             single_cls=config.single_cls,
-            verify=config.verify,
             fraction=config.fraction if is_training else 1.0,
             seed=config.seed if is_training else 0,
             repeats=not is_training,

@@ -66,7 +66,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="", help="cpu, mps or 0, for --weights; default: the best available device")
     parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")
-    parser.add_argument("--verify", choices=("sample", "full"), default="sample", help="as in train.py")
     parser.add_argument("--json", action="store_true", help="print all issues as JSON, and nothing else, to stdout")
     parser.add_argument("--out", type=Path, help="folder for report.html; default: runs/check/exp, exp2, ...")
     parser.add_argument("--noplots", action="store_true", help="write no report.html")
@@ -112,7 +111,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         make_out(spec, options.out)
     imgsz = options.imgsz or (predictor.settings.imgsz if predictor else DEFAULT_IMGSZ)
     workers = available_cores() if options.workers < 0 else options.workers
-    scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers, verify=options.verify)
+    scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers)
     issues = [issue for split in scanned for issue in scan_issues(split)]
     issues += image_issues(scanned, max(workers, 1))
     issues += [issue for split in scanned for issue in box_pairs(split)]

@@ -23,7 +23,7 @@ from utils.files.safe_io import atomic_write
 from utils.strings import aligned
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
-_SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "verify", "cache_dir", "device", "workers", "offline")
+_SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "cache_dir", "device", "workers", "offline")
 _TRUTH = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
 _FOUND = DetectionTable.__slots__
 

@@ -28,7 +28,7 @@ _TRUST_HELP = "open TorchScript, pt2 and OpenVINO files; they can run code"
 
 
 TOPICS = {  # the sections of --help: the settings of all commands
-    "data": "data fraction val_fraction task source classes single_cls verify max_bad cache cache_dir stage groups "
+    "data": "data fraction val_fraction task source classes single_cls max_bad cache cache_dir stage groups "
     "folds near_duplicates vid_stride max_frames",
     "model and weights": "model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
     "batch dynamic half int8 opset",
@@ -194,9 +194,6 @@ class _DataConfig(_RunConfig):
     )
     noplots: bool = setting(False, help="do not write plots")
 
-    verify: str = setting(
-        "sample", choices=("sample", "full"), help="images that the scan decodes: suspicious ones and a sample, or all"
-    )
     stage: str = setting(
         "", help="copy the data to this folder on each node's local disk first; may contain {node_rank}"
     )

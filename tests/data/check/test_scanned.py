@@ -59,7 +59,7 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, write):
     content = {"train": "images/train", "names": NAMES, "classes": {"dog": "cat"}, "ignore": ["DontCare"]}
     data.yaml.write_text(yaml.safe_dump(content | write(data)))
     spec = load_dataset_spec(data.yaml)
-    (split,) = scan_dataset(spec, ("train",), workers=0, verify="sample")
+    (split,) = scan_dataset(spec, ("train",), workers=0)
     trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
     assert split.index.names == trained.names == ("cat",)
     assert split.index.report.totals == trained.report.totals
@@ -80,7 +80,7 @@ def test_regions_that_convert_writes_are_no_unknown_class(tmp_path):
     text = "".join(f"{name} 0 0 0 {x1} {y1} {x2} {y2} 0 0 0 0 0 0 0\n" for name, x1, y1, x2, y2 in rows)
     (data.root / "images/train/0.txt").write_text(text)
     convert(data.root / "images/train", tmp_path / "out.json", "kitti")
-    (split,) = scan_dataset(load_dataset_spec(tmp_path / "out.yaml"), ("train",), workers=0, verify="sample")
+    (split,) = scan_dataset(load_dataset_spec(tmp_path / "out.yaml"), ("train",), workers=0)
     assert [issue.kind for issue in scan_issues(split) if "class" in issue.kind] == []
     assert split.index.report.totals["boxes"] == split.index.report.totals["crowd"] == 1
 
@@ -92,7 +92,7 @@ def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
     (tmp_path / "b/labels/train/001.txt").write_text("1 0.5 0.5 0.25 0.25\n0 0.9 0.5 0.4 0.2\n1 0.5 0.5 0.25 0.251\n")
     (tmp_path / "both.yaml").write_text("train: [a/data.yaml, b/data.yaml]\n")
     spec = load_dataset_spec(tmp_path / "both.yaml")
-    (split,) = scan_dataset(spec, ("train",), workers=0, verify="sample")
+    (split,) = scan_dataset(spec, ("train",), workers=0)
     trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
     np.testing.assert_array_equal(split.index.boxes_xywh_px, trained.boxes_xywh_px)
     assert list(trained.report.lines) == list(split.index.report.lines)

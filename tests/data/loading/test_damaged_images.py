@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import train
+from data.check.scanned import scan_dataset
 from data.image_io.decode import read_image, read_source
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
 from data.index import scan
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.damaged_jpegs import photo, with_middle
 from tests.helpers.messages import refused
@@ -72,23 +74,16 @@ def test_a_uniform_image_is_not_damaged(tmp_path):
 def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
     """Parts of other JPEGs look like valid coded data."""
     root = tmp_path / "set"
-    write_set(root, damaged=12, kind="other")
+    data = write_set(root, damaged=12, kind="other")
     monkeypatch.setattr(scan, "SAMPLED", 0)
     assert len(load(root, tmp_path / "c0", max_bad=0)) == 24
-    full = load(root, tmp_path / "c1", max_bad=0.9, verify="full")
-    assert len(full) == 12
+    (full,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)  # a check
+    assert len(full.index) == 12
     monkeypatch.setattr(scan, "SAMPLED", 8)
     told(lines)
     sampled = load(root, tmp_path / "c2", max_bad=0.9)
-    assert list(sampled.paths) == list(full.paths)
+    assert list(sampled.paths) == list(full.index.paths)
     assert "of 8 sampled images are damaged; decoding all images" in "".join(told(lines))
-
-
-def test_each_kind_of_verification_has_its_own_index(tmp_path):
-    root = tmp_path / "set"
-    write_set(root, 4)
-    sampled, full = load(root, tmp_path / "c"), load(root, tmp_path / "c", verify="full")
-    assert sampled.fingerprint != full.fingerprint
 
 
 @pytest.mark.parametrize(("workers", "cache"), [("0", "none"), ("2", "none"), ("0", "ram"), ("0", "disk")])

@@ -34,7 +34,7 @@ def test_an_image_may_have_more_labels_than_a_predictor_returns(tmp_path):
     grid = (np.indices((20, 20)).reshape(2, -1).T + 0.5) / 20
     data.write("train/2", "".join(f"0 {x:.4f} {y:.4f} 0.04 0.04\n" for x, y in grid))
     predictor = load(write_weights(tmp_path / "w.pt", NAMES), device="cpu", imgsz=640, conf=0.0, iou=1.0)
-    splits = scan_dataset(load_dataset_spec(data.yaml), ("train",), workers=0, verify="sample")
+    splits = scan_dataset(load_dataset_spec(data.yaml), ("train",), workers=0)
     _, tables, results = label_issues(predictor, splits, 0.3)
     assert results["train"].num_images == 4
     assert np.bincount(tables["train"].image_index, minlength=4)[2] > 400
