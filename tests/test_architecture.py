@@ -45,7 +45,7 @@ OF_EXTRA = {
     "ray": ("launch",),
     "search": ("tools.search",),
     "tiff": ("data.image_io.channels",),
-    "trackers": ("engine.trackers.services",),
+    "trackers": ("engine.trackers",),
 }
 # Packages that users bring along if they call the function that needs it, which says so.
 BROUGHT_ALONG = {"shtab": ("lockstep.__main__",)}

@@ -176,9 +176,9 @@ def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
 
         hooks.append(RemoteValidation(ctx, config, run.checkpoint))
     if config.tracker and ctx.is_main:
-        from engine.trackers.services import Services
+        from engine.trackers import Services
 
-        hooks.append(Services(config.tracker, run.folder.parent))
+        hooks.append(Services(config.tracker))
     if not config.noplots and ctx.is_main:
         from engine.report.plots import Plots
 

@@ -1,4 +1,4 @@
-"""Real MLflow and Weights & Biases, without a server: runs, resumes after kills, and packages that are missing."""
+"""MLflow and Weights & Biases: each epoch once, and no cost to the run when a service is slow, broken or absent."""
 
 from __future__ import annotations
 
@@ -7,22 +7,166 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import train
 from engine.hooks.result_files import CsvTracker
-from engine.trackers.background import BackgroundTracker, RunNote
-from engine.trackers.services import MlflowService, WandbService, check_services
+from engine.trackers import BackgroundTracker, MlflowService, Note, Service, WandbService
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.errors import UserError
+from utils.logger import configure_logging
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
+
+
+class MemoryService(Service):
+    """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
+
+    name = "Memory"
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.epochs: list[int] = []
+        self.rows: list[dict[str, float]] = []
+        self.files: list[str] = []
+        self.keys: list[str] = []
+        self.ends: list[bool] = []
+        self.threads: set[str] = set()
+        self.down = False
+        self.answer = threading.Event()
+        self.answer.set()
+
+    def _called(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.answer.wait(30)
+        if self.down:
+            raise ConnectionError("no route to host\nsecond line")
+
+    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+        self._called()
+        self.settings = dict(settings)
+        self.keys.append(key)
+        return "k"
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._called()
+        self.epochs.append(epoch)
+        self.rows.append(dict(row))
+
+    def store(self, path: Path) -> None:
+        self._called()
+        self.files.append(path.name)
+
+    def close(self, *, is_complete: bool) -> None:
+        self._called()
+        self.ends.append(is_complete)
+
+
+def process(folder: Path, service: MemoryService, epochs: range, *, complete: bool = True, **limits: float) -> None:
+    """The calls of one process, which starts or resumes at the first of ``epochs``."""
+    results = CsvTracker(folder / "results.csv")
+    tracker = BackgroundTracker(service, results, folder / "tracked.json", **limits)
+    for each in (results, tracker):
+        each.start({"lr0": 0.01, "model": "yolov8n"}, epochs[0])
+    for epoch in epochs:
+        for each in (results, tracker):
+            each.epoch(epoch, {"train/box": 1 / epoch, "metrics/AP": epoch / 10})
+    if complete:
+        tracker.finish(folder)
+    tracker.close()
+
+
+@pytest.fixture(autouse=True)
+def _log() -> None:
+    configure_logging(True)
+
+
+def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
+    for name in ("report.html", "results.png", "best.pt"):
+        (tmp_path / name).write_text(name)
+    service = MemoryService()
+    process(tmp_path, service, range(1, 4))
+    assert service.settings == {"lr0": 0.01, "model": "yolov8n"}
+    assert service.epochs == [1, 2, 3]
+    assert service.rows[1] == {"train/box": 0.5, "metrics/AP": 0.2}
+    assert service.files == ["report.html", "results.csv", "results.png"]  # not the weights
+    assert service.ends == [True]
+    assert service.threads == {"Memory"}
+    assert capsys.readouterr().out == ""
+
+
+def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
+    """The second process repeats epochs 3 and 4, which the service has."""
+    service = MemoryService()
+    process(tmp_path, service, range(1, 5), complete=False)
+    process(tmp_path, service, range(3, 7))
+    assert service.epochs == [1, 2, 3, 4, 5, 6]
+    assert service.keys == ["", "k"]
+    assert service.ends == [False, True]
+
+
+def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
+    service = MemoryService()
+    results = CsvTracker(tmp_path / "results.csv")
+    tracker = BackgroundTracker(service, results, tmp_path / "tracked.json")
+    service.down = True
+    tracker.start({"lr0": 0.01}, 1)
+    for epoch in (1, 2):
+        results.epoch(epoch, {"train/box": 1.0})
+        tracker.epoch(epoch, {})
+    deadline = time.monotonic() + 10
+    while not (out := capsys.readouterr().out) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert out == "warning: Memory: no route to host; tried again after each epoch\n"
+    time.sleep(0.1)
+    service.down = False
+    results.epoch(3, {"train/box": 1.0})
+    tracker.close()
+    assert (service.epochs, service.settings) == ([1, 2, 3], {"lr0": 0.01})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
+    service = MemoryService()
+    service.down = True
+    process(tmp_path, service, range(1, 4))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "warning: Memory lacks 3 epochs that results.csv has"
+    assert len(lines) == 2
+    assert not service.ends
+
+
+def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
+    service = MemoryService()
+    service.answer.clear()
+    begun = time.monotonic()
+    process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=20.0)
+    assert time.monotonic() - begun < 5
+    assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
+    service.answer.set()
+
+
+def test_a_stopped_run_waits_for_its_epochs_but_stores_no_files(tmp_path):
+    service = MemoryService()
+    process(tmp_path, service, range(1, 3), complete=False)
+    assert (service.epochs, service.files, service.ends) == ([1, 2], [], [False])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"epoch": -3}', "\0", "[" * 100_000])
+def test_a_damaged_note_is_one_line(tmp_path, text):
+    (tmp_path / "note.json").write_text(text)
+    with refused():
+        Note.read(tmp_path / "note.json")
 
 
 @pytest.fixture
@@ -45,7 +189,7 @@ def tracked(project: Path) -> list:
 
 def follow(folder: Path, service, rows: dict[int, dict[str, float]], settings: int = 0) -> None:
     results = CsvTracker(folder / "results.csv")
-    trackers = (results, BackgroundTracker(service, results, close_s=60))
+    trackers = (results, BackgroundTracker(service, results, folder / "note.json", close_s=60))
     for tracker in trackers:
         tracker.start({f"setting{n}": n for n in range(settings)} | {"epochs": max(rows)}, min(rows))
     for epoch, row in rows.items():
@@ -63,29 +207,13 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
     folder = tmp_path / "runs" / "exp"
     folder.mkdir(parents=True)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        service = MlflowService(folder, RunNote(folder / "note.json", is_new=False))
-        follow(folder, service, rows_of(*epochs), settings=120)
+        follow(folder, MlflowService(folder), rows_of(*epochs), settings=120)
     ((run, history, _),) = tracked(tmp_path / "runs")
     assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
     assert [m.step for m in history["time"]] == [1, 2, 3, 4, 5]
     assert len(run.data.params) == 121
-    assert (run.data.params["epochs"], run.data.tags["resumed.epochs"]) == ("3", "5")
+    assert run.data.params["epochs"] == "3"
     assert run.info.run_name == "exp"
-
-
-@pytest.mark.usefixtures("mlflow_store")
-@pytest.mark.parametrize(
-    "planted", ["elsewhere", "runs/mlartifacts/../../elsewhere", "runs/mlartifacts/%2e%2e/a", "runs/mlartifacts2"]
-)
-def test_a_store_that_sends_files_elsewhere_is_not_used(tmp_path, planted):
-    from mlflow.tracking import MlflowClient
-
-    folder = tmp_path / "runs" / "exp"
-    folder.mkdir(parents=True)
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs/mlflow.db'}")
-    client.create_experiment("lockstep", artifact_location=f"file://{tmp_path}/{planted}")
-    with refused():
-        MlflowService(folder, RunNote(folder / "note.json", is_new=True)).open({})
 
 
 @pytest.mark.usefixtures("mlflow_store")
@@ -93,38 +221,11 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
     names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
-    service = MlflowService(folder, RunNote(folder / "note.json", is_new=False))
-    follow(folder, service, {1: {"time": 1.0, **dict.fromkeys(names, 0.5)}})
+    follow(folder, MlflowService(folder), {1: {"time": 1.0, **dict.fromkeys(names, 0.5)}})
     assert "tried again" not in capsys.readouterr().out
     ((run, _, _),) = tracked(tmp_path)
     assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "time"} <= run.data.metrics.keys()
     assert len(run.data.metrics) == 1 + len(names)
-
-
-@pytest.mark.usefixtures("mlflow_store")
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (os.mkfifo, "is a pipe or device"),
-        (os.mkdir, "is a folder"),
-        (lambda path: path.symlink_to("missing"), "No such file"),
-        (lambda path: path.write_text("notes"), "not an SQLite database; rename it"),
-    ],
-)
-def test_what_is_no_store_is_not_opened(tmp_path, make, reason):
-    make(tmp_path / "mlflow.db")
-    with pytest.raises((UserError, OSError), match=reason):
-        MlflowService(tmp_path / "exp", RunNote(tmp_path / "note.json", is_new=False)).open({})
-
-
-@pytest.mark.usefixtures("mlflow_store")
-@pytest.mark.parametrize("name", ["50% more", "why?"])
-def test_a_folder_whose_path_mlflow_misreads_is_one_line(tmp_path, name, monkeypatch):
-    with refused():
-        check_services(["mlflow"], tmp_path / name)
-    assert not (tmp_path / name).exists()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    check_services(["mlflow"], tmp_path / name)
 
 
 def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monkeypatch, capsys):
@@ -132,10 +233,9 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        note = RunNote(tmp_path / "note.json", is_new=False)
-        follow(tmp_path, WandbService(tmp_path, note), rows_of(*epochs))
+        follow(tmp_path, WandbService(tmp_path), rows_of(*epochs))
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert {path.stem for path in files} == {f"run-{note.key}"}
+    assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'note.json').key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
 
 
@@ -220,9 +320,9 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, m
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from pathlib import Path\nfrom engine.trackers.services import check_services\n"
+        "from engine.trackers import check_services\n"
         "from utils.errors import UserError\n"
-        "try: check_services(['wandb'], Path('runs'))\nexcept UserError as error: print(error)"
+        "try: check_services(['wandb'])\nexcept UserError as error: print(error)"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables

@@ -1,0 +1,313 @@
+"""``--tracker``: MLflow and Weights & Biases. They are called in a thread of their own, so that a slow or broken server
+costs the run neither time nor its life.
+
+A package is imported when it is needed, after its vendor telemetry has been turned off, unless the user's environment
+turns it on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.hooks.hook import Training
+from engine.hooks.result_files import CsvTracker, ResultFiles, Tracker, TrackerHook
+from utils.errors import UserError, first_line
+from utils.files.safe_io import read_text, write_whole
+from utils.files.schema import Count, build
+from utils.logger import get_logger
+from utils.machine.limits import require_package
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+    from wandb import Run as WandbRun
+
+CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; with files
+REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
+STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
+EXPERIMENT = "lockstep"
+MOST_BYTES = 1 << 20  # of a note
+MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # in a request to MLflow, and of one parameter
+LONGEST_NAME = 250  # of a metric
+# Vendor telemetry, and messages about each step.
+QUIET = {
+    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"},
+    "wandb": {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"},
+}
+
+
+class Service:
+    """A run as one tracking service holds it. `BackgroundTracker` calls the methods in one thread, in this order; any
+    of them may raise anything."""
+
+    name = ""
+
+    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+        """Starts the tracked run, or continues that of ``key``, if it is not "". Returns its key."""
+        raise NotImplementedError
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        """The results of an epoch, from 1, by the names of results.csv."""
+        raise NotImplementedError
+
+    def store(self, path: Path) -> None:
+        """Stores a file of the complete run."""
+        raise NotImplementedError
+
+    def close(self, *, is_complete: bool) -> None:
+        """Ends the tracked run, for now if it is not complete."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
+
+    key: str = ""  # by which the service finds its run; "": there is none yet
+    epoch: Count = 0  # the last one tracked
+
+    @staticmethod
+    def read(path: Path) -> Note:
+        try:
+            return build(Note, json.loads(read_text(path, MOST_BYTES)), str(path))
+        except (OSError, ValueError, RecursionError, UserError):
+            raise UserError(f"{path}: cannot be read or is damaged; move it away for a new tracked run") from None
+
+
+class BackgroundTracker(Tracker):
+    """Brings ``service`` up to date with results.csv in a thread: each epoch is tracked once, whatever was interrupted.
+
+    An error costs one warning; the next epoch tries again.
+
+    Args:
+        results: results.csv, called before this tracker.
+        path: of the note.
+        close_s, finish_s: the longest wait at the end for the service, for epochs alone and with files.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        results: CsvTracker,
+        path: Path,
+        *,
+        close_s: float = CLOSE_S,
+        finish_s: float = FINISH_S,
+    ) -> None:
+        self._service, self._results, self._path = service, results, path
+        self._note = Note.read(path) if path.exists() else Note()
+        self._close_s, self._finish_s = close_s, finish_s
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
+        self._settings: dict[str, Any] = {}
+        self._files: list[Path] = []
+        self._is_open = self._is_complete = self._has_warned = False
+
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        self._settings = dict(config)
+        self._thread.start()
+        self._update()
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        self._update()
+
+    def finish(self, folder: Path) -> None:
+        self._is_complete = True
+        self._files = [folder / name for name in REPORT_FILES if (folder / name).exists()]
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._update()
+        self._calls.put(self._end)
+        self._calls.put(None)
+        limit = self._finish_s if self._is_complete and not self._has_warned else self._close_s
+        self._thread.join(limit)
+        if self._thread.is_alive():
+            text = "%s: no answer in %.0f s; results.csv has all epochs"
+            get_logger().warning(text, self._service.name, limit)
+        elif missing := sum(epoch > self._note.epoch for epoch in self._results.table.rows):
+            get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(missing, "epoch"))
+
+    def _update(self) -> None:
+        self._calls.put(partial(self._synchronize, dict(self._results.table.rows)))
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
+                if not self._has_warned:
+                    text = "%s: %s; tried again after each epoch"
+                    get_logger().warning(text, self._service.name, first_line(error))
+                self._has_warned = True
+
+    def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
+        """Logs the epochs that the service does not have."""
+        if not self._is_open:
+            self._keep(Note(self._service.open(self._note.key, self._settings), self._note.epoch))
+            self._is_open = True
+        for epoch, row in sorted(rows.items()):
+            before = self._note
+            if epoch <= before.epoch:
+                continue
+            self._keep(Note(before.key, epoch))  # first: an epoch that a kill loses is better than one counted twice
+            try:
+                self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
+            except BaseException:
+                self._keep(before)
+                raise
+
+    def _keep(self, note: Note) -> None:
+        self._note = note
+        write_whole(self._path, json.dumps(asdict(note)) + "\n")
+
+    def _end(self) -> None:
+        if self._is_open:
+            for path in self._files:
+                self._service.store(path)
+            self._service.close(is_complete=self._is_complete)
+
+
+class MlflowService(Service):
+    """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs."""
+
+    name = "MLflow"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._run_id = folder.resolve(), ""
+        self._client: MlflowClient | None = None
+
+    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        project, uri = self._folder.parent, os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{project / STORE}")
+        if key:
+            client.update_run(key, status="RUNNING")
+            self._run_id = key
+            return key
+        if not self._run_id:  # else a first try has failed after this
+            title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+            place = None if uri else (project / ARTIFACTS).as_uri()
+            found = client.get_experiment_by_name(title)
+            experiment = found.experiment_id if found else client.create_experiment(title, artifact_location=place)
+            name = os.environ.get("MLFLOW_RUN_NAME") or self._folder.name
+            tags = {"folder": str(self._folder)}
+            self._run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
+            get_logger().info("MLflow: run %s in %s", name, uri or project / STORE)
+        parameters = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in settings.items()]
+        for start in range(0, len(parameters), MOST_PARAMETERS):
+            client.log_batch(self._run_id, params=parameters[start : start + MOST_PARAMETERS])
+        return self._run_id
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(self._run_id, [Metric(_metric_name(k), v, now_ms, epoch) for k, v in row.items()])
+
+    def store(self, path: Path) -> None:
+        self._client.log_artifact(self._run_id, str(path))
+
+    def close(self, *, is_complete: bool) -> None:
+        self._client.set_terminated(self._run_id, "FINISHED" if is_complete else "KILLED")
+
+
+def _metric_name(name: str) -> str:
+    """``name`` with what MLflow refuses replaced: it may hold the name of a class (``--fitness``)."""
+    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:LONGEST_NAME].rstrip("/")
+
+
+class WandbService(Service):
+    """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._run: WandbRun | None = None
+
+    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+        import wandb
+
+        self._run = run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
+            name=os.environ.get("WANDB_NAME") or self._folder.name,
+            id=key or uuid.uuid4().hex[:16],
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR") or self._folder,
+            config=dict(settings),
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True, console="off", save_code=False),
+        )
+        if run.offline:
+            get_logger().info("Weights & Biases: offline; upload with: wandb sync %s", Path(run.dir).parent)
+        else:
+            get_logger().info("Weights & Biases: %s", run.url)
+        return run.id
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=epoch)
+
+    def store(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def close(self, *, is_complete: bool) -> None:
+        self._run.finish(exit_code=0 if is_complete else 1)
+
+
+SERVICES: dict[str, Callable[[Path], Service]] = {"mlflow": MlflowService, "wandb": WandbService}
+
+
+def check_services(names: Collection[str]) -> None:
+    """Imports the packages of the services. Raises UserError for one that is not installed or would ask for an
+    account."""
+    for name in names:
+        for variable, value in QUIET[name].items():
+            os.environ.setdefault(variable, value)
+        require_package(name, f"--tracker {name}", f"leave out --tracker {name}")
+    if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
+        for package in ("sqlalchemy", "alembic"):
+            require_package(package, "--tracker mlflow", "set MLFLOW_TRACKING_URI to a server's address")
+    if "wandb" in names:
+        import wandb
+
+        try:  # without asking a server, nor the user
+            has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        except Exception as error:  # a malformed key, or settings that it refuses
+            raise UserError(f"--tracker wandb: {first_line(error)}") from None
+        if not has_key:
+            raise UserError(
+                "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
+            )
+
+
+class Services(TrackerHook):
+    """The services of ``--tracker``. Comes after `ResultFiles`. Raises UserError as `check_services`."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        check_services(names)
+        self._names = dict.fromkeys(names)
+
+    def open(self, trainer: Training) -> Sequence[Tracker]:
+        results, run = trainer.hooks.get(ResultFiles).results, trainer.run
+        paths = {name: run.folder / f"tracked_{name}.json" for name in self._names}
+        if run.checkpoint is None and run.config.exist_ok:
+            # Notes of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)
+            for path in paths.values():
+                path.unlink(missing_ok=True)
+        return [BackgroundTracker(SERVICES[name](run.folder), results, path) for name, path in paths.items()]
