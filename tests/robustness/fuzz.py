@@ -8,9 +8,9 @@ on as if nothing had happened because nothing has: the boxes, pixels and tensors
 traceback, never ten seconds without an end, never a training set that is another in silence. `fuzz_inputs` makes the
 changes, `fuzz_world` what is changed, `fuzz_targets` says what is right.
 
-Inputs are tried in a fork of this process, by the functions that the scripts call; the target "programs" runs whole
-scripts. An input follows from its target, the seed and its number, so that it can be tried again. What is found is
-printed, and its files are kept under ``--folder``. Exit status 1 if anything was.
+Inputs are tried in a fork of this process, by the functions that the scripts call. An input follows from its target,
+the seed and its number, so that it can be tried again. What is found is printed, and its files are kept under
+``--folder``. Exit status 1 if anything was.
 """
 
 from __future__ import annotations

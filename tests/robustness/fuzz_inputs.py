@@ -4,14 +4,11 @@ kind of file it is. Every change comes with a few words that say what it was."""
 from __future__ import annotations
 
 import copy
-import io
 import json
 import os
 import random
 import socket
 import struct
-import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -317,66 +314,11 @@ def change_safetensors(data: bytes, chance: random.Random) -> Change:
     return struct.pack("<Q", length) + text + data[8 + struct.unpack("<Q", data[:8])[0] :], what
 
 
-def change_archive(data: bytes, chance: random.Random) -> Change:
-    """Changes an entry of a zip file, most often one of text, or which entries there are."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entries = [(name, archive.read(name)) for name in archive.namelist()]
-    texts = [i for i, (name, _) in enumerate(entries) if name.endswith((".json", ".txt", ".py"))]
-    at = chance.choice(texts) if texts and chance.random() < 0.6 else chance.randrange(len(entries))
-    name, content = entries[at]
-    kind = chance.randrange(8)
-    if kind == 0:
-        del entries[at]
-        what = "removed"
-    elif kind == 1:
-        entries.insert(chance.randrange(len(entries)), (name, change_bytes(content, chance)[0]))
-        what = "doubled"
-    elif kind == 2:
-        other = chance.choice((name.upper(), f"../{name}", f"/{name}", f"{name}/x", chance.choice(entries)[0]))
-        entries[at] = other, content
-        what = f"renamed {other}"
-    else:
-        is_json = content[:1] == b"{" and chance.random() < 0.7
-        changed, what = (change_json if is_json else change_bytes)(content, chance)
-        entries[at] = name, changed
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
-        warnings.simplefilter("ignore")  # two entries of a name
-        for entry in entries:
-            archive.writestr(*entry)
-    return buffer.getvalue(), f"{name}: {what}"
-
-
-def change_onnx(data: bytes, chance: random.Random) -> Change:
-    """Changes the metadata, or places a tensor into another file."""
-    import onnx
-
-    proto = onnx.load_from_string(data)
-    if chance.random() < 0.2:
-        tensor = chance.choice(proto.graph.initializer)
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        tensor.ClearField("raw_data")
-        entry = tensor.external_data.add(key=chance.choice(("location", "location", "offset", "x")))
-        entry.value = chance.choice(("../a.onnx", "a.onnx", "a.pt2", "", ".", "/dev/zero", "*/_ORT_MEM_ADDR_/*"))
-        return proto.SerializeToString(), f"{tensor.name} is in {entry.value!r}"
-    entry = chance.choice(proto.metadata_props)
-    if entry.key == "lockstep" and chance.random() < 0.7:
-        changed, what = change_json(entry.value.encode(), chance)
-        entry.value = changed.decode("utf-8", "replace")
-    else:
-        entry.value = chance.choice((*JSON_TEXTS, *YAML_TEXTS)).encode("utf-8", "replace")
-        what = entry.value[:40]
-    return proto.SerializeToString(), f"{entry.key}: {what}"
-
-
 BY_SUFFIX: dict[str, Callable[[bytes, random.Random], Change]] = {
     ".json": change_json,
     ".yaml": change_yaml,
     ".xml": change_xml,
     ".safetensors": change_safetensors,
-    ".onnx": change_onnx,
-    ".pt2": change_archive,
-    ".torchscript": change_archive,
 }
 
 

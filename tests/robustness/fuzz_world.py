@@ -1,100 +1,31 @@
-"""The valid files that the fuzzer changes, each made once, and calls in processes of their own."""
+"""The valid files that the fuzzer changes, each made once."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import resource
-import select
 import shutil
-import signal
 import struct
-import sys
-import tempfile
-import traceback
-from collections.abc import Callable
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
 
-import train
 from data.cache.open import open_image_cache
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
-from engine.export.formats.onnx_file import write_onnx
-from engine.export.formats.openvino_folder import build_openvino, write_openvino
-from engine.export.formats.torch_files import write_pt2, write_torchscript
-from engine.inference.runtimes.backends import import_openvino, quiet
-from engine.inference.runtimes.metadata import ExportMetadata
-from engine.inference.runtimes.open import open_model
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_model
 from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
 from tools.weights import convert as convert_weights
-from utils.entrypoint import run_main
-from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, read_safetensors, write_safetensors
-from utils.logger import get_logger
-from utils.machine.limits import require_package
 
 REPOSITORY = Path(__file__).parents[2]
-CPU = torch.device("cpu")
-SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 MEMORY = 6 << 30  # bytes that a process may take
-
-
-class Ended(NamedTuple):
-    """How a process ended: its exit status, None if it was killed at its deadline, and what it wrote."""
-
-    status: int | None
-    result: str
-    out: str
-    err: str
-
-
-def in_child(call: Callable[[], str | None], seconds: float = 300.0) -> Ended:
-    """Runs ``call`` in a forked process."""
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-        if not (child := os.fork()):
-            code = 1
-            try:
-                for number, name in ((1, "stdout"), (2, "stderr")):
-                    os.dup2(files[number].fileno(), number)
-                    setattr(sys, name, open(number, "w", closefd=False, errors="backslashreplace"))  # noqa: SIM115
-                files[0].write((call() or "").encode())
-                code = 0
-            except SystemExit as ended:
-                code = ended.code if isinstance(ended.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
-            for file in (files[0], sys.stdout, sys.stderr):
-                file.flush()
-            os._exit(code)
-        handle = os.pidfd_open(child)
-        has_ended = bool(select.select([handle], [], [], seconds)[0])
-        os.close(handle)
-        if not has_ended:
-            os.kill(child, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        texts = [(file.seek(0), file.read().decode("utf-8", "replace"))[1] for file in files]
-        return Ended(status if has_ended else None, *texts)
-
-
-def run_script(main: Callable, *argv: Any) -> Ended:
-    """Runs an entry script."""
-
-    def run() -> None:
-        get_logger().handlers[:] = []
-        run_main(main, [str(a) for a in argv])
-
-    return in_child(run)
 
 
 def limit_memory() -> None:
@@ -126,8 +57,7 @@ class World:
         root = shutil.copytree(self.labeled, self.folder / "trained")
         flags = ["--data", root / "yolo.yaml", "--model", root / "tiny.yaml", "--epochs", "1", *SMALL]
         flags += ["--project", root / "runs", "--cache-dir", self.folder / "trained.cache", "--optimizer", "SGD"]
-        ended = run_script(train.main, *flags)
-        assert ended.status == 0, ended
+        run_python("train.py", *flags)
         return root
 
     @cached_property
@@ -150,19 +80,6 @@ class World:
         convert_weights(self.trained / "runs" / "exp" / "best.pt", own)
         write_safetensors(other, read_safetensors(own)[0], {"format": "pt"})
         return {path.name: path.read_bytes() for path in (own, other)}
-
-    @cached_property
-    def exports(self) -> Path:
-        root = self.folder / "exports"
-        root.mkdir()
-        # OpenVINO's threads would be missing in forked processes if it had run in this one.
-        ended = in_child(lambda: write_exports(root))
-        assert ended.status == 0, ended
-        open_model(root / "a.pt2", device=CPU, trust=True)  # imports what the processes would each import
-        with contextlib.suppress(UserError):
-            require_package("onnxruntime", "fuzzing", "leave it out")
-            import_openvino("fuzzing")
-        return root
 
     @cached_property
     def index_cache(self) -> tuple[Path, Path, DatasetIndex]:
@@ -262,42 +179,3 @@ def write_labeled(root: Path) -> None:
     (root / "list.yaml").write_text("train: list.txt\nval: images/train\nnames: [light, dark]\n")
     write_model(root / "tiny.yaml")
     shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", root / "hyp.yaml")
-
-
-class Cells(torch.nn.Module):
-    """A detector of 2 classes, as small as one can be: images (B, 3, 64, 64) to columns (B, 6, 4)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 6, 32, 32)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.conv(images).flatten(2)
-
-
-def write_exports(folder: Path) -> None:
-    """The detector in each format whose packages are installed."""
-    module, images = Cells().eval(), torch.zeros(1, 3, 64, 64)
-    metadata = ExportMetadata(
-        names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7, validation_iou=0.7, confidence=0.3
-    )
-    with quiet():
-        write_torchscript(torch.jit.trace(module, images), folder / "a.torchscript", metadata)
-        write_pt2(torch.export.export(module, (images,)), folder / "a.pt2", metadata)
-    if not all(map(find_spec, ("onnx", "onnxruntime"))):
-        return
-    import onnx
-
-    info, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
-    nodes = [
-        node("Conv", ["images", "weight", "bias"], ["cells"], kernel_shape=[32, 32], strides=[32, 32]),
-        node("Reshape", ["cells", "shape"], ["output0"]),
-    ]
-    values = {"weight": module.conv.weight, "bias": module.conv.bias, "shape": torch.tensor([1, 6, 4])}
-    tensors = [onnx.numpy_helper.from_array(value.detach().numpy(), name) for name, value in values.items()]
-    ports = [info("images", 1, [1, 3, 64, 64])], [info("output0", 1, [1, 6, 4])]
-    graph = onnx.helper.make_graph(nodes, "cells", *ports, tensors)
-    proto = onnx.helper.make_model(graph, ir_version=9, opset_imports=[onnx.helper.make_opsetid("", 18)])
-    write_onnx(proto, folder / "a.onnx", metadata)
-    if find_spec("openvino"):
-        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata)
