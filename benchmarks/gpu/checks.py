@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import platform
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 PARTS = {
@@ -23,7 +24,6 @@ PARTS = {
     "loss-share": "profile:loss_shares",
     "kernels": "profile:costliest_kernels",
     "render": "profile:rendering",
-    "peak": "profile:share_of_peak",
     "data-parallel": "equal:data_parallel",
     "predictor-threads": "equal:predictor_threads",
     "overflow": "equal:overflow",
@@ -38,7 +38,6 @@ PARTS = {
     "detect": "scripts:detect",
     "exported": "scripts:exported",
     "largest-batch": "scripts:largest_batch",
-    "rates": "scripts:rates",
     "train": "scripts:time_training",
 }
 PACKAGES = (
@@ -76,41 +75,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def environment(options: argparse.Namespace) -> Iterator[str]:
     """Prints the machine's hardware and packages, and what it lacks."""
-    import platform
-    import socket
-    import sysconfig
-    from importlib.metadata import PackageNotFoundError, version
-
     import torch
 
     from benchmarks.speed.report import commit, machine
 
     yield f"{machine()}, Python {platform.python_version()}, commit {commit()}"
-    found, missing = [], []
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            missing.append(name)
-    yield f"{', '.join(found)}; not installed: {', '.join(missing) or 'nothing'}"
-    try:
-        host = socket.gethostbyname(socket.gethostname())
-    except OSError as error:
-        host = str(error)
-    interfaces = ", ".join(name for _, name in socket.if_nameindex())
-    yield f"network interfaces {interfaces}; this host's name leads to {host}"
-    shared = Path("/dev/shm")
-    if shared.is_dir():
-        yield f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB of shared memory free"
-    tools = [name for name in ("nvidia-smi", "nvcc", "c++", "gcc", "ninja") if shutil.which(name)]
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    yield f"tools: {', '.join(tools) or 'none'}; Python.h {'is there' if header.is_file() else 'is missing'}"
+    installed = {package.name: package.version for package in metadata.distributions()}
+    missing = ", ".join(name for name in PACKAGES if name not in installed)
+    found = ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
+    yield f"{found}; not installed: {missing or 'nothing'}"
+    yield f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB of shared memory free"
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
         yield f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}"
-    if "nvidia-smi" in tools:
-        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_mode", "--format=csv,noheader"]
-        yield subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def write_data(options: argparse.Namespace) -> Iterator[str]:

@@ -201,8 +201,6 @@ def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
                  *beside]  # fmt: skip
         return part(f"end to end, {model}", expected_s, check("train", sizes, *flags), "large")
 
-    rates = check("rates", sizes, "--imgsz", str(sizes.small), "--batch-size", str(sizes.train_batch), "--data",
-                  str(folder / "many" / "data.yaml"), "--folder", str(folder))  # fmt: skip
     return [
         part("loss and assignment, share of the step", 35, loss_share(sizes)),
         part("steps alone", 100 if peer else 70,
@@ -212,7 +210,6 @@ def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
                   *(("bf16",) if sizes.device == "cpu" else ("bf16", "fp16")))),
         end_to_end(first, 95 if peer else 70, layouts=2),
         *(end_to_end(name, 85 if peer else 50, layouts=1) for name in others),
-        part("rates of val.py and detect.py", 50, rates, "many"),
     ]  # fmt: skip
 
 
@@ -248,6 +245,4 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
              environment=LOOPBACK),
         part("renderer on the device", 25,
              check("render", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", batch, "--rounds", str(sizes.rounds))),
-        part("share of the device's peak", 15,
-             check("peak", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", batch)),
     ]  # fmt: skip

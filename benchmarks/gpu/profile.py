@@ -1,5 +1,5 @@
-"""Where the time of a step goes: the loss and the assignment of targets, the costliest kernels, the fraction of the
-device's peak; and images per second of the torch renderer.
+"""Where the time of a step goes: the loss and the assignment of targets, the costliest kernels; and images per
+second of the torch renderer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import report
 from benchmarks.speed.our_side import seconds_of
@@ -232,56 +231,3 @@ class Scene:
     def opencv(self, count: int) -> None:
         for plan in self.plans(count):
             render_plan(plan, self.images.__getitem__)
-
-
-def share_of_peak(options: argparse.Namespace) -> Iterator[str]:
-    """The step's floating-point operations (of convolutions and matrix products) over the time of the whole step,
-    against the better of a large matrix product and a large convolution in the same type."""
-    for amp in ("off", "auto"):
-        take_step = build_step(options.model, device=options.device, amp=amp)
-        device, dtype = take_step.ctx.device, take_step.amp_dtype or torch.float32
-        step = stepper(take_step, make_batches(1, options.batch_size, options.imgsz, device))
-        with FlopCounterMode(display=False) as counter:
-            step()
-        for _ in range(2):
-            step()
-        seconds = seconds_of(step, 8, device.type)
-        operations, name = counter.get_total_flops(), str(dtype).removeprefix("torch.")
-        peaks = {
-            "matrix product": peak_of_matrix_product(device, dtype),
-            "convolution": peak_of_convolution(device, dtype),
-        }
-        best, rate = max(peaks, key=peaks.get), operations / seconds
-        yield (
-            f"{options.model} {options.imgsz} px, batch {options.batch_size}, {name}: {operations / 1e9:.0f} GFLOP in "
-            f"{seconds * 1000:.1f} ms = {rate / 1e12:.3g} TFLOP/s, {rate / peaks[best]:.1%} of the "
-            f"{peaks[best] / 1e12:.3g} of a large {best}"
-        )
-
-
-def peak_of_matrix_product(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a square matrix product."""
-    side = 8192 if device.type == "cuda" else 1536
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return 2 * side**3 / best_seconds(lambda: a @ b, device)
-
-
-def peak_of_convolution(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a 3 x 3 convolution with 256 channels."""
-    channels, side, images = 256, 80, 32 if device.type == "cuda" else 2
-    layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False).to(
-        device, dtype, memory_format=torch.channels_last
-    )
-    x = torch.randn(images, channels, side, side, device=device, dtype=dtype).to(memory_format=torch.channels_last)
-
-    def convolve() -> torch.Tensor:
-        with torch.no_grad():
-            return layer(x)
-
-    return 2 * images * side * side * channels * channels * 9 / best_seconds(convolve, device)
-
-
-def best_seconds(action, device: torch.device) -> float:
-    for _ in range(3):
-        action()
-    return min(seconds_of(action, 5, device.type) for _ in range(4))

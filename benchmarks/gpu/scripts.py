@@ -1,5 +1,5 @@
-"""The scripts on a GPU as a user starts them: what validation, detection and the search for a batch size print; their
-rates; and whole trainings, their speed, and the fraction of the step's speed that they reach, compared
+"""The scripts on a GPU as a user starts them: what validation, detection and the search for a batch size print;
+and whole trainings, their speed, and the fraction of the step's speed that they reach, compared
 with the peer's using the same optimizer.
 """
 
@@ -117,27 +117,6 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
         loader.close()
     if abs(found[options.device] - found["cpu"]) > SAME_SCORE:
         sys.exit("the scores differ")
-
-
-def rates(options: argparse.Namespace) -> Iterator[str]:
-    """Images per second of val.py and detect.py without the time to start: of the training images, which are many, less
-    that of the validation images."""
-    images = Path(options.data).parent / "images"
-    more = len(list(images.rglob("train/**/*.jpg"))) - len(list(images.rglob("val/*.jpg")))
-    shared = ["--weights", str(weights_of(options)), "--project", str(options.folder / "rates"), "--exist-ok"]
-    commands = {
-        "val.py": lambda split: ["--data", options.data, "--task", split, "--noplots", "--batch-size",
-                                 str(options.batch_size)],
-        "detect.py": lambda split: ["--source", str(images / split / "**" / "*.jpg")],
-    }  # fmt: skip
-    for script, flags in commands.items():
-        seconds = []
-        for split in ("val", "train"):
-            started = time.monotonic()
-            run(options, script, *flags(split), *shared)
-            seconds.append(time.monotonic() - started)
-        longer = seconds[1] - seconds[0]
-        yield f"{script}: {more / max(longer, 1e-3):.0f} images/s ({more} images more take {longer:.1f} s more)"
 
 
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
