@@ -142,7 +142,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
     if len(set(detector.names)) < len(detector.names):
         raise UserError(f"{flag}: {named} has classes of one name: {listed(detector.names)}")
     teacher = TeacherFile(detector.eval(), flag, str(Path(path).resolve()), _digest(detector))
-    check_agreement(ctx, "teacher", {"the checksum of the teacher's weights": teacher.sha256})
+    check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
     if begun and teacher.sha256 != known.get("sha256"):
         raise UserError(f"{flag}: {named} is not the teacher that this run began with ({stored})")
     return teacher

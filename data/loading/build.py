@@ -210,7 +210,7 @@ def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) ->
     File stamps are not compared: machines may have separate copies.
     """
     if ctx.world_size > 1:
-        check_agreement(ctx, f"data/{split}", data_facts(split, index))
+        check_agreement(ctx, data_facts(split, index))
 
 
 def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:

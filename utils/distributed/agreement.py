@@ -1,4 +1,4 @@
-"""Checks that all processes of a run have the same settings, code, model and data, by comparing them on the store.
+"""Checks that all processes of a run have the same settings, code, model and data.
 
 If processes disagree about sizes, collectives hang or mix up what they gather; if they disagree about numbers, training
 ends without an error and with wrong weights.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,61 +16,37 @@ import torch
 from torch import Tensor, nn
 
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.distributed.collectives import all_objects
 from utils.distributed.context import DistributedContext
-from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
 from utils.strings import rank_list
 
 _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
-_LINGER_S = 5.0
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
 MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
 # Of hyper-parameters: their values are compared, not where they come from.
 _SOURCES = frozenset(("hyp", "override"))
 
 
-def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, object]) -> None:
+def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
     """Compares ``facts`` between all processes. Every process must call this.
 
     Args:
-        title: the name of this comparison, the same on all processes. If it is used again, all processes must do so.
         facts: what must be equal on all processes, JSON-serializable, by its name in messages.
 
     Raises:
         UserError: on the first process, if they differ; names each differing fact, its values and their ranks.
         PeerFailure: on the others, if they differ.
     """
-    if not ctx.is_distributed or ctx.world_size == 1:
-        return
-    assert ctx.store is not None
-    title = f"{title}/{ctx.store.add(f'agreement/{title}/turns/{ctx.rank}', 1)}"  # keys of another turn are not read
-    local = {name: _shown(value) for name, value in facts.items()}
-    names = [f"process {rank}" for rank in range(ctx.world_size)]
-    with StoreBarrier(ctx.store, f"agreement/{title}", rank=ctx.rank, names=names) as barrier:
-        if ctx.is_main:
-            ctx.store.set(f"agreement/{title}/0", json.dumps(local))
-        barrier.wait_all()
-        first = json.loads(ctx.store.get(f"agreement/{title}/0"))
-        different = {name: local.get(name) for name in {**first, **local} if local.get(name) != first.get(name)}
-        if different:
-            number = ctx.store.add(f"agreement/{title}/different", 1)
-            ctx.store.set(f"agreement/{title}/different/{number}", json.dumps([ctx.rank, different]))
-        barrier.wait_all()
-        count = ctx.store.add(f"agreement/{title}/different", 0)
-        notes = [json.loads(ctx.store.get(f"agreement/{title}/different/{n + 1}")) for n in range(count)]
-    if not notes:
-        return
-    text = f"the processes of this run differ: {_describe(first, sorted(notes))}"
-    if not ctx.is_main:
-        ctx.store.add(f"agreement/{title}/read", 1)
-        raise PeerFailure(text)
-    # This process may host the store that the others still read from.
-    deadline = time.monotonic() + _LINGER_S
-    while ctx.store.add(f"agreement/{title}/read", 0) < ctx.world_size - 1 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    raise UserError(text)
+    first, *others = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
+    notes = [
+        (rank, {name: other.get(name) for name in {**first, **other} if other.get(name) != first.get(name)})
+        for rank, other in enumerate(others, 1)
+    ]
+    if text := _describe(first, notes):
+        raise (UserError if ctx.is_main else PeerFailure)(f"the processes of this run differ: {text}")
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
@@ -79,7 +54,7 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
-    check_agreement(ctx, "start", facts)
+    check_agreement(ctx, facts)
 
 
 def check_same_run(
@@ -90,7 +65,7 @@ def check_same_run(
     facts: dict[str, object] = {f"setting {name}": value for name, value in _compared(config).items()}
     facts |= {f"hyper-parameter {name}": value for name, value in asdict(hyp).items()}
     facts["the checkpoint's progress"] = progress or "none"
-    check_agreement(ctx, "run", facts)
+    check_agreement(ctx, facts)
 
 
 def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iterable[Tensor]) -> None:
@@ -99,7 +74,7 @@ def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iter
         return
     facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}
     facts["the checksum of the starting weights"] = sum(_checksum(tensor) for tensor in from_files)
-    check_agreement(ctx, "model", facts)
+    check_agreement(ctx, facts)
 
 
 def product_version() -> str:
@@ -121,7 +96,8 @@ def _shown(value: object) -> str:
 
 
 def _describe(first: Mapping[str, str], notes: Sequence[tuple[int, dict[str, str | None]]]) -> str:
-    """One line with the value of each differing fact on rank 0, and the other values with their ranks."""
+    """One line with the value of each differing fact on rank 0, and the other values with their ranks; "" if none
+    differs."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, different in notes:
         for name, value in different.items():
