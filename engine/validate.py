@@ -183,12 +183,12 @@ def _report(
     folder = increment_path(config.project, config.name, config.exist_ok)
     rows = report.result_rows(result, gt, names)
     lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result, names)]
-    analysis = analyze(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
+    analysis = analyze(gt, evaluator.detections, len(names), per_size=config.per_size)
     if analysis.sizes is not None:
         by_size = list(report.size_rows(analysis.sizes, names))
         lines += report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose)
         report.write_rows(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
-    for line in (*lines, *report.format_errors(analysis.errors), report.format_calibration(analysis.calibration)):
+    for line in (*lines, *report.format_errors(analysis.errors)):
         log.info("%s", line)
     settings = asdict(config) | {"weights": config.weights[0]}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from pathlib import Path
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 _SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # in results.json, and in results.csv and here
 _CURVES = ("epoch", "train/", "val/", "metrics/AP")  # columns of results.csv that notebooks show
-_CURVES_DPI = 65
+_CURVES_COLUMNS = 4
 
 
 class Run:
@@ -76,8 +75,9 @@ class Run:
         """What notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
-        from utils.drawing.page import data_uri, number
-        from utils.drawing.plots import curves_figure
+        from utils.drawing.figures import chart_picture, png
+        from utils.drawing.page import image, number
+        from utils.drawing.plots import history_charts, tile_images
 
         html = Markup("<p>{}</p>").format(self.folder)
         with contextlib.suppress(UserError):
@@ -85,10 +85,7 @@ class Run:
             html += Markup("<table>{}</table>").format(Markup("").join(cells))
         with contextlib.suppress(UserError):
             columns = {name: values for name, values in self.history.items() if name.startswith(_CURVES)}
-            if figure := curves_figure(columns):
-                png = io.BytesIO()
-                figure.savefig(png, format="png", dpi=_CURVES_DPI)
-                html += Markup('<img alt="losses and AP by epoch" src="{}">').format(
-                    data_uri(png.getvalue(), "image/png")
-                )
+            if charts := history_charts(columns):
+                sheet = tile_images([chart_picture(chart) for chart in charts], _CURVES_COLUMNS)
+                html += image(png(sheet), "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from data.box_sizes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.index.index import DatasetIndex
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
-from utils.drawing.figures import bars_figure, heat_figure, svg
+from utils.drawing.figures import bars_picture, heat_picture, histogram_picture
 from utils.strings import counted
 
 HEAT_CELLS = 24
@@ -78,12 +77,10 @@ def census_content(
             "The splits. A background is an image without boxes; a side is the square root of a box's area",
         ),
         "censuses": censuses,
-        "series": [(c.split, f"s{i}") for i, c in enumerate(censuses)],
-        "figures": {c.split: _figures(c, imgsz) for c in censuses if c.boxes},
+        "figures": {c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
         "imgsz": imgsz,
         "least_px": SMALL_PX,
         "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride),
-        "bars": _class_bars(censuses, names, order),
         "classes": page.Table(
             ("class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))),
             [
@@ -99,38 +96,25 @@ def census_content(
     }
 
 
-def _figures(census: Census, imgsz: int) -> list[Markup]:
-    """The sizes and centers of the boxes of one split, which has boxes."""
+def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, np.ndarray]:
+    """The number, sizes and centers of the boxes of a split, which has boxes: pictures by what they show."""
+    order = np.argsort(-census.class_boxes, kind="stable")[:MOST_BARS]
+    of = f"{MOST_BARS} of {len(names)} classes" if len(names) > MOST_BARS else "each class"
+    counts = census.class_boxes[order]
+    classes = bars_picture(
+        [names[c] for c in order], counts, [f"{n:,}" for n in counts], ("", "boxes", f"Boxes of {of} ({census.split})")
+    )
     small = float((census.sides_px < SMALL_PX).mean())
     low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
     edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
     counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
     mark = (SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
-    sizes = bars_figure(edges, counts, "side, square root of the area (px)", "boxes", mark)
-    centers = heat_figure(census.centers, "x (fraction of the image's width)", "y (fraction of its height)")
-    most = counted(int(census.centers.max()), "box")
-    return [
-        svg(sizes, f"Box sizes at --imgsz {imgsz} ({census.split}); {small:.0%} below {SMALL_PX:g} px"),
-        svg(centers, f"Centers of the boxes ({census.split}); the strongest color: {most}"),
-    ]
-
-
-def _class_bars(censuses: Sequence[Census], names: Sequence[str], order: np.ndarray) -> list[page.Bars]:
-    """Boxes of the most frequent classes, and how frequent classes are in each split; of many classes, those whose
-    frequencies differ most."""
-    first, bars, is_cut = censuses[0], [], len(names) > MOST_BARS
-    if first.boxes:
-        rows = [(names[c], [float(first.class_boxes[c])], f"{first.class_boxes[c]:,}") for c in order[:MOST_BARS]]
-        of = f"the {MOST_BARS} most frequent of {len(names)} classes" if is_cut else "each class"
-        bars.append(page.Bars(rows, f"Boxes of {of} ({first.split})"))
-    if len(censuses) > 1:
-        frequency = np.array([c.class_images / max(c.images, 1) for c in censuses])  # (S, C)
-        order = np.argsort(-frequency[0], kind="stable")
-        caption = "Images with each class, % of the split's images"
-        if is_cut:
-            order = np.argsort(-np.ptp(frequency, axis=0), kind="stable")[:MOST_BARS]
-            caption += f"; the {MOST_BARS} of {len(names)} classes that differ most between the splits"
-        values = frequency.T.tolist()
-        rows = [(names[c], values[c], ", ".join(f"{value:.1%}" for value in values[c])) for c in order]
-        bars.append(page.Bars(rows, caption))
-    return bars
+    labels = ("side, square root of the area (px)", "boxes", f"Box sizes at --imgsz {imgsz} ({census.split})")
+    sizes = histogram_picture(edges, counts, labels, mark, f"{small:.0%} below {SMALL_PX:g} px")
+    labels = (
+        "x (fraction of the image's width)",
+        "y (fraction of its height)",
+        f"Centers of the boxes ({census.split})",
+    )
+    centers = heat_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")
+    return {"boxes of classes": classes, "sizes of boxes": sizes, "centers of boxes": centers}

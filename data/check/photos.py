@@ -1,11 +1,7 @@
-"""Small pictures of a data set's images on a page, and boxes drawn over them.
-
-Photos are small JPEG files inside the page (`pictures` in utils/drawing/page.py). Boxes are SVG, in pixels of the page.
-"""
+"""Small pictures of a data set's images on a page, JPEG files inside it, with boxes drawn into them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,6 +12,8 @@ from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
 from utils.config.pixels import RGB8, PixelFormat, as_rgb8
+from utils.drawing.draw import draw_boxes
+from utils.drawing.page import image
 from utils.errors import UserError
 from utils.structures import GRAY
 
@@ -24,14 +22,36 @@ DENSITY = 1.3  # pixels of a photo per pixel of the page
 MOST_ENLARGED = 3.0
 DARK = 64  # an image whose samples are all below is stretched
 JPEG_QUALITY = 80
-LEAST_SIDE = 6  # pixels of a drawn box, which else would be a dot
-LETTER_PX, LINE_PX = 7.4, 11  # of the text over a photo
+LEAST_SIDE = 8  # pixels of a drawn box, which else would be a dot
+LINE_PX, TEXT_PX = 2, 14
+MOST_OUTLINES = 150  # in a photo, so that something is left to see
+# Of boxes, by what they are about; the kinds of errors are those of `engine.report.gallery.KIND_WORDS`.
+COLORS = {
+    "correct": "#20c05c",
+    "label": "#ffffff",
+    "missed": "#ff8787",
+    "spurious": "#ffa94d",
+    "class": "#e599f7",
+    "location": "#74c0fc",
+    "both": "#faa2c1",
+    "duplicate": "#ffe066",
+}
 
 
-class Photo(NamedTuple):
-    jpeg: bytes
-    width: int
-    height: int
+class Outline(NamedTuple):
+    """A box in a photo."""
+
+    box_xyxy_px: Sequence[float] | np.ndarray  # original pixels
+    style: str  # of `COLORS`
+    text: str = ""
+
+
+class Version(NamedTuple):
+    """What is drawn into a photo."""
+
+    title: str  # on the card
+    label: str  # what the picture shows, for screen readers
+    outlines: Sequence[Outline]  # earlier ones are on top
 
 
 class Source(NamedTuple):
@@ -59,32 +79,61 @@ class Source(NamedTuple):
         return np.r_[np.floor(low), np.maximum(np.ceil(high), np.floor(low) + 1)].astype(int)
 
 
-class Photos:
-    """Small versions of images, kept from one page to the next."""
+class Album:
+    """The photos of a gallery, whose JPEG files have at most ``most_bytes`` together."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple, Photo | str] = {}
-        self._used: set[tuple] = set()
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
 
-    def begin_page(self) -> None:
-        """Forgets what the last page did not use."""
-        self._kept = {key: self._kept[key] for key in self._used if key in self._kept}
-        self._used = set()
+    def pictures(self, source: Source, window: np.ndarray, side: int, *versions: Version) -> list[tuple[str, Markup]]:
+        """The part ``window`` of an image (x0, y0, x1, y1 in original pixels), with sides of at most ``side``, once for
+        each version: titles and pictures; or one paragraph that says why it is not shown."""
+        full = "Not shown: the page would become too large."
+        if not self._left:
+            return [("", _muted(full))]
+        try:
+            part = _render(source, window, side)
+        except (UserError, OSError) as error:
+            return [("", _muted(f"This image cannot be read ({error})."))]
+        files = [_jpeg(_drawn(part, window, version.outlines)) for version in versions]
+        size = sum(map(len, files))
+        if size > self._left:
+            self._left = 0
+            return [("", _muted(full))]
+        self._left -= size
+        width = part.shape[1] / DENSITY
+        return [(v.title, image(file, "jpeg", v.label, "photo", width)) for v, file in zip(versions, files)]
 
-    def of(self, source: Source, window: np.ndarray, side: int) -> Photo | str:
-        """The part ``window`` of an image (x0, y0, x1, y1 in original pixels) with its longer side at most ``side``, or
-        why there is none."""
-        key = (source, side, *window.tolist())
-        self._used.add(key)
-        if key not in self._kept:
-            try:
-                self._kept[key] = _render(source, window, side)
-            except (UserError, OSError) as error:
-                self._kept[key] = f"This image cannot be read ({error})."
-        return self._kept[key]
+
+def in_window(boxes_xyxy_px: np.ndarray, window: np.ndarray) -> np.ndarray:
+    """Which boxes (n, 4) are in the part ``window`` of an image, at least partly: bool (n,)."""
+    return (boxes_xyxy_px[:, :2] < window[2:]).all(1) & (boxes_xyxy_px[:, 2:] > window[:2]).all(1)
 
 
-def _render(source: Source, window: np.ndarray, side: int) -> Photo:
+def outlines(boxes_xyxy_px: np.ndarray, style: str) -> list[Outline]:
+    """Boxes (n, 4) without texts."""
+    return [Outline(box, style) for box in boxes_xyxy_px]
+
+
+def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np.ndarray:
+    """A copy of ``part``, which shows ``window``, with boxes."""
+    boxes = np.array([outline.box_xyxy_px for outline in drawn], np.float64).reshape(-1, 4)
+    shown = np.flatnonzero(in_window(boxes, window))[:MOST_OUTLINES]
+    boxes = (boxes[shown] - np.tile(window[:2], 2)) * (part.shape[1] / (window[2] - window[0]))
+    lacking = np.maximum(LEAST_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
+    boxes = np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], 1)
+    texts = [drawn[i].text for i in shown]
+    colors = np.array([[*bytes.fromhex(COLORS[drawn[i].style][1:])] for i in shown], np.uint8).reshape(-1, 3)
+    return draw_boxes(part, boxes, texts, colors, thickness=LINE_PX, text_size=TEXT_PX)
+
+
+def _jpeg(picture: np.ndarray) -> bytes:
+    return cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+
+
+def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
+    """The part ``window`` of an image with its longer side at most ``side``: uint8 (H, W, 3) RGB. Raises UserError and
+    OSError if it cannot be read."""
     x0, y0, x1, y1 = window
     scale = min(side / max(x1 - x0, y1 - y0), MOST_ENLARGED)
     least_hw = round(source.height * scale), round(source.width * scale)
@@ -99,83 +148,7 @@ def _render(source: Source, window: np.ndarray, side: int) -> Photo:
     if any(beyond):
         part = cv2.copyMakeBorder(part, *beyond, cv2.BORDER_CONSTANT, value=(GRAY,) * 3)
     size = (max(round((x1 - x0) * scale), 1), max(round((y1 - y0) * scale), 1))
-    part = cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
-    done, encoded = cv2.imencode(".jpg", part[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
-    if not done:
-        raise UserError("it cannot be encoded as JPEG")
-    return Photo(encoded.tobytes(), *size)
-
-
-class View:
-    """A photo on the page, and the mapping of boxes to its units, which are pixels of the page.
-
-    Args:
-        element: draws the photo.
-        window: the part of the image that it shows, in original pixels.
-    """
-
-    def __init__(self, element: Markup, window: np.ndarray, width: float, height: float) -> None:
-        self._element, self._window, self._width, self._height = element, window, width, height
-        self._scale = width / (window[2] - window[0])
-        self._texts: list[tuple[float, float, float]] = []  # left, right and base line of each
-
-    def shows(self, boxes: np.ndarray) -> np.ndarray:
-        """Which boxes, xyxy (n, 4) in original pixels, are in the picture at least in part: bool (n,)."""
-        return (boxes[:, :2] < self._window[2:]).all(1) & (boxes[:, 2:] > self._window[:2]).all(1)
-
-    def rect(self, box: np.ndarray, style: str, title: str, text: str = "") -> Markup:
-        """An outlined box with a tooltip. ``text`` is above it or inside its top edge, or else below it; it is left out
-        where it would cover the text of an earlier box."""
-        x0, y0, x1, y1 = self._place(box)
-        shape = Markup('<rect class="{}" x="{:.0f}" y="{:.0f}" width="{:.0f}" height="{:.0f}"><title>{}</title></rect>')
-        x0, y0 = min(x0, (x0 + x1 - LEAST_SIDE) / 2), min(y0, (y0 + y1 - LEAST_SIDE) / 2)
-        drawn = shape.format(style, x0, y0, max(x1 - x0, LEAST_SIDE), max(y1 - y0, LEAST_SIDE), title)
-        if not text:
-            return drawn
-        length = LETTER_PX * len(text)
-        x = max(min(x0 + 1, self._width - length), 1)
-        for base in (y0 - 3 if y0 > LINE_PX + 3 else y0 + LINE_PX, y1 + LINE_PX):
-            y = min(max(base, LINE_PX), self._height - 3)
-            if all(x >= right or left >= x + length or abs(y - other) >= LINE_PX for left, right, other in self._texts):
-                self._texts.append((x, x + length, y))
-                return drawn + Markup('<text class="{}" x="{:.0f}" y="{:.0f}">{}</text>').format(style, x, y, text)
-        return drawn
-
-    def outlines(self, boxes: np.ndarray, style: str, most: int = 150) -> Markup:
-        """Many boxes, at most ``most``, in one element; those outside the picture are left out."""
-        placed = (self._place(box) for box in boxes[self.shows(boxes)][:most])
-        path = "".join(f"M{x0:.0f} {y0:.0f}H{x1:.0f}V{y1:.0f}H{x0:.0f}z" for x0, y0, x1, y1 in placed)
-        return Markup('<path class="{}" d="{}"/>').format(style, path) if path else Markup()
-
-    def svg(self, label: str, shapes: Sequence[Markup]) -> Markup:
-        """The photo under ``shapes``; shapes made after this call belong to another picture."""
-        self._texts = []
-        size = f"{self._width:g}", f"{self._height:g}"
-        head = '<svg class="photo" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}">{}{}</svg>'
-        return Markup(head).format(*size, *size, label, self._element, Markup("").join(shapes))
-
-    def _place(self, box: np.ndarray) -> np.ndarray:
-        return (box - np.tile(self._window[:2], 2)) * self._scale
-
-
-class Album:
-    """Puts photos into the ``pictures`` of a page, until the JPEG files that it has added have ``most_bytes``."""
-
-    def __init__(self, pictures: dict[str, tuple], photos: Photos, most_bytes: int) -> None:
-        self._pictures, self._photos, self._left = pictures, photos, most_bytes
-
-    def view(self, source: Source, window: np.ndarray, side: int) -> View | Markup:
-        """The part ``window`` of an image, or a paragraph that says why it is not shown. Arguments: see `Photos.of`."""
-        photo = self._photos.of(source, window, side)
-        if isinstance(photo, str):
-            return _muted(photo)
-        if len(photo.jpeg) > self._left:
-            return _muted("Not shown: the page would become too large.")
-        self._left -= len(photo.jpeg)
-        name = "p" + hashlib.blake2b(repr((source, side, *window.tolist())).encode(), digest_size=8).hexdigest()
-        size = round(photo.width / DENSITY, 1), round(photo.height / DENSITY, 1)
-        self._pictures[name] = (photo.jpeg, *size)
-        return View(Markup('<use href="#{}"/>').format(name), window, *size)
+    return cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
 
 
 def _muted(text: str) -> Markup:

@@ -1,13 +1,10 @@
-"""What val.py measures besides the metrics: kinds of errors, AP by object size, and calibration.
+"""What val.py measures besides the metrics: kinds of errors, and AP by object size.
 
 Kinds of errors are those of TIDE (Bolya et al., ECCV 2020), at IoU 0.5, and how much AP each costs: each false positive
 has one kind of error. An object that no detection matches is missed unless a false positive explains it. The cost of a
 kind is the rise of AP if an oracle fixes the errors of that kind and no others.
 
-The reliability diagram and the expected calibration error (Guo et al. 2017) are those of Küppers et al. 2020 for
-detections: true positives at IoU 0.5 are correct; detections in a crowd region are not counted.
-
-Legend: K bins of confidence, D detections, M objects, C classes, F false positives, A sizes.
+Legend: D detections, M objects, C classes, F false positives, A sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from engine.evaluation.matching import (
     IOU_THRESHOLDS,
     Matches,
     Objects,
-    Outcomes,
     known_outcomes,
     match_detections,
     overlapping_pairs,
@@ -29,63 +25,10 @@ from engine.evaluation.matching import (
 from engine.evaluation.metrics import interpolated_precision, mean_known
 from utils.structures import DetectionTable, GroundTruth
 
-BINS = 20
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
 SIZES = ("all", "small", "medium", "large")  # of `AREA_RANGES`
-
-
-class Reliability(NamedTuple):
-    """Precision against confidence, in bins of equal width."""
-
-    edges: np.ndarray  # float64 (K + 1,)
-    counts: np.ndarray  # int64 (K,)
-    confidence: np.ndarray  # float64 (K,) mean over the bin's detections; nan where there is none
-    precision: np.ndarray  # float64 (K,) of the bin's detections
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error: mean distance between confidence and precision, weighted by detections; nan
-        without detections."""
-        return self._mean(np.abs(self.confidence - self.precision))
-
-    @property
-    def bias(self) -> float:
-        """Mean confidence minus precision, above 0 for an overconfident detector; nan without detections."""
-        return self._mean(self.confidence - self.precision)
-
-    def _mean(self, gaps: np.ndarray) -> float:
-        total = self.counts.sum()
-        return float(np.nansum(self.counts * gaps) / total) if total else float("nan")
-
-
-class Calibration(NamedTuple):
-    scored: Reliability  # of all detections, most of which have a low confidence
-    shown: Reliability  # of those that a user sees
-    threshold: float  # the least confidence of those
-
-
-def measure_calibration(outcomes: Outcomes, threshold: float, *, bins: int = BINS) -> Calibration:
-    """``threshold`` is usually the confidence with the best F1."""
-    true_positive, false_positive = outcomes.at_first_iou()
-    counted = true_positive | false_positive
-    scores, tp = outcomes.scores[counted], true_positive[counted]
-    shown = scores >= threshold
-    return Calibration(_reliability(scores, tp, bins), _reliability(scores[shown], tp[shown], bins), threshold)
-
-
-def _reliability(scores: np.ndarray, true_positive: np.ndarray, bins: int) -> Reliability:
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    index = np.clip(np.searchsorted(edges, scores, side="right") - 1, 0, bins - 1)
-    counts = np.bincount(index, minlength=bins)
-    known = np.where(counts > 0, counts, np.nan)
-    return Reliability(
-        edges=edges,
-        counts=counts,
-        confidence=np.bincount(index, scores, minlength=bins) / known,
-        precision=np.bincount(index, true_positive, minlength=bins) / known,
-    )
 
 
 class SizeScores(NamedTuple):
@@ -279,17 +222,9 @@ def _count(errors: Errors, of_detection: np.ndarray, missed: np.ndarray, classes
 
 class Analysis(NamedTuple):
     errors: ErrorSplit
-    calibration: Calibration
     sizes: SizeScores | None  # None unless requested
 
 
-def analyze(
-    gt: GroundTruth, table: DetectionTable, num_classes: int, *, threshold: float, per_size: bool = False
-) -> Analysis:
-    """``threshold``: the least confidence of detections that a user sees."""
+def analyze(gt: GroundTruth, table: DetectionTable, num_classes: int, *, per_size: bool = False) -> Analysis:
     matches = match_detections(gt, table, num_classes)
-    return Analysis(
-        errors=split_errors(matches),
-        calibration=measure_calibration(sort_by_class(matches), threshold),
-        sizes=score_sizes(matches) if per_size else None,
-    )
+    return Analysis(errors=split_errors(matches), sizes=score_sizes(matches) if per_size else None)

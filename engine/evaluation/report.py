@@ -1,4 +1,4 @@
-"""The report of a validation: tables for the terminal, JSON and CSV for programs, and figures of the analysis."""
+"""The report of a validation: tables for the terminal, JSON and CSV for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, SIZES, Analysis, Calibration, ErrorSplit, Reliability, SizeScores
+from engine.evaluation.analysis import KINDS, SIZES, Analysis, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from utils.boxes import xyxy_to_xywh
@@ -109,21 +109,6 @@ def format_errors(errors: ErrorSplit) -> list[str]:
     return aligned([("error at IoU 0.5", "count", "costs AP50"), *cells])
 
 
-def format_calibration(calibration: Calibration) -> str:
-    """The distance between confidence and precision, in one line."""
-    scored, shown, threshold = calibration
-    if not scored.counts.any():
-        return "calibration: nothing was found"
-    text = f"calibration: error (ECE) {number_text(scored.error)} over {counted(scored.counts.sum(), 'detection')}"
-    if shown.counts.any():
-        kind = "over" if shown.bias > 0 else "under"
-        text += (
-            f"; above confidence {threshold:.3f}: error {number_text(shown.error)} "
-            f"({counted(shown.counts.sum(), 'detection')}), {kind}confident by {abs(shown.bias):.4f}"
-        )
-    return text
-
-
 def number_text(value: float) -> str:
     """Four decimals, or a dash for nan."""
     return "-" if math.isnan(value) else f"{value:.4f}"
@@ -169,7 +154,7 @@ def write_results_json(
 
 def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]:
     """As plain data for results.json; nan is None."""
-    errors, calibration, sizes = analysis
+    errors, sizes = analysis
     content: dict[str, Any] = {
         "errors": {
             "iou": 0.5,
@@ -181,11 +166,6 @@ def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]
                 {"class": name, **_kinds(count, cost)}
                 for name, count, cost in zip(names, errors.counts, errors.class_cost)
             ],
-        },
-        "calibration": {
-            "threshold": calibration.threshold,
-            "scored": _reliability(calibration.scored),
-            "shown": _reliability(calibration.shown),
         },
     }
     if sizes is not None:
@@ -200,18 +180,6 @@ def _json_rows(columns: Sequence[str], rows: Iterator[Row] | Sequence[Row]) -> l
 
 def _kinds(counts: np.ndarray, costs: np.ndarray) -> dict[str, dict[str, Any]]:
     return {kind: {"count": int(count), "cost": plain_number(cost)} for kind, count, cost in zip(KINDS, counts, costs)}
-
-
-def _reliability(part: Reliability) -> dict[str, Any]:
-    return {
-        "error": plain_number(part.error),
-        "bias": plain_number(part.bias),
-        "detections": int(part.counts.sum()),
-        "edges": part.edges.tolist(),
-        "counts": part.counts.tolist(),
-        "confidence": [plain_number(v) for v in part.confidence],
-        "precision": [plain_number(v) for v in part.precision],
-    }
 
 
 def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:

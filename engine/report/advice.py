@@ -10,7 +10,7 @@ import numpy as np
 
 from data.box_sizes import remedy_for_small_boxes
 from data.check.census import Census
-from engine.evaluation.analysis import KINDS, Calibration, ErrorSplit
+from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.report import silenced_text
 from utils.strings import counted, format_duration
@@ -25,7 +25,6 @@ FEW_OBJECTS = 100  # in a validation split: changes of AP within its interval ar
 FEW_BOXES = 50  # of a class, for training
 IMBALANCED = 10  # boxes of the most frequent class for each of the rarest
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings
-BIASED = 0.1  # mean confidence minus precision
 WEAK = 0.6  # of the mean AP
 REMEDIES = {
     "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
@@ -49,7 +48,6 @@ class Findings:
     train: Census | None
     result: EvalResult | None = None
     errors: ErrorSplit | None = None
-    calibration: Calibration | None = None
     suspects: int = 0  # probable label errors
     backgrounds: int = 0  # images without objects that have detections
     balances: bool = False  # whether the run weights classes or repeats images
@@ -64,7 +62,7 @@ def how_it_went(found: Findings) -> list[str]:
 
 
 def where_it_is_wrong(found: Findings) -> list[str]:
-    return [*_costs(found), *_confusions(found), *_weak_classes(found), *_bias(found)]
+    return [*_costs(found), *_confusions(found), *_weak_classes(found)]
 
 
 def what_to_do(found: Findings) -> list[str]:
@@ -222,17 +220,6 @@ def _weak_classes(found: Findings) -> Iterator[str]:
     if unscored.size:
         listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
         yield f"{counted(unscored.size, 'class')} without validation objects, hence without a score: {listed}"
-
-
-def _bias(found: Findings) -> Iterator[str]:
-    shown = found.calibration.shown if found.calibration is not None else None
-    if shown is None or not shown.counts.any() or abs(shown.bias) < BIASED:
-        return
-    kind, way = ("over", "above") if shown.bias > 0 else ("under", "below")
-    yield (
-        f"Confidences are not probabilities: from the threshold on, the model is {kind}confident, on average by "
-        f"{abs(shown.bias):.2f} {way} the fraction of correct detections."
-    )
 
 
 def _do_about_training(found: Findings) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """report.html: one page that explains a training run, or the validation of a checkpoint.
 
-It is written into the folder of the run and needs nothing else: no network, no other file.
+It is written into the folder of the run and needs nothing else: no network, no other file. Its figures are also PNG
+files in this folder.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,8 @@ import torch
 from markupsafe import Markup
 
 from data.check.census import census_content, take_census
-from data.check.photos import Photos
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
-from data.loading.class_balance import class_repeats, repeat_factors
 from engine.evaluation.analysis import KINDS, Analysis, ErrorSplit, analyze
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.label_errors import find_label_errors, trust_lines
@@ -30,20 +29,18 @@ from engine.report.advice import (
     Findings,
     confused_pairs,
     how_it_went,
-    is_imbalanced,
     what_to_do,
     where_it_is_wrong,
 )
-from engine.report.gallery import KIND_STYLES, KIND_WORDS, LABEL_LEGEND, ErrorGalleries
+from engine.report.gallery import KIND_LEGEND, LABEL_LEGEND, ErrorGalleries
 from engine.report.image_errors import find_image_errors, worst_backgrounds
-from engine.report.validation import reliability_figure
-from models.losses.base import class_weights
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.drawing import page
-from utils.drawing.figures import chart_svg, svg
-from utils.drawing.plots import history_charts, metric_charts
+from utils.drawing.figures import bars_picture, chart_picture, png
+from utils.drawing.plots import confusion_picture, history_charts, metric_charts, tile_images
 from utils.errors import first_line
+from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.strings import counted
@@ -51,8 +48,8 @@ from utils.structures import DetectionTable, EvalResult
 
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 LEAST_SCORE = 0.5  # of label errors: more probable than not
-MOST_SHOWN, MOST_PAIRS = 20, 200  # classes of a confusion matrix, and pairs of classes
-MOST_RARE = 10  # classes
+MOST_PAIRS = 200  # of classes
+SHEET_COLUMNS = 4  # of charts in results.png
 
 
 @dataclass(frozen=True)
@@ -98,11 +95,10 @@ class Subject:
 
 
 class ReportPage:
-    """Writes `FILE_NAME` into ``folder``, again and again while a run goes on."""
+    """Writes `FILE_NAME` and the figures that it shows into ``folder``, again and again while a run goes on."""
 
     def __init__(self, folder: Path, subject: Subject) -> None:
-        self._path, self._subject = folder / FILE_NAME, subject
-        self._photos = Photos()
+        self._folder, self._subject = folder, subject
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
 
@@ -111,17 +107,21 @@ class ReportPage:
         self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
 
     def write(self, history: dict[str, np.ndarray], validation: Validation | None) -> None:
-        """Replaces the page. A failure is no reason to end a run: it costs a warning.
+        """Replaces the page, and results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure is
+        no reason to end a run: it costs a warning.
 
         Args:
             history: the columns of results.csv, float64 (epochs,); empty before the first epoch.
             validation: the newest; None before the first.
         """
+        path = self._folder / FILE_NAME
         try:
             content = self._content(history, validation)
-            page.write_page(self._path, TEMPLATE, self._subject.title, self._subtitle(validation), **content)
+            for name, picture in _figure_files(content).items():
+                write_whole(self._folder / name, png(picture))
+            page.write_page(path, TEMPLATE, self._subject.title, self._subtitle(validation), **content)
         except Exception as error:
-            warning = f"{self._path}: the report cannot be written ({first_line(error)})"
+            warning = f"{path}: the report cannot be written ({first_line(error)})"
             if warning != self._warning:  # not after each epoch
                 get_logger().warning("%s", warning)
             self._warning = warning
@@ -150,7 +150,6 @@ class ReportPage:
                 found,
                 result=validation.result,
                 errors=content["analysis"].errors,
-                calibration=content["analysis"].calibration,
                 suspects=len(content["issues"]),
                 backgrounds=len(worst_backgrounds(content["errors"], subject.validated.ground_truth().num_images)),
             )
@@ -161,41 +160,38 @@ class ReportPage:
                 "Where the model is wrong": where_it_is_wrong(found),
                 "What to do next": what_to_do(found),
             },
-            **_settings_content(subject),
+            "changed": _changed_settings(subject),
+            "machine": _machine(subject.ctx),
             "data": self._data,
-            "rare": _rare_classes(subject, found),
-            "history": [chart_svg(chart) for chart in history_charts(history)],
+            "history": {chart.title: chart_picture(chart) for chart in history_charts(history)},
         }
 
     def _validation_content(self, validation: Validation) -> dict[str, Any]:
         split, index = list(self._subject.indexes.items())[-1]
         names, truth, result = index.names, index.ground_truth(), validation.result
-        analysis = validation.analysis or analyze(
-            truth, validation.detections, len(names), threshold=result.best_confidence
-        )
+        analysis = validation.analysis or analyze(truth, validation.detections, len(names))
         errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
-        checked, pictures = CheckedSplit(split, index), {}
+        checked = CheckedSplit(split, index)
         issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
-        galleries = ErrorGalleries(pictures, self._photos, checked, validation.detections, errors)
-        curves, reliability = metric_charts(result, names), reliability_figure(analysis.calibration)
+        galleries = ErrorGalleries(checked, validation.detections, errors)
+        confusion_title = f"detections from confidence {result.confusion_confidence:.3f} on, IoU {CONFUSION_IOU}"
         return {
             "names": names,
             "analysis": analysis,
             "errors": errors,
             "issues": issues,
             "trust": trust_lines(model, {split: result}, names, issues),
-            "pictures": pictures,
-            "curves": [chart_svg(curves[kind]) for kind in ("PR", "F1") if curves],
+            "curves": {f"{kind}_curve": chart_picture(chart) for kind, chart in metric_charts(result, names).items()},
             "scores": _score_table(result, names),
-            "confusion": _confusion_content(result, names),
-            "costs": _cost_bars(analysis.errors),
+            "confusion": {"confusion_matrix": confusion_picture(result.confusion, names, confusion_title)},
+            "pairs": _confused_pairs(result, names),
+            "costs": {} if np.isnan(analysis.errors.ap) else {"errors": _errors_picture(analysis.errors)},
             "counts": _count_table(analysis.errors, names),
-            "reliability": svg(reliability, "Precision of detections by their confidence") if reliability else "",
             "worst": galleries.worst(),
             "label_errors": galleries.label_errors(issues),
             "backgrounds": galleries.backgrounds(),
-            "kinds": [("correct", "correct"), *zip(KIND_WORDS, KIND_STYLES), ("label, not found", "label-key")],
+            "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }
 
@@ -208,50 +204,25 @@ class ReportPage:
         return f"Written {page.now()}."
 
 
-def _rare_classes(subject: Subject, found: Findings) -> page.Table | None:
-    """The rarest classes of a training run, and what it does about them; None if they are not rare."""
-    config, names = subject.config, found.names
-    if found.train is None or not isinstance(config, TrainConfig) or not (found.balances or is_imbalanced(found.train)):
-        return None
-    boxes, images = found.train.class_boxes, found.train.class_images
-    index, count = subject.indexes["train"], len(names)
-    times = class_repeats(repeat_factors(config.repeat_factor, index, count), index, count)
-    columns = {
-        "times per epoch": np.full(count, np.nan) if config.image_weights else times,
-        "weight in the loss": class_weights(boxes, config.cls_pw).double().numpy(),
-        "AP": np.full(count, np.nan) if found.result is None else found.result.class_ap,
-    }
-    rarest = [c for c in np.argsort(boxes, kind="stable").tolist() if boxes[c]][:MOST_RARE]
-    return page.Table(
-        ("class", "images", "boxes", *columns),
-        [(names[c], int(images[c]), int(boxes[c]), *(float(v[c]) for v in columns.values())) for c in rarest],
-        "The rarest classes: how often an epoch shows their images, and what their loss is multiplied by",
-    )
+def _figure_files(content: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """By file name, the pictures on the page that are also files of the run's folder."""
+    sheets = {"results.png": content["history"], "labels.png": content["data"]["figures"].get("train", {})}
+    files = {name: tile_images([*shown.values()], SHEET_COLUMNS) for name, shown in sheets.items() if shown}
+    if content["validation"] is not None:
+        shown = content["curves"] | content["confusion"] | content["costs"]
+        files |= {f"{name}.png": picture for name, picture in shown.items()}
+    return files
 
 
-def _settings_content(subject: Subject) -> dict[str, Any]:
+def _changed_settings(subject: Subject) -> page.Table:
     groups = {"flags": subject.config} | ({"hyper-parameters": subject.hyp} if subject.hyp is not None else {})
     rows = [
-        (what, _flag(what, field), getattr(values, field.name), default_of(field), field.metadata["help"])
+        (_flag(what, field), _shown(value), _shown(default_of(field)), field.metadata["help"])
         for what, values in groups.items()
         for field in fields(values)
+        if (value := getattr(values, field.name)) != default_of(field)
     ]
-    return {
-        "changed": page.Table(
-            ("setting", "value", "default", "meaning"),
-            [(flag, _shown(value), _shown(usual), text) for _, flag, value, usual, text in rows if value != usual],
-            "Settings that differ from their defaults",
-        ),
-        "settings": [
-            page.Table(
-                ("setting", "value", "meaning"),
-                [(flag, _shown(value), text) for group, flag, value, _, text in rows if group == what],
-                f"All {what}",
-            )
-            for what in groups
-        ],
-        "machine": _machine(subject.ctx),
-    }
+    return page.Table(("setting", "value", "default", "meaning"), rows, "Settings that differ from their defaults")
 
 
 def _flag(what: str, field: Field) -> Markup:
@@ -301,39 +272,21 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
     )
 
 
-def _confusion_content(result: EvalResult, names: Sequence[str]) -> dict[str, Any]:
-    """The matrix of the classes that are confused most, and the pairs."""
-    confusion = np.asarray(result.confusion)
-    wrong = confusion.sum(0)[:-1] + confusion.sum(1)[:-1] - 2 * np.diag(confusion)[:-1]
-    shown, caption = np.arange(len(names)), f"Objects and detections at confidence {result.confusion_confidence:.3f}"
-    caption += " (the recommended threshold)" if result.threshold is not None else ""
-    caption += f" or above, matched at IoU {CONFUSION_IOU}"
-    if len(names) > MOST_SHOWN:
-        shown = np.sort(np.argsort(-wrong, kind="stable")[:MOST_SHOWN])
-        caption += f"; the {MOST_SHOWN} of {len(names)} classes with the most errors"
-    cells = np.ix_(*[np.r_[shown, len(names)]] * 2)
-    totals = np.maximum(confusion.sum(0), 1)
-    pairs = confused_pairs(confusion)
+def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
+    totals = np.maximum(np.asarray(result.confusion).sum(0), 1)
+    pairs = confused_pairs(result.confusion)
     listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MOST_PAIRS]]
-    return {
-        "is_empty": not confusion.any(),
-        "counts": confusion[cells].tolist(),
-        "shades": (confusion / totals)[cells].tolist(),
-        "names": [*(names[c] for c in shown), "background"],
-        "caption": f"{caption}. A stronger color: a larger fraction of the true class",
-        "number": len(pairs),
-        "pairs": page.Table(
-            ("true class", "mistaken for", "objects", "fraction of the true class"), listed, "Confused pairs of classes"
-        ),
-    }
+    columns = ("true class", "mistaken for", "objects", "fraction of the true class")
+    return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")
 
 
-def _cost_bars(errors: ErrorSplit) -> page.Bars:
+def _errors_picture(errors: ErrorSplit) -> np.ndarray:
     """What each kind of error costs (TIDE)."""
-    rows = [(kind, [c], f"{c:.3f} ({n:,})") for kind, c, n in zip(KINDS, errors.cost.tolist(), errors.counts.sum(0))]
-    all_costs = (("all false positives", errors.false_positive_cost), ("all not found", errors.false_negative_cost))
-    rows += [(name, [float(cost)], f"{cost:.3f}") for name, cost in all_costs]
-    return page.Bars(rows, f"AP50 to be gained by fixing one kind of error; AP50 is {errors.ap:.3f}")
+    names = [*KINDS, "all false\npositives", "all not\nfound"]
+    costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
+    texts = [f"{c:.3f}" for c in costs]
+    texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
+    return bars_picture(names, costs, texts, ("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}"))
 
 
 def _count_table(errors: ErrorSplit, names: Sequence[str]) -> page.Table:

@@ -1,14 +1,13 @@
-"""The plots of a run: labels, training batches and the graph at the start, curves and predictions as it trains; and
+"""The plots of a run besides those of its report: training batches and the graph at the start, then predictions; and
 those of a validation."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from data.loading.loader import InfiniteDataLoader
@@ -19,23 +18,20 @@ from engine.hooks.result_files import ResultFiles, TensorBoardTracker
 from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
-from engine.report.validation import plot_errors, plot_reliability
 from models.detector import Detector
-from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
-from utils.drawing import plots
 from utils.drawing.draw import write_image
 from utils.drawing.plots import draw_batch, draw_detections
 from utils.files.results_csv import read_columns
 from utils.machine.limits import require_package
-from utils.structures import EvalResult, GroundTruth
+from utils.structures import EvalResult
 
 PICTURED_BATCHES = 3
 TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
 class Plots(Hook):
-    """Draws the plots of a run and its report, on rank 0: labels, batches and the graph before the first step, the rest
-    as it trains. Comes after `ResultFiles`. Raises UserError if Matplotlib is not installed."""
+    """Draws the plots of a run and its report, on rank 0: batches and the graph before the first step, the rest as it
+    trains. Comes after `ResultFiles`. Raises UserError if Matplotlib is not installed."""
 
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
@@ -131,9 +127,8 @@ class RunPlots:
     evaluator: Evaluator
 
     def before(self) -> None:
-        """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
+        """train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
         loader = self.train_loader
-        self._labels(loader.index.ground_truth())
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
             sheet = draw_batch(batch.images, batch.targets.rows, batch.paths, self.model.names)
@@ -144,15 +139,9 @@ class RunPlots:
         self.tensorboard.graph(self.model, torch.zeros(1, self.model.channels, side, side))
 
     def draw(self, epoch: int, result: EvalResult | None) -> None:
-        """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""
-        table = self.folder / "results.csv"
-        if table.exists():
-            plots.plot_curves(table, self.folder / "results.png")
+        """After a validation, val_predictions.jpg, and curves for TensorBoard."""
         if result is None:
             return
-        plots.plot_metric_curves(result, self.model.names, self.folder)
-        matrix = self.folder / "confusion_matrix.png"
-        plots.plot_confusion(result.confusion, self.model.names, result.confusion_confidence, matrix)
         self.tensorboard.pr_curves(result, self.model.names, epoch)
         if self.evaluator.preview is not None:
             batch, detections = self.evaluator.preview
@@ -161,33 +150,12 @@ class RunPlots:
                 write_image(self.folder / "val_predictions.jpg", sheet)
                 self.tensorboard.image("val/predictions", sheet, epoch)
 
-    def _labels(self, truth: GroundTruth) -> None:
-        sizes = np.repeat(truth.image_hw, np.diff(truth.offsets), axis=0).astype(np.float64)
-        boxes = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px))
-        boxes_norm = scale_boxes(boxes, 1 / sizes[:, 1], 1 / sizes[:, 0])
-        classes, boxes_norm = truth.classes[~truth.crowd], boxes_norm[~truth.crowd]
-        plots.plot_labels(classes, boxes_norm, self.model.names, self.folder / "labels.png")
 
-
-def write_plots(
-    folder: Path,
-    subject: Subject,
-    result: EvalResult,
-    evaluator: Evaluator,
-    analysis: Analysis,
-) -> None:
-    """Writes the plots and the report of a validation into ``folder``."""
-    names = subject.validated.names
-    plot_errors(analysis.errors, folder / "errors.png")
-    plot_reliability(analysis.calibration, folder / "calibration.png")
-    plots.plot_metric_curves(result, names, folder)
-    plots.plot_confusion(result.confusion, names, result.confusion_confidence, folder / "confusion_matrix.png")
-    _draw_predictions(evaluator, names, folder / "predictions.jpg")
+def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, analysis: Analysis) -> None:
+    """Writes the report of a validation with its figures, and predictions.jpg: labels and detections of a batch."""
     ReportPage(folder, subject).write({}, ScoredValidation(result, evaluator.detections, analysis=analysis))
-
-
-def _draw_predictions(evaluator: Evaluator, names: Sequence[str], out: Path) -> None:
-    """The first batch with its labels and detections."""
     if evaluator.preview is not None:
         batch, detections = evaluator.preview
-        write_image(out, draw_detections(batch.images, detections, batch.targets.rows, batch.paths, names))
+        names = subject.validated.names
+        sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, names)
+        write_image(folder / "predictions.jpg", sheet)

@@ -235,7 +235,7 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     (run.folder / "results.csv").write_text("epoch,time,train/box,metrics/AP\n1,5,2.5,0.1\n2,9,2.0,0.2\n")
     (png,) = re.findall('src="data:image/png;base64,(.+)"', run._repr_html_())
     height, width, _ = cv2.imdecode(np.frombuffer(base64.b64decode(png), np.uint8), cv2.IMREAD_COLOR).shape
-    assert (height, width) == (169, 442)  # a panel for the loss, and one for AP
+    assert 2.5 * height < width < 3.5 * height  # a panel for the loss, and one for AP
 
 
 SCRIPT = """

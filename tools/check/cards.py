@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from data.check.issues import DUPLICATES, LABEL_ERRORS, Issue, by_kind
-from data.check.photos import CROP_SIDE, Album, Source, View
+from data.check.photos import CROP_SIDE, Album, Outline, Source, Version
 from data.check.scanned import CheckedSplit
 from data.image_io.verify import check_image
 from engine.report.gallery import SMALL_CARD_PX, Galleries, corners_of, images_of, source_of
@@ -35,7 +35,7 @@ class IssueGalleries(Galleries):
         """Pairs of near-duplicates, those across splits first; None if there are none."""
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
-        album = self._album(MOST_BYTES["pairs"])
+        album = Album(MOST_BYTES["pairs"])
         return self._gallery([self._pair(issue, album) for issue in drawn], ("Found", "Split"), "Near-duplicates")
 
     def boxes(self, issues: Sequence[Issue]) -> Gallery | None:
@@ -45,7 +45,7 @@ class IssueGalleries(Galleries):
         of_image: dict[tuple[str, str], list[Issue]] = {}
         for issue in drawn:
             of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
-        album = self._album(MOST_BYTES["boxes"])
+        album = Album(MOST_BYTES["boxes"])
         cards = [card for group in of_image.values() if (card := self._image_card(group, album))]
         return self._gallery(cards, ("Finding", "Split", "Class"), "Findings", SMALL_CARD_PX)
 
@@ -57,7 +57,7 @@ class IssueGalleries(Galleries):
         classes = np.concatenate([split.index.classes[rows] for split, rows in zip(splits, rows_of)])
         areas = np.concatenate([s.index.boxes_xywh_px[rows, 2:].prod(1) for s, rows in zip(splits, rows_of)])
         shown = _evenly(np.unique(classes), MOST_SAMPLES)
-        album = self._album(MOST_BYTES["samples"])
+        album = Album(MOST_BYTES["samples"])
         cards = []
         for c in shown.tolist():
             of_class = np.flatnonzero(classes == c)
@@ -73,10 +73,8 @@ class IssueGalleries(Galleries):
         pictures = []
         for split, name in (first, second):
             source, rows = self._image(split, name)
-            picture = view = album.view(source, source.whole(), PAIR_SIDE)
-            if isinstance(view, View):
-                picture = view.svg(f"{name} with its labels", [self._outlines(view, split, rows)])
-            pictures.append((f"{split}: {name}", picture))
+            version = Version(f"{split}: {name}", f"{name} with its labels", self._labels(split, rows))
+            pictures += album.pictures(source, source.whole(), PAIR_SIDE, version)
         others = f"{len(images) - 2:,} more like these." if len(images) > 2 else ""
         tags = [(issue.kind, split) for split in dict.fromkeys(split for split, _ in images)]
         return Card(pictures, issue.kind, others, tags)
@@ -89,24 +87,26 @@ class IssueGalleries(Galleries):
         if found is None and not boxes:
             return None  # the image cannot be read, or there is none
         if found is None:
-            picture = Markup('<p class="muted">The scan left this image out.</p>')
+            pictures = [("", Markup('<p class="muted">The scan left this image out.</p>'))]
         else:
             source, rows = found
             corners = corners_of(boxes)
-            picture = view = album.view(source, source.around(corners) if len(corners) else source.whole(), CROP_SIDE)
-            if isinstance(view, View):
-                shapes = [self._outlines(view, split, rows, boxes)]
-                for issue in issues:
-                    for box, style in zip(issue.boxes[::-1], ("spurious", "label")):
-                        shapes.append(view.rect(np.array(box.xyxy_px), style, box.where or "", box.class_name))
-                picture = view.svg(f"{listed(list(dict.fromkeys(issue.kind for issue in issues)))} in {name}", shapes)
+            window = source.around(corners) if len(corners) else source.whole()
+            drawn = [
+                Outline(box.xyxy_px, style, box.class_name)
+                for issue in issues
+                for box, style in zip(issue.boxes, ("label", "spurious")[-len(issue.boxes) :])
+            ]
+            label = f"{listed(list(dict.fromkeys(issue.kind for issue in issues)))} in {name}"
+            version = Version("", label, drawn + self._labels(split, rows, boxes))
+            pictures = album.pictures(source, window, CROP_SIDE, version)
         tags = {(i.kind, split, str(b.class_id) if b.class_id >= 0 else "") for i in issues for b in i.boxes}
         tags |= {(issue.kind, split, "") for issue in issues if not issue.boxes}
         texts = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
         texts[MOST_TEXTS:] = [f"... and {len(texts) - MOST_TEXTS} more"] * (len(texts) > MOST_TEXTS)
         places = list(dict.fromkeys(issue.where or name for issue in issues))[:MOST_TEXTS]
         text = Markup("<br>").join(texts)
-        return Card([("", picture)], text, f"{split}: {', '.join(places)}", sorted(tags))
+        return Card(pictures, text, f"{split}: {', '.join(places)}", sorted(tags))
 
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image that has no usable label, and no rows; None if it cannot be read."""
@@ -120,13 +120,11 @@ class IssueGalleries(Galleries):
     def _sample(self, split: CheckedSplit, row: int, album: Album) -> Card:
         index, i = split.index, split.image_of(row)
         source, box = source_of(split, i), split.box(row)
-        picture = view = album.view(source, source.around(corners_of([box])), SAMPLE_SIDE)
-        if isinstance(view, View):
-            rows = np.arange(index.offsets[i], index.offsets[i + 1])
-            others = self._outlines(view, split.name, rows[rows != row])
-            drawn = view.rect(np.array(box.xyxy_px), "location", box.where or "", box.class_name)
-            picture = view.svg(f"{box.class_name} in {index.paths[i]}", [others, drawn])
-        return Card([("", picture)], box.class_name, f"{split.name}: {box.where}", [(str(box.class_id), split.name)])
+        rows = np.arange(index.offsets[i], index.offsets[i + 1])
+        drawn = [Outline(box.xyxy_px, "location", box.class_name), *self._labels(split.name, rows[rows != row])]
+        version = Version("", f"{box.class_name} in {index.paths[i]}", drawn)
+        pictures = album.pictures(source, source.around(corners_of([box])), SAMPLE_SIDE, version)
+        return Card(pictures, box.class_name, f"{split.name}: {box.where}", [(str(box.class_id), split.name)])
 
 
 def alternating(groups: Sequence[Sequence[T]]) -> list[T]:

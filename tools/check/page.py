@@ -11,7 +11,7 @@ from typing import Any
 from data.check.census import census_content, take_census
 from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.labels import SIZE_STEP
-from data.check.photos import Photos
+from data.check.photos import COLORS
 from data.check.scanned import CheckedSplit
 from data.spec.dataset_spec import DatasetSpec
 from engine.report.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS
@@ -102,8 +102,7 @@ def _content(
     weights: str,
 ) -> dict[str, Any]:
     """What page.html shows."""
-    pictures: dict[str, tuple] = {}
-    galleries = IssueGalleries(pictures, Photos(), splits, detections)
+    galleries = IssueGalleries(splits, detections)
     kinds = by_kind(issues)
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
@@ -112,7 +111,7 @@ def _content(
     most = MOST_LISTED // max(len(kinds), 1)
     listed = [issue for group in kinds.values() for issue in group[:most]]
     return {
-        "pictures": pictures,
+        "colors": COLORS,
         "issues": issues,
         "kinds": page.Table(
             ("finding", "number", "what to do", "what it means", "splits"),

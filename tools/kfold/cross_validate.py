@@ -16,7 +16,7 @@ from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from tools.kfold.lists import TABLE, data_of, write_folds
-from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold, write_folds_page
+from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
 from tools.training import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
 from utils.distributed.context import DistributedContext
@@ -69,7 +69,6 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                     path.unlink(missing_ok=True)
             raise
         write_results(folder / "results.csv", done, names)
-        write_folds_page(folder / "kfold.html", f"Cross-validation {folder.name}", done.folds, done.pooled, names)
     for line in format_folds(done.folds, done.pooled, names):
         log.info("%s", line)
     text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"

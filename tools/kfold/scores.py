@@ -17,7 +17,6 @@ from engine.validate import open_models, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.distributed.context import DistributedContext
-from utils.drawing import page
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
 from utils.strings import aligned
@@ -123,23 +122,3 @@ def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Seque
     for name, boxes, *values in class_rows(results, pooled, names):
         classes.append((name, str(boxes), *map(number_text, values)))
     return aligned(folds) + aligned(classes)
-
-
-def write_folds_page(
-    path: Path, title: str, results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]
-) -> None:
-    """The same for a browser."""
-    columns = ("fold", "images", *(metric.column for metric in METRICS))
-    rows = [(name, images, *row) for name, images, row in fold_rows(results, pooled)]
-    page.write_page(
-        path,
-        "tools/kfold/page.html",
-        title,
-        "Every image is scored by a model that has not seen it; pooled: all images scored together.",
-        folds=page.Table(columns, rows, "Scores of the folds"),
-        classes=page.Table(
-            ("class", "boxes", "AP of all images", "lowest AP of a fold", "highest AP of a fold"),
-            class_rows(results, pooled, names),
-            "AP by class",
-        ),
-    )

@@ -1,20 +1,15 @@
-"""Figures with axes, drawn by Matplotlib, saved as PNG files and put into pages as SVG. Matplotlib is imported when a
-figure is created."""
+"""Figures with axes, drawn by Matplotlib, as pictures: uint8 (H, W, 3) RGB, for PNG files and for pages. Matplotlib is
+imported when a figure is created."""
 
 from __future__ import annotations
 
 import io
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup
-
-from utils.files.safe_io import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,15 +17,13 @@ if TYPE_CHECKING:
 
 MOST_LETTERS = 40  # of a name in a figure
 MOST_DOTS = 30  # points of a line that are marked
-WIDTH, HEIGHT = 4.2, 2.6  # inches of a figure with one chart, without its legend
-LEGEND_LETTERS, LEGEND_ROW = 74, 0.16  # of a row of the legend below it, and inches
-LABELS_PT, DIGIT_PT = 22, 5.1  # width of a y axis: of its name and ticks, and of each digit
-# The style sheet of pages has the same colors as s0, s1, ..., and inverts charts on a dark background.
+WIDTH, HEIGHT = 4.2, 2.8  # inches of a figure with one chart, without its legend
+LEGEND_LETTERS, LEGEND_ROW = 74, 0.18  # of a row of the legend below it, and inches
+DPI = 140
 COLORS = (
     "#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f",
 )  # fmt: skip
 FAINT, MARK = "#d9dde2", "#7f7f7f"
-_TOOLTIP = "tooltip:"  # before the text that page.js shows for a line
 
 
 @dataclass(frozen=True)
@@ -55,128 +48,82 @@ class Chart:
     y_range: tuple[float, float | None] | None = None
     x_is_whole: bool = False  # the x axis has no fractions
     mark: tuple[float, str] | None = None  # a vertical line: position and text
+    note: str = ""  # below the title
 
 
-def new_figure(width: float, height: float, layout: str = "constrained") -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """A figure of this size in inches, created without pyplot, which has global state and needs a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout=layout)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def save_figure(figure: Figure, out: Path, dpi: int = 130) -> None:
-    """Writes a PNG file atomically."""
+def picture_of(figure: Figure) -> np.ndarray:
+    """uint8 (H, W, 3) RGB."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
-        with atomic_write(out) as file:
-            figure.savefig(file, format="png", dpi=dpi)
+        figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
-def svg(figure: Figure, title: str) -> Markup:
-    """The figure in an HTML page, below its title. Equal figures give equal text."""
-    from matplotlib import rc_context
+def png(picture: np.ndarray) -> bytes:
+    """A picture as a PNG file."""
+    from PIL import Image
 
-    text = io.StringIO()
-    with warnings.catch_warnings(), rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    box, _, drawn = text.getvalue().partition(' viewBox="')[2].partition('"')
-    start = Markup('<svg class="chart" viewBox="{}" role="img" aria-label="{}">').format(box, title)
-    return in_page(start + Markup(drawn.partition(">")[2]), title)
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, format="png")
+    return file.getvalue()
 
 
-def in_page(body: Markup, title: str) -> Markup:
-    return Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(title, body)
-
-
-def chart_svg(chart: Chart) -> Markup:
-    """A chart in an HTML page; a sentence if it has no finite value."""
-    if not any(np.isfinite(line.y).any() for line in chart.lines):
-        return in_page(Markup('<p class="muted">No values yet.</p>'), chart.title)
-    return svg(chart_figure(chart), chart.title)
-
-
-def chart_figure(chart: Chart) -> Figure:
-    """A figure of one chart without its title, with a legend below."""
+def chart_picture(chart: Chart) -> np.ndarray:
+    """A chart with its title, and a legend below if it has several lines."""
     names = [short_label(line.name) for line in chart.lines if line.style != "faint"]
     columns = int(np.clip(LEGEND_LETTERS // (max(map(len, names), default=0) + 6), 1, 4))
     rows = -(-len(names) // columns) if len(chart.lines) > 1 else 0
-    figure, axes = _one_chart(LEGEND_ROW * rows)
-    _draw_lines(axes, chart)
-    if rows:
-        handles = axes.get_legend_handles_labels()
-        figure.legend(*handles, loc="lower center", ncols=columns, fontsize=7.5, frameon=False, labelspacing=0.2)
-    return _fit(figure)
-
-
-def grid_figure(charts: Sequence[Chart], across: int) -> Figure | None:
-    """Charts with their titles, at most ``across`` side by side; None if there are none."""
-    if not charts:
-        return None
-    across = min(across, len(charts))
-    down = math.ceil(len(charts) / across)
-    figure = new_figure(3.4 * across, 2.6 * down)
-    for axes, chart in zip(figure.subplots(down, across, squeeze=False).flat, charts):
-        _draw_lines(axes, chart)
-        axes.set_title(short_label(chart.title), fontsize=10)
-        if len(chart.lines) > 1:
-            axes.legend(fontsize=7)
-    for axes in figure.axes[len(charts) :]:
-        axes.set_visible(False)
-    return figure
-
-
-def _one_chart(below: float = 0.0) -> tuple[Figure, Axes]:
-    """A figure and its axes, with space for ``below`` inches under the labels."""
-    figure = new_figure(WIDTH, HEIGHT + below, "none")
-    low = (0.45 + below) / (HEIGHT + below)
-    return figure, figure.add_axes((0, low, 1, 0.97 - low))
-
-
-def _fit(figure: Figure) -> Figure:
-    """Leaves space for the labels of the y axis: a layout engine takes as long as the whole figure."""
-    (axes,) = figure.axes
-    ticks = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
-    low, left = axes.get_position().y0, (LABELS_PT + DIGIT_PT * max(map(len, ticks))) / (72 * WIDTH)
-    axes.set_position((left, low, 0.97 - left, 0.97 - low))
-    return figure
-
-
-def label_axes(axes: Axes, x_label: str, y_label: str) -> None:
-    axes.set_xlabel(short_label(x_label), fontsize=8)
-    axes.set_ylabel(short_label(y_label), fontsize=8)
-    axes.tick_params(labelsize=8, color=MARK)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color(MARK)
-
-
-def _draw_lines(axes: Axes, chart: Chart) -> None:
+    figure = new_figure(WIDTH, HEIGHT + LEGEND_ROW * rows)
+    axes = figure.subplots()
     for number, line in enumerate(chart.lines):
-        known, is_faint = np.isfinite(line.y), line.style == "faint"
-        (drawn,) = axes.plot(
-            line.x[known],
-            line.y[known],
-            color=FAINT if is_faint else COLORS[number % len(COLORS)],
-            linestyle="-" if is_faint or number < len(COLORS) else "--",
-            linewidth=2.5 if line.style == "strong" else 1 if is_faint else 1.3,
-            zorder=1.9 if is_faint else 3 if line.style == "strong" else 2,
-            marker="." if known.sum() <= MOST_DOTS else None,
-            markersize=4,
-            label="_" if is_faint else short_label(line.name),
-        )
-        drawn.set_gid(f"{_TOOLTIP}{line.name}")
-    label_axes(axes, chart.x_label, chart.y_label)
+        _draw_line(axes, line, number)
+    label_axes(axes, chart.x_label, chart.y_label, chart.title, chart.note)
     axes.set(xlim=chart.x_range, ylim=chart.y_range)
     if chart.x_is_whole:
         axes.xaxis.get_major_locator().set_params(integer=True)
     if chart.mark:
         _draw_mark(axes, *chart.mark)
+    if rows:
+        figure.legend(loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, labelspacing=0.2)
+    return picture_of(figure)
+
+
+def _draw_line(axes: Axes, line: Line, number: int) -> None:
+    known, is_faint = np.isfinite(line.y), line.style == "faint"
+    axes.plot(
+        line.x[known],
+        line.y[known],
+        color=FAINT if is_faint else COLORS[number % len(COLORS)],
+        linestyle="-" if is_faint or number < len(COLORS) else "--",
+        linewidth=2.5 if line.style == "strong" else 1 if is_faint else 1.3,
+        zorder=1.9 if is_faint else 3 if line.style == "strong" else 2,
+        marker="." if known.sum() <= MOST_DOTS else None,
+        markersize=4,
+        label="_" if is_faint else short_label(line.name),
+    )
+
+
+def label_axes(axes: Axes, x_label: str, y_label: str, title: str, note: str = "") -> None:
+    axes.set_xlabel(short_label(x_label), fontsize=8)
+    axes.set_ylabel(short_label(y_label), fontsize=8)
+    axes.set_title(short_label(title), fontsize=9, pad=14 if note else 5)
+    if note:
+        axes.annotate(note, (0.5, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", ha="center", size=6)
+    axes.tick_params(labelsize=8, color=MARK)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(MARK)
 
 
 def _draw_mark(axes: Axes, x: float, text: str) -> None:
@@ -189,33 +136,52 @@ def _draw_mark(axes: Axes, x: float, text: str) -> None:
     )  # fmt: skip
 
 
-def bars_figure(
-    edges: np.ndarray, counts: np.ndarray, x_label: str, y_label: str, mark: tuple[float, str] | None = None
-) -> Figure:
-    """Bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2."""
-    figure, axes = _one_chart()
+def histogram_picture(
+    edges: np.ndarray,
+    counts: np.ndarray,
+    labels: tuple[str, str, str],
+    mark: tuple[float, str] | None = None,
+    note: str = "",
+) -> np.ndarray:
+    """Bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2. ``labels``: of
+    the x and the y axis, and the title."""
+    figure = new_figure(WIDTH, HEIGHT)
+    axes = figure.subplots()
     axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=COLORS[0])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.get_major_locator().set_params(numticks=10)
     axes.minorticks_off()
     axes.set_xlim(edges[0], edges[-1])
-    label_axes(axes, x_label, y_label)
+    label_axes(axes, *labels, note)
     if mark:
         _draw_mark(axes, *mark)
-    return _fit(figure)
+    return picture_of(figure)
 
 
-def heat_figure(counts: np.ndarray, x_label: str, y_label: str) -> Figure:
-    """Cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more."""
-    from matplotlib.colors import to_rgb
+def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "") -> np.ndarray:
+    """Cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
+    ``labels``: as of `histogram_picture`."""
+    figure = new_figure(WIDTH, HEIGHT)
+    axes = figure.subplots()
+    axes.imshow(counts, cmap="Blues", vmin=0, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
+    label_axes(axes, *labels, note)
+    return picture_of(figure)
 
-    figure, axes = _one_chart()
-    cells = np.empty((*counts.shape, 4))
-    cells[..., :3], cells[..., 3] = to_rgb(COLORS[0]), counts / max(counts.max(), 1)
-    axes.imshow(cells, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
-    label_axes(axes, x_label, y_label)
-    return _fit(figure)
+
+def bars_picture(
+    names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: tuple[str, str, str]
+) -> np.ndarray:
+    """A bar with a text above it for each name. ``labels``: as of `histogram_picture`."""
+    figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
+    axes = figure.subplots()
+    axes.bar(np.arange(len(names)), values, color=COLORS[0])
+    label_axes(axes, *labels)
+    axes.set_xticks(np.arange(len(names)), [*map(short_label, names)], rotation=90 if len(names) > 4 else 0)
+    for bar, (value, text) in enumerate(zip(values, texts)):
+        axes.annotate(text, (bar, value), (0, 2), textcoords="offset points", ha="center", fontsize=6)
+    axes.margins(y=0.15)
+    return picture_of(figure)
 
 
 def short_label(text: str) -> str:

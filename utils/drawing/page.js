@@ -14,11 +14,6 @@ for (const gallery of document.querySelectorAll(".gallery")) {
   };
   for (const menu of menus) menu.addEventListener("change", update);
 }
-for (const line of document.querySelectorAll('svg.chart [id^="tooltip:"]')) {
-  const title = document.createElementNS(line.namespaceURI, "title");
-  title.textContent = line.id.slice("tooltip:".length);
-  line.prepend(title);
-}
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
   heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => {

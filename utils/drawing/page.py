@@ -10,21 +10,24 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from utils.drawing.figures import DPI, WIDTH, png
 from utils.files.safe_io import write_whole
 from utils.strings import counted
 
 ROOT = Path(__file__).parents[2]
 LAYOUT, SCRIPT = "utils/drawing/page.html", "utils/drawing/page.js"
 UNKNOWN = "not known"
+FIGURE_PX = 460  # width of a chart in a wide page
 _LONG_WORD = re.compile(r"\S{17,}")
 
 
@@ -34,13 +37,6 @@ class Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
     caption: str
-
-
-class Bars(NamedTuple):
-    """Horizontal bars from 0. Rows: a name, the values of each series, and the values as text."""
-
-    rows: Sequence[tuple[str, Sequence[float], str]]
-    caption: str  # names the unit
 
 
 class Card(NamedTuple):
@@ -68,19 +64,12 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "counted": counted, "breakable": breakable}
+    environment.filters |= {"number": number, "counted": counted, "breakable": breakable, "figure": figure}
     return environment
 
 
-def render(
-    template: str, title: str, subtitle: str = "", *, pictures: Mapping[str, tuple] | None = None, **values: Any
-) -> str:
-    """The page with the sections of ``template``, a path below the root of the program, and a table of contents.
-
-    Args:
-        pictures: JPEG files, width and height by name (letters and digits): what ``<use href="#name"/>`` draws inside
-            an SVG.
-    """
+def render(template: str, title: str, subtitle: str = "", **values: Any) -> str:
+    """The page with the sections of ``template``, a path below the root of the program, and a table of contents."""
     environment = _environment()
     sections: list[str] = []  # titles: filled in by the macro `section`
     body = environment.get_template(template).render(values, sections=sections)
@@ -90,7 +79,6 @@ def render(
         subtitle=subtitle,
         sections=sections,
         body=Markup(body),
-        pictures={name: (data_uri(jpeg, "image/jpeg"), *size) for name, (jpeg, *size) in (pictures or {}).items()},
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -101,8 +89,16 @@ def write_page(path: str | Path, template: str, title: str, subtitle: str = "", 
     write_whole(path, render(template, title, subtitle, **values).encode("utf-8", "backslashreplace"))
 
 
-def data_uri(content: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def image(content: bytes, kind: str, label: str, style: str, width: float) -> Markup:
+    """A PNG or JPEG file in the page: ``kind`` is "png" or "jpeg", ``style`` a class of the style sheet, ``width`` in
+    pixels of the page."""
+    uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return Markup('<img class="{}" alt="{}" width="{:.0f}" src="{}">').format(style, label, width, uri)
+
+
+def figure(picture: np.ndarray, label: str) -> Markup:
+    """A picture of `utils.drawing.figures` in the page."""
+    return image(png(picture), "png", label, "figure", picture.shape[1] * FIGURE_PX / (WIDTH * DPI))
 
 
 def number(value: float | None, digits: int = 3) -> str:

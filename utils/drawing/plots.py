@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -14,15 +13,12 @@ from torch import Tensor
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.pixels import as_rgb8
 from utils.drawing.draw import class_colors, draw_boxes, write_text
-from utils.drawing.figures import Chart, Line, chart_figure, grid_figure, new_figure, save_figure, short_label
-from utils.files.results_csv import read_columns
+from utils.drawing.figures import Chart, Line, new_figure, picture_of, short_label
 from utils.structures import Detections, EvalResult
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MANY_CLASSES = 20  # with more, most curves are gray, and confusion matrices have no numbers
 MOST_COLORED, MOST_FAINT = 8, 100  # of many classes in a figure
+MOST_CONFUSED = 60  # classes in a confusion matrix
 CURVE_POINTS = 200  # of a line over all confidences
 GAP_COLOR, CAPTION_COLOR = 255, np.array([40, 40, 40])  # of sheets
 _AXIS_NAMES = {
@@ -82,17 +78,6 @@ def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
     ]
 
 
-def curves_figure(columns: Mapping[str, np.ndarray]) -> Figure | None:
-    """The columns of results.csv over epochs; None if there is no finite value."""
-    return grid_figure(history_charts(columns), 5)
-
-
-def plot_curves(csv_path: Path, out: Path) -> None:
-    """Plots results.csv over epochs. Writes nothing if there is no finite value."""
-    if figure := curves_figure(read_columns(csv_path)):
-        save_figure(figure, out)
-
-
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     """Curves at IoU 0.5 named PR, F1, P and R: a line for each class that has objects, and a thick one for their mean;
     of many classes, those with the lowest AP50 have colors. Empty if no class has objects."""
@@ -104,7 +89,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     faint, note = colored[:0], ""
     if shown.size > MANY_CLASSES:
         colored, faint = np.split(colored, [MOST_COLORED])
-        note = f"; the {MOST_COLORED} classes with the lowest AP50 have colors"
+        note = f"the {MOST_COLORED} classes with the lowest AP50 have colors"
         if faint.size > MOST_FAINT:
             note += f", {MOST_FAINT} of the other {faint.size} are gray"
             faint = faint[np.linspace(0, faint.size - 1, MOST_FAINT).round().astype(int)]
@@ -123,7 +108,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
         lines = [Line(mean, x[sampled], y[shown].mean(0)[sampled], "strong")]
         lines += [Line(labels[c], x[sampled], y[c, sampled]) for c in colored]
         lines += [Line(labels[c], x[sampled], y[c, sampled], "faint") for c in faint]
-        return Chart(f"{title} at IoU 0.5{note}", lines, *axes, (0, 1), (0, 1.02), mark=mark)
+        return Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)
 
     precision, recall = (np.nan_to_num(v) for v in (result.curve_precision, result.curve_recall))
     f1 = np.nan_to_num(result.curve_f1)
@@ -142,90 +127,48 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     }  # fmt: skip
 
 
-def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) -> list[Path]:
-    """Writes PR_curve.png, F1_curve.png, P_curve.png and R_curve.png (see `metric_charts`). Returns the paths."""
-    charts = metric_charts(result, names)
-    paths = [Path(out_dir) / f"{kind}_curve.png" for kind in charts]
-    for chart, path in zip(charts.values(), paths):
-        save_figure(chart_figure(chart), path, dpi=220)
-    return paths
-
-
-def plot_confusion(confusion: np.ndarray, names: Sequence[str], confidence: float, out: Path) -> None:
-    """Plots a confusion matrix (C + 1, C + 1) of the detections from ``confidence`` on: rows predicted, columns true,
-    last background. Colors show fractions of a column."""
+def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> np.ndarray:
+    """A confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of a
+    column. Of many classes, those with the most errors are shown."""
     confusion = np.asarray(confusion)
-    labels = [*map(short_label, names), "background"]
     fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
-    side = float(np.clip(0.55 * len(labels) + 2, 5, 24))
+    labels = np.array([*map(short_label, names), "background"])
+    if len(names) > MOST_CONFUSED:
+        wrong = (confusion.sum(0) + confusion.sum(1) - 2 * np.diag(confusion))[:-1]
+        shown = np.r_[np.sort(np.argsort(-wrong, kind="stable")[:MOST_CONFUSED]), len(names)]
+        confusion, fractions, labels = confusion[np.ix_(shown, shown)], fractions[np.ix_(shown, shown)], labels[shown]
+        title += f"; the {MOST_CONFUSED} of {len(names)} classes with the most errors"
+    side = float(np.clip(0.5 * len(labels) + 2, 5, 12))
     figure = new_figure(side * 1.15, side)
     axes = figure.subplots()
     image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, label="fraction of the true class", shrink=0.8)
-    step = max(1, len(labels) // 60)
-    ticks = np.arange(0, len(labels), step)
-    axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
-    axes.set_yticks(ticks, [labels[i] for i in ticks], fontsize=8)
-    title = f"detections above confidence {confidence:.3f} on, matched at IoU 0.45"
+    axes.set_xticks(np.arange(len(labels)), labels, rotation=90, fontsize=8)
+    axes.set_yticks(np.arange(len(labels)), labels, fontsize=8)
     axes.set(xlabel="true class", ylabel="predicted class", title=title)
     if len(labels) <= MANY_CLASSES + 1:
         for row, column in np.argwhere(confusion > 0):
             ink = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, str(confusion[row, column]), ha="center", va="center", fontsize=7, color=ink)
-    save_figure(figure, out)
-
-
-def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """Plots the boxes of a data set: their number by class, their outlines about one center, their centers and sizes.
-
-    Args:
-        classes: (n,) 0-based.
-        boxes_norm: (n, 4) center and size, normalized to the image.
-    """
-    from matplotlib.collections import LineCollection
-
-    figure = new_figure(9, 8)
-    (bars, outlines), (centers, sizes) = figure.subplots(2, 2)
-    classes = np.asarray(classes, np.int64).reshape(-1)
-    boxes = np.asarray(boxes_norm, np.float64).reshape(-1, 4)
-    counts = np.bincount(classes, minlength=len(names))
-    bars.bar(np.arange(len(counts)), counts, color=class_colors(np.arange(len(counts))) / 255)
-    if len(names) <= 2 * MANY_CLASSES:
-        bars.set_xticks(np.arange(len(names)), [*map(short_label, names)], rotation=90, fontsize=8)
-    bars.set(xlabel="class", ylabel="boxes")
-    sampled = np.linspace(0, len(boxes) - 1, min(len(boxes), 800)).astype(int)
-    half = boxes[sampled, 2:] / 2
-    corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1], [-1, -1]])
-    lines = 0.5 + half[:, None, :] * corners
-    outlines.add_collection(
-        LineCollection(lines, colors=class_colors(classes[sampled]) / 255, linewidths=0.6, alpha=0.6)
-    )
-    outlines.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="shapes about one center")
-    outlines.set(xlabel="fraction of the image's width", ylabel="fraction of its height")
-    counts = centers.hist2d(boxes[:, 0], boxes[:, 1], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
-    figure.colorbar(counts[3], ax=centers, label="boxes", shrink=0.8)
-    centers.set(xlabel="center x (fraction of the width)", ylabel="center y (fraction of the height)", aspect="equal")
-    centers.invert_yaxis()
-    counts = sizes.hist2d(boxes[:, 2], boxes[:, 3], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
-    figure.colorbar(counts[3], ax=sizes, label="boxes", shrink=0.8)
-    sizes.set(xlabel="width (fraction of the image's)", ylabel="height (fraction of the image's)", aspect="equal")
-    save_figure(figure, out)
+    return picture_of(figure)
 
 
 def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> np.ndarray:
-    """Arranges images of one size in rows of ``columns``, ``gap`` white pixels apart. Unused places are white.
+    """Arranges images in rows of ``columns``, ``gap`` white pixels apart. Unused places, and what is left of the place
+    of a smaller image, are white.
 
     Raises ValueError if there is no image.
     """
     if not images:
         raise ValueError("no images to tile")
-    height, width = images[0].shape[:2]
+    columns = min(columns, len(images))
+    height, width = np.max([image.shape[:2] for image in images], axis=0)
     rows = -(-len(images) // columns)
     shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, 3)
     sheet = np.full(shape, GAP_COLOR, np.uint8)
     for i, image in enumerate(images):
         y, x = i // columns * (height + gap), i % columns * (width + gap)
-        sheet[y : y + height, x : x + width] = image
+        sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
     return sheet
 
 

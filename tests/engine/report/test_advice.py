@@ -12,7 +12,7 @@ from utils.structures import EvalResult
 
 NOTHING = Findings(
     history={}, epochs=0, names=("a", "b"), imgsz=320, stride=32, train=None, result=None, errors=None,
-    calibration=None, suspects=0, backgrounds=0,
+    suspects=0, backgrounds=0,
 )  # fmt: skip
 
 

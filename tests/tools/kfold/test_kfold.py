@@ -12,7 +12,6 @@ import pytest
 
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
-from tests.helpers.html_page import check_self_contained
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -76,18 +75,9 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
     root, flags = world
     main([*flags, "--name", "whole"])
     whole = root / "whole"
-    assert "pooled" in capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert [row["fold"] for row in table(whole)] == ["1", "2", "pooled"]
-    page = check_self_contained((whole / "kfold.html").read_text())
-    assert [row[0] for row in page.tables["Scores of the folds"]] == [
-        "fold",
-        "fold 1",
-        "fold 2",
-        "mean",
-        "std",
-        "pooled",
-    ]
-    assert {row[0] for row in page.tables["AP by class"]} == {"class", "light", "dark"}
+    assert all(word in printed for word in ("fold 1", "fold 2", "mean", "std", "pooled", "light", "dark"))
     assert [int(row["images"]) for row in table(whole)] == [6, 6, 12]
     folds = [read_fold(whole / f"fold{n}" / "detections.npz") for n in (1, 2)]
     stats, _ = coco_evaluate(*vars(pool(folds)).values())

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.html_page import check_self_contained
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -165,10 +164,8 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     assert best.ema_tau == 2.0
     assert best.lr0 == pytest.approx(float(max(table(whole), key=lambda row: float(row["recall"]))["lr0"]))
     assert best.box == Hyperparameters().box
-    read = check_self_contained((whole / "search.html").read_text())
-    assert [row[1] for row in read.tables["All trials"]][:2] == ["state", "complete, baseline"]
-    assert "epochs" in read.tables["All trials"][0]
-    assert "The baseline, trial 0 with the recipe's own values, has 0." in read.sections["Summary"]
+    assert "(baseline)" in printed
+    assert (whole / "trials.png").stat().st_size > 5000
     kept = [path.parent.parent.name for path in whole.rglob("best.pt")]
     assert len(kept) == 1
     for more, line in (

@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.evaluation.analysis import measure_calibration, split_errors
-from engine.evaluation.matching import match_detections, sort_by_class
-from engine.report.validation import plot_errors, plot_reliability
-from tests.helpers.scoring import make_table, random_case
 from utils.drawing.draw import class_colors, draw_boxes, text_mask
+from utils.drawing.figures import Chart, Line, bars_picture, chart_picture, heat_picture, histogram_picture, png
 from utils.drawing.plots import (
+    confusion_picture,
     draw_batch,
     draw_detections,
+    history_charts,
     metric_charts,
-    plot_confusion,
-    plot_curves,
-    plot_labels,
-    plot_metric_curves,
     tile_images,
 )
 from utils.structures import Detections, EvalResult
@@ -45,60 +40,42 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
     )  # fmt: skip
 
 
-def picture_of(path):
-    image = cv2.imread(str(path))
-    assert image is not None
-    assert image.std() > 5  # something is drawn
-    return image
-
-
-def test_curves_with_gaps_and_nan_are_drawn(tmp_path):
-    table = tmp_path / "results.csv"
-    table.write_text(
-        "epoch,train/box,val/box,metrics/ap50,lr/0,lr/1\n0,3,,,0.1,0.2\n1,2,2.5,nan,0.1,0.1\n2,1,1.5,0.5,0,0\n"
+def columns(text: str) -> dict[str, np.ndarray]:
+    names, *rows = (line.split(",") for line in text.splitlines())
+    return dict(
+        zip(names, np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(-1, len(names)).T)
     )
-    plot_curves(table, tmp_path / "curves.png")
-    picture_of(tmp_path / "curves.png")
 
 
-def test_empty_table_draws_nothing(tmp_path):
-    table = tmp_path / "results.csv"
-    table.write_text("epoch,train/box\n")
-    plot_curves(table, tmp_path / "curves.png")
-    assert not (tmp_path / "curves.png").exists()
+X = np.arange(5.0)
 
 
 @pytest.mark.filterwarnings("error")
-def test_error_types_and_reliability_are_drawn(tmp_path):
-    gt, table, num_classes = random_case(0)
-    matches = match_detections(gt, table, num_classes)
-    plot_errors(split_errors(matches), tmp_path / "errors.png")
-    plot_reliability(measure_calibration(sort_by_class(matches), 0.4), tmp_path / "calibration.png")
-    assert picture_of(tmp_path / "errors.png").shape != picture_of(tmp_path / "calibration.png").shape
-    nothing = sort_by_class(match_detections(gt, make_table([], [], [], []), num_classes))
-    plot_reliability(measure_calibration(nothing, 0.4), tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
+@pytest.mark.parametrize(("low", "high"), [(0, 1e-7), (-3, 5), (1e5, 1e5), (0, 0), (np.nan, np.nan)])
+def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float, high: float):
+    y = np.array([low, high, np.nan, high, low])
+    known = np.isfinite(y)
+
+    def drawn(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        lines = [Line("a", x, y), Line("猫", X, X / 4, "strong"), Line("gray", X, X, "faint")]
+        return chart_picture(Chart("t", lines, "epoch", "loss", (0, 4), mark=(3.0, "m"), note="n"))
+
+    picture = drawn(X, y)
+    assert picture.dtype == np.uint8
+    assert picture.std() > 5
+    assert np.array_equal(picture, drawn(X[known], y[known]))
+    assert np.array_equal(cv2.imdecode(np.frombuffer(png(picture), np.uint8), cv2.IMREAD_COLOR)[..., ::-1], picture)
 
 
-@pytest.mark.filterwarnings("error")
-def test_metric_curves_confusion_matrix_and_labels_are_drawn(tmp_path):
-    result = make_result()
-    paths = plot_metric_curves(result, NAMES, tmp_path)
-    assert [p.name for p in paths] == ["PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png"]
-    plot_confusion(result.confusion, NAMES, 0.25, tmp_path / "confusion.png")
-    boxes = np.array([[0.5, 0.5, 0.2, 0.4], [0.2, 0.3, 0.1, 0.1], [0.5, 0.5, 1, 1]])
-    plot_labels(np.array([0, 2, 2]), boxes, NAMES, tmp_path / "labels.png")
-    for path in [*paths, tmp_path / "confusion.png", tmp_path / "labels.png"]:
-        picture_of(path)
-
-
-@pytest.mark.filterwarnings("error")
-def test_many_classes_and_no_classes_are_drawn(tmp_path):
-    many = [f"c{i}" for i in range(90)]
-    plot_confusion(np.eye(91, dtype=int), many, 0.25, tmp_path / "many.png")
-    picture_of(tmp_path / "many.png")
-    plot_labels(np.empty(0, int), np.empty((0, 4)), many, tmp_path / "empty.png")
-    assert plot_metric_curves(make_result((0, 0, 0, 0)), NAMES, tmp_path) == []
+def test_columns_share_a_chart_by_what_they_measure():
+    charts = history_charts(
+        columns("epoch,train/box,val/box,metrics/AP50,lr/0,lr/1\n1,3,,,0.1,0.2\n2,2,2.5,nan,0.1,0.1")
+    )
+    assert [(chart.title, [line.name for line in chart.lines]) for chart in charts] == [
+        ("box loss", ["train/box", "val/box"]),
+        ("Learning rates", ["lr/0", "lr/1"]),
+    ]
+    assert history_charts(columns("epoch,train/box")) == []
 
 
 def test_of_many_classes_the_worst_have_colors_and_not_all_are_drawn():
@@ -108,35 +85,39 @@ def test_of_many_classes_the_worst_have_colors_and_not_all_are_drawn():
     colored = [line.name for line in pr.lines if not line.style]
     assert colored == [f"c{i} {1 - i / 149:.3f}" for i in range(149, 141, -1)]
     assert sum(line.style == "faint" for line in pr.lines) == 100
-    assert "8 classes with the lowest AP50 have colors, 100 of the other 142 are gray" in pr.title
+    assert pr.note == "the 8 classes with the lowest AP50 have colors, 100 of the other 142 are gray"
     few = metric_charts(make_result(), NAMES)
     assert [line.style for line in few["F1"].lines] == ["strong", "", "", ""]
+    assert metric_charts(make_result((0, 0, 0, 0)), NAMES) == {}
 
 
-def test_names_are_drawn_as_text(tmp_path, recwarn):
+def test_names_are_drawn_as_text(recwarn):
     """Dollars are no formula, an underscore does not hide a line in the legend, and long names leave space for axes."""
     given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
     drawn = []
     for names in (given, shown):
-        plot_metric_curves(make_result(), names, tmp_path)
-        plot_confusion(np.eye(5, dtype=int), names, 0.25, tmp_path / "confusion.png")
-        plot_labels(np.arange(4), np.full((4, 4), 0.5), names, tmp_path / "labels.png")
-        heading = ",".join(f"metrics/AP:{name}" for name in given)
-        (tmp_path / "results.csv").write_text(f"epoch,{heading}\n1,0.5,0.4,0.3,0.2\n2,0.25,0.3,0.1,0.2\n", "utf-8")
-        plot_curves(tmp_path / "results.csv", tmp_path / "curves.png")
-        drawn.append([picture_of(path) for path in sorted(tmp_path.glob("*.png"))])
+        lines = [Line(name, X, X + i) for i, name in enumerate(names)]
+        drawn.append([
+            chart_picture(Chart(names[3], lines, names[1], names[3])),
+            confusion_picture(np.eye(5, dtype=int), names, "t"),
+            bars_picture(names, np.arange(4.0), ["1"] * 4, ("", "", "")),
+        ])  # fmt: skip
     assert all(map(np.array_equal, *drawn))
     assert not recwarn.list
 
 
-def test_figures_are_not_registered_with_pyplot(tmp_path):
-    plot_confusion(np.eye(2, dtype=int), ["a"], 0.25, tmp_path / "c.png")
+@pytest.mark.filterwarnings("error")
+def test_other_figures_are_drawn():
+    many = confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t")
+    sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), ("x", "y", "t"), (3.0, "m"))
+    heat = heat_picture(np.array([[0, 1], [2, 4]]), ("x", "y", "t"), "n")
+    assert min(picture.std() for picture in (many, sizes, heat)) > 5
     from matplotlib import _pylab_helpers
 
-    assert not _pylab_helpers.Gcf.figs
+    assert not _pylab_helpers.Gcf.figs  # pyplot, which has global state, is not used
 
 
-PLOT = "run_main(lambda argv: plot_confusion(np.eye(2, dtype=int), ['a'], 0.25, Path('c.png')))"
+PLOT = "run_main(lambda argv: open('c.png', 'wb').write(png(confusion_picture(np.eye(2, dtype=int), ['a'], 't'))))"
 
 
 @pytest.mark.parametrize(
@@ -144,8 +125,8 @@ PLOT = "run_main(lambda argv: plot_confusion(np.eye(2, dtype=int), ['a'], 0.25, 
 )
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
-    code = "from pathlib import Path; import numpy as np; from utils.drawing.draw import text_mask; "
-    code += f"from utils.drawing.plots import plot_confusion; from utils.entrypoint import run_main; {work}"
+    code = "import numpy as np; from utils.drawing.draw import text_mask; from utils.drawing.figures import png; "
+    code += f"from utils.drawing.plots import confusion_picture; from utils.entrypoint import run_main; {work}"
     environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -208,10 +189,11 @@ def test_text_is_drawn_without_matplotlib(monkeypatch):
 
 
 def test_tiles_fill_the_sheet_row_by_row():
-    tiles = [np.full((4, 6, 3), i, np.uint8) for i in range(3)]
+    tiles = [np.full((4, 6, 3), i, np.uint8) for i in range(2)] + [np.full((3, 5, 3), 2, np.uint8)]
     sheet = tile_images(tiles, 2, gap=1)
     assert sheet.shape == (9, 13, 3)
-    assert (sheet[5:9, 0:6] == 2).all()
+    assert (sheet[5:8, 0:5] == 2).all()
+    assert (sheet[8, 0:6] == 255).all()
     assert (sheet[5:9, 7:] == 255).all()
 
 
