@@ -41,13 +41,9 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
         spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
         return None
     if evaluates(config.eval_ranks):
-        from utils.distributed.spawn import work_in_child
+        from engine.evaluators.evaluating_process import evaluate_for_others
 
-        if (heartbeat := work_in_child()) is not None:
-            from engine.evaluators.evaluating_process import evaluate_for_others
-
-            evaluate_for_others(config, given_flags(TrainConfig, argv), heartbeat)
-        return None
+        evaluate_for_others(config, given_flags(TrainConfig, argv))
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once

@@ -29,7 +29,6 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.collectives import post_message, read_message
 from utils.distributed.context import DistributedContext
-from utils.distributed.spawn import BEAT_S, Heartbeat
 from utils.errors import UserError, first_line
 from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
@@ -38,8 +37,9 @@ from utils.machine.devices import resolve_amp
 _PICTURED = 8  # images of the preview
 
 
-def evaluate_for_others(config: TrainConfig, given: Collection[str], heartbeat: Heartbeat) -> NoReturn:
-    """The work of an evaluating process, until the run ends. It reports errors to rank 0 and succeeds in any case.
+def evaluate_for_others(config: TrainConfig, given: Collection[str]) -> NoReturn:
+    """The work of an evaluating process, until the run ends. It reports errors to rank 0 and succeeds in any case, as
+    launchers end all processes when one fails; a signal ends this process alone.
 
     Args:
         config, given: the command line, and which settings it gives.
@@ -48,8 +48,7 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], heartbeat: 
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
-    heartbeat.beat()
-    threading.Thread(target=_end_with_run, args=(ctx.store, heartbeat), name="heartbeat", daemon=True).start()
+    threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:
         score = _Scorer(ctx, config, given, _wait_for(ctx.store, "setup"))
         ctx.store.set(f"ready/{ctx.rank}", "")
@@ -68,11 +67,10 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str], heartbeat: 
         _leave(ctx.store)
 
 
-def _end_with_run(store: dist.Store, heartbeat: Heartbeat) -> None:
-    with suppress(dist.DistError, OSError):
+def _end_with_run(store: dist.Store) -> None:
+    with suppress(dist.DistError):
         while not store.check(["ended"]):
-            heartbeat.beat()
-            time.sleep(BEAT_S)
+            time.sleep(POLL_S)
     _leave(store)
 
 

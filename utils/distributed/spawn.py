@@ -1,5 +1,4 @@
-"""Starts several processes of a program on this machine (``--spawn N``), without torchrun; and lets a child do the work
-of a process that any launcher has started (`work_in_child`).
+"""Starts several processes of a program on this machine (``--spawn N``), without torchrun.
 
 The parent only waits. It does not import torch, so start-up costs one import of torch, not two in a row.
 """
@@ -25,8 +24,6 @@ from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.machine.stop_signals import stop_signals
 
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
-BEAT_S, HANGS_AFTER_S = 0.25, 30.0  # of the child of `work_in_child`
-_CHILD_POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -136,75 +133,6 @@ def _report(
     if not has_returned:
         raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
     raise PeerFailure(f"{name} failed")
-
-
-class Heartbeat:
-    """The child's end: after the first `beat`, its failure is not that of the launched process any more, and it is
-    killed when it has not called `beat` for `HANGS_AFTER_S`."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-
-    def beat(self) -> None:
-        os.write(self._pipe, b".")
-
-
-def work_in_child() -> Heartbeat | None:
-    """Forks. Returns twice: a `Heartbeat` in the child, and None in this process when the child has ended.
-
-    torchrun, mpirun and `spawn` end all processes when one that they have started fails. This one only waits, which
-    takes little memory, and succeeds whatever happens to its child. A stop signal, or the end of the launcher, ends the
-    child.
-
-    Raises:
-        PeerFailure: the child has failed before its first beat, and has printed why.
-        UserError: it was killed before its first beat.
-    """
-    reading, writing = os.pipe()
-    # Blocked until each process has its handlers: a signal in between would be a failure for the launcher.
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
-    parent, child = os.getppid(), os.fork()
-    if child == 0:
-        os.close(reading)
-        end_with_parent(signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent ends this process
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # that the run's store has ended is not worth a page of warnings
-        return Heartbeat(writing)
-    os.close(writing)
-    os.set_blocking(reading, False)
-    status, has_beaten, is_stopped = _wait_for_child(child, reading, parent)
-    os.close(reading)
-    if status and not has_beaten and not is_stopped:
-        code = os.waitstatus_to_exitcode(status)
-        if code < 0:
-            raise UserError(f"an evaluating process was killed by {signal_name(-code)}; is there enough memory?")
-        raise PeerFailure("an evaluating process has failed")
-    return None
-
-
-def _wait_for_child(child: int, beats: int, parent: int) -> tuple[int, bool, bool]:
-    """Waits for the child, or ends it. Returns its status, whether it has beaten, and whether a signal came."""
-    received: list[int] = []
-    for number in stop_signals():
-        signal.signal(number, lambda number, _: received.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-    beat_at: float | None = None
-    while True:
-        time.sleep(_CHILD_POLL_S)
-        try:
-            beat_at = time.monotonic() if os.read(beats, 4096) else beat_at
-        except BlockingIOError:
-            pass
-        ended, status = os.waitpid(child, os.WNOHANG)
-        is_silent = beat_at is not None and time.monotonic() - beat_at > HANGS_AFTER_S
-        if not ended and (received or is_silent or os.getppid() != parent):
-            os.kill(child, signal.SIGKILL)
-            ended, status = os.waitpid(child, 0)
-        if ended:
-            return status, beat_at is not None, bool(received)
 
 
 def signal_name(number: int) -> str:

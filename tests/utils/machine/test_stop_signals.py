@@ -40,7 +40,7 @@ def test_a_signal_to_train_py_at_its_very_start_means_resume(monkeypatch):
 
 
 def test_handlers_that_were_set_meanwhile_stay():
-    """Of a process that only waits for others, as `work_in_child` does."""
+    """Of a process that only waits for others, as that of `spawn` does."""
 
     def handle(*_: object) -> None: ...
 
