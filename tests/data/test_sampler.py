@@ -19,7 +19,7 @@ from data.sampler import (
     rect_shapes,
     validation_requests,
 )
-from utils.distributed.groups import shard_bounds
+from utils.distributed.context import shard_bounds
 from utils.structures import LabelArrays
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))

@@ -19,12 +19,9 @@ from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.messages import refused
-from tests.helpers.ranks import run_ranks
-from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch, write_dataset, write_model
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
-from utils.distributed.context import DistributedContext
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 HYP = Hyperparameters()
@@ -334,9 +331,8 @@ def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     assert output.parts[2].item() == pytest.approx(HYP.dfl * weight * error, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "no bins")) for kind in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
 def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
     """The raw maps are optimized directly: above a threshold each target has one detection, at its position."""
     model = build_detector(MODELS[kind], 2, seed=1)
@@ -366,30 +362,6 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         assert overlap.max() > 0.8
     _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
     assert (scores > 0.5).sum() > 8, "the other branch needs NMS"
-
-
-# Training
-
-
-def _train(ctx, kind: str, virtual_ranks: int) -> torch.Tensor:
-    model = build_detector(MODELS[kind], 2, seed=1)
-    step = make_train_step(ctx, model, optimizer="Muon", virtual_ranks=virtual_ranks)
-    own = 8 // ctx.world_size
-    share = make_batch(8).shard(ctx.rank * own, (ctx.rank + 1) * own)
-    for update in (1, 2):
-        step([share], [8], update)
-    return torch.cat([v.reshape(-1).double() for v in model.state_dict().values()])
-
-
-def test_one_and_two_processes_give_the_same_bits() -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        alone = _train(DistributedContext.single(), "no bins", 4)
-    finally:
-        torch.set_num_threads(threads)
-    for weights in run_ranks(2, _train, "no bins", 4):
-        assert torch.equal(weights, alone)
 
 
 # Detections

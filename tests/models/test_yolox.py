@@ -11,39 +11,16 @@ from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
 from models.heads.yolox import YOLOXHead
-from models.spec import load_spec
 from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import in_yolox_names
-from tests.helpers.tiny import as_targets, scatter_norms
-from utils.config.settings import Hyperparameters
+from tests.helpers.tiny import scatter_norms
 
 
 @pytest.fixture(scope="module")
 def nano() -> Detector:
     return build_detector("yoloxnano", 4, seed=1)
-
-
-@pytest.mark.parametrize("name", ["yolox-nano", "yolox_nano", "yoloxnano", "yoloxnano.yaml"])
-def test_names(name: str) -> None:
-    assert load_spec(name).plain == load_spec("yoloxnano").plain
-
-
-def test_training_steps_lower_the_loss(nano: Detector) -> None:
-    detector = build_detector(nano.spec, 4, seed=1).train()
-    optimizer = torch.optim.SGD(detector.parameters(), lr=0.02, momentum=0.9)
-    criterion = detector.head.build_loss(Hyperparameters())
-    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 3, 0.6, 0.3, 0.2, 0.2], [1, 0, 0.5, 0.5, 0.9, 0.9]])
-    losses = []
-    for _ in range(8):
-        output = criterion(detector(images), as_targets(targets))
-        optimizer.zero_grad()
-        (output.total / output.normalizer).backward()
-        optimizer.step()
-        losses.append(output.total.item() / output.normalizer.item())
-    assert losses[-1] < losses[0]
 
 
 def test_decoding_equals_a_loop(nano: Detector) -> None:
@@ -90,27 +67,6 @@ def test_mistakes_in_the_row_of_the_head_are_one_line(tmp_path: Path, row: str) 
     path.write_text(f"backbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n{rows}")
     with refused():
         build_detector(path, 2)
-
-
-def test_two_branches_need_no_nms(tmp_path: Path) -> None:
-    path = tmp_path / "pair.yaml"
-    path.write_text(
-        "end2end: true\nbackbone:\n  - [-1, 1, Conv, [8, 3, 2]]\nhead:\n  - [-1, 1, Conv, [8, 3, 2]]\n"
-        "  - [[0, 1], 1, YOLOXDetect, [nc, 8]]\n"
-    )
-    detector = build_detector(path, 3)
-    raw = detector(torch.rand(2, 3, 32, 32))
-    assert [tuple(x.shape) for x in raw] == [(2, 8, 16, 16), (2, 8, 8, 8)] * 2
-    criterion = detector.head.build_loss(Hyperparameters())
-    rows = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]])
-    output = criterion(raw, as_targets(rows))
-    output.total.backward()
-    assert len(criterion.names) == len(output.parts) == 8
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in detector.parameters())
-    fused = detector.eval().fuse()
-    with torch.inference_mode():
-        boxes, scores = fused.decode(fused(torch.rand(1, 3, 32, 32)))
-    assert (boxes.shape, scores.shape) == ((1, 320, 4), (1, 320, 3))
 
 
 # Public checkpoints

@@ -107,7 +107,7 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     images = noise()[:1]
     expected, other = (outputs(trained, images, eps) for eps in (EPS, 1e-5))
     for path in (best, best.with_suffix(".torchscript")):
-        model = open_model(path, device=torch.device("cpu"))
+        model = open_model(path, device=torch.device("cpu"), trust=True)
         with torch.inference_mode():
             found = torch.cat(model.decode(model(images)), -1)
         assert (found - expected).abs().max() < 0.1 * (other - expected).abs().max()
