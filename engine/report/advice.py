@@ -276,4 +276,4 @@ def _do_about_errors(found: Findings) -> Iterator[str]:
     if found.suspects:
         yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
     if found.backgrounds:
-        yield f"Check {counted(found.backgrounds, 'image')} with detections but without labels: labels may be missing."
+        yield f"Check {counted(found.backgrounds, 'image')} without labels that have detections: labels may be missing."

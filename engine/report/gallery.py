@@ -13,10 +13,9 @@ from data.check.photos import COLORS, CROP_SIDE, PHOTO_SIDE, Album, Outline, Sou
 from data.check.scanned import CheckedSplit, learned_names
 from engine.evaluation.analysis import CLASS
 from engine.evaluation.analysis import MISSED as MISSED_OBJECT
-from engine.report.image_errors import CORRECT, ImageErrors, worst_backgrounds, worst_images
+from engine.report.image_errors import CORRECT, ImageErrors, worst_images
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing.page import Card, Gallery, code
-from utils.strings import counted
 from utils.structures import DetectionTable
 
 # By kind of error, in the order of `engine.evaluation.analysis.KINDS`: the words, and the style of the box.
@@ -34,8 +33,8 @@ LABEL_LEGEND = (
     ("suggested box without a label", COLORS["missed"]),
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
-MOST_IMAGES, MOST_BACKGROUNDS, MOST_LABEL_ERRORS = 40, 12, 60
-MOST_BYTES = {"worst": 1_600_000, "labels": 700_000, "backgrounds": 300_000}  # of JPEG files, by gallery
+MOST_IMAGES, MOST_LABEL_ERRORS = 40, 60
+MOST_BYTES = {"worst": 1_800_000, "labels": 700_000}  # of JPEG files, by gallery
 SMALL_CARD_PX = 230  # least width
 MOST_BOXES = 60  # errors of an image that are drawn
 DRAWN_SCORE = 0.25  # of detections next to label errors
@@ -157,12 +156,6 @@ class ErrorGalleries(Galleries):
         cards = [self._worst(image, album) for image in worst_images(self._errors, MOST_IMAGES)]
         return self._gallery(cards, ("Class", "Kind of error"), "Worst images")
 
-    def backgrounds(self) -> Gallery | None:
-        """Images without objects that have detections; None if there are none."""
-        album = Album(MOST_BYTES["backgrounds"])
-        cards = [self._background(image, album) for image in worst_backgrounds(self._errors, MOST_BACKGROUNDS)]
-        return self._gallery(cards, (), "Backgrounds with detections", SMALL_CARD_PX)
-
     def _worst(self, image: int, album: Album) -> Card:
         errors, tags = self._errors, set()
         of_image, objects = np.flatnonzero(errors.image == image), np.flatnonzero(errors.object_image == image)
@@ -215,16 +208,6 @@ class ErrorGalleries(Galleries):
             )
             for row in rows[:MOST_BOXES].tolist()
         ]
-
-    def _background(self, image: int, album: Album) -> Card:
-        errors = self._errors
-        rows = np.flatnonzero(errors.image == image)
-        rows = rows[np.argsort(-errors.scores[rows], kind="stable")]
-        best = f"{self._names[errors.classes[rows[0]]]} ({errors.scores[rows[0]]:.2f})"
-        text = f"{counted(rows.size, 'detection')}, the best {best}"
-        name, source = self._split.index.paths[image], source_of(self._split, image)
-        version = Version("", f"{name}: {text}", self._wrong(rows))
-        return Card(album.pictures(source, source.whole(), CROP_SIDE, version), text, name)
 
 
 def source_of(split: CheckedSplit, image: int) -> Source:

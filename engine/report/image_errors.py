@@ -52,6 +52,10 @@ class ImageErrors(NamedTuple):
         rows = self.outcome == kind
         return self.image[rows], self.classes[rows]
 
+    def backgrounds(self) -> int:
+        """How many images without any object have detections."""
+        return len(np.setdiff1d(self.image, self.object_image))
+
 
 def find_image_errors(gt: GroundTruth, table: DetectionTable, num_classes: int, threshold: float) -> ImageErrors:
     """Matches the detections that score at least ``threshold`` as COCO does, at IoU 0.5."""
@@ -104,12 +108,3 @@ def worst_images(errors: ImageErrors, most: int) -> list[int]:
     chosen |= dict.fromkeys(image for _, image in examples)
     chosen |= dict.fromkeys(order.tolist())
     return list(chosen)[:most]
-
-
-def worst_backgrounds(errors: ImageErrors, most: int) -> list[int]:
-    """Images without any object that have detections, the most confident first."""
-    best = np.zeros(errors.num_images)
-    np.maximum.at(best, errors.image, errors.scores)
-    best[errors.object_image] = 0.0
-    order = np.argsort(-best, kind="stable")
-    return order[best[order] > 0][:most].tolist()

@@ -33,7 +33,7 @@ from engine.report.advice import (
     where_it_is_wrong,
 )
 from engine.report.gallery import KIND_LEGEND, LABEL_LEGEND, ErrorGalleries
-from engine.report.image_errors import find_image_errors, worst_backgrounds
+from engine.report.image_errors import find_image_errors
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.drawing import page
@@ -151,7 +151,7 @@ class ReportPage:
                 result=validation.result,
                 errors=content["analysis"].errors,
                 suspects=len(content["issues"]),
-                backgrounds=len(worst_backgrounds(content["errors"], subject.validated.ground_truth().num_images)),
+                backgrounds=content["errors"].backgrounds(),
             )
         return content | {
             "subject": subject,
@@ -190,7 +190,6 @@ class ReportPage:
             "counts": _count_table(analysis.errors, names),
             "worst": galleries.worst(),
             "label_errors": galleries.label_errors(issues),
-            "backgrounds": galleries.backgrounds(),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }

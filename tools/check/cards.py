@@ -1,5 +1,4 @@
-"""The galleries of a check's page besides that of label errors: near-duplicates as pairs, boxes that are wrong, and
-samples of each class."""
+"""The galleries of a check's page besides that of label errors: near-duplicates as pairs, and boxes that are wrong."""
 
 from __future__ import annotations
 
@@ -13,18 +12,16 @@ from markupsafe import Markup
 
 from data.check.issues import DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import CROP_SIDE, Album, Outline, Source, Version
-from data.check.scanned import CheckedSplit
 from data.image_io.verify import check_image
-from engine.report.gallery import SMALL_CARD_PX, Galleries, corners_of, images_of, source_of
+from engine.report.gallery import SMALL_CARD_PX, Galleries, corners_of, images_of
 from utils.drawing.page import Card, Gallery
 from utils.errors import UserError
 from utils.strings import listed
 
-MOST_PAIRS, MOST_OF_KIND, MOST_SAMPLES = 30, 24, 200
-MOST_SAMPLES_OF_CLASS = 6
+MOST_PAIRS, MOST_OF_KIND = 30, 24
 MOST_TEXTS = 6  # on the card of an image
-MOST_BYTES = {"pairs": 400_000, "boxes": 800_000, "samples": 500_000}  # of JPEG files, by gallery
-PAIR_SIDE, SAMPLE_SIDE = 240, 170  # pixels
+MOST_BYTES = {"pairs": 500_000, "boxes": 1_000_000}  # of JPEG files, by gallery
+PAIR_SIDE = 240  # pixels
 T = TypeVar("T")
 
 
@@ -48,23 +45,6 @@ class IssueGalleries(Galleries):
         album = Album(MOST_BYTES["boxes"])
         cards = [card for group in of_image.values() if (card := self._image_card(group, album))]
         return self._gallery(cards, ("Finding", "Split", "Class"), "Findings", SMALL_CARD_PX)
-
-    def samples(self) -> tuple[Gallery | None, int]:
-        """Boxes of each class, from small to large, and the number of classes that are shown; None without boxes."""
-        splits = list(self._splits.values())
-        rows_of = [np.flatnonzero(~split.index.crowd) for split in splits]
-        owner, row_of = np.repeat(np.arange(len(splits)), list(map(len, rows_of))), np.concatenate(rows_of)
-        classes = np.concatenate([split.index.classes[rows] for split, rows in zip(splits, rows_of)])
-        areas = np.concatenate([s.index.boxes_xywh_px[rows, 2:].prod(1) for s, rows in zip(splits, rows_of)])
-        shown = _evenly(np.unique(classes), MOST_SAMPLES)
-        album = Album(MOST_BYTES["samples"])
-        cards = []
-        for c in shown.tolist():
-            of_class = np.flatnonzero(classes == c)
-            of_class = of_class[np.argsort(areas[of_class], kind="stable")]
-            sampled = _evenly(of_class, min(max(MOST_SAMPLES // len(shown), 1), MOST_SAMPLES_OF_CLASS))
-            cards += [self._sample(splits[owner[i]], int(row_of[i]), album) for i in sampled]
-        return self._gallery(cards, ("Class", "Split"), "Samples of each class", 150), len(shown)
 
     def _pair(self, issue: Issue, album: Album) -> Card:
         images = images_of(issue)
@@ -117,15 +97,6 @@ class IssueGalleries(Galleries):
         except (UserError, OSError):
             return None
 
-    def _sample(self, split: CheckedSplit, row: int, album: Album) -> Card:
-        index, i = split.index, split.image_of(row)
-        source, box = source_of(split, i), split.box(row)
-        rows = np.arange(index.offsets[i], index.offsets[i + 1])
-        drawn = [Outline(box.xyxy_px, "location", box.class_name), *self._labels(split.name, rows[rows != row])]
-        version = Version("", f"{box.class_name} in {index.paths[i]}", drawn)
-        pictures = album.pictures(source, source.around(corners_of([box])), SAMPLE_SIDE, version)
-        return Card(pictures, box.class_name, f"{split.name}: {box.where}", [(str(box.class_id), split.name)])
-
 
 def alternating(groups: Sequence[Sequence[T]]) -> list[T]:
     """The first of each group, then the second of each, and so on."""
@@ -137,11 +108,3 @@ def _by_split(issues: Sequence[Issue]) -> list[list[Issue]]:
     for issue in issues:
         groups.setdefault(issue.split, []).append(issue)
     return list(groups.values())
-
-
-def _evenly(values: np.ndarray, most: int) -> np.ndarray:
-    """At most ``most`` of ``values``, evenly spread over their positions: the first, the last and some between; the one
-    in the middle if ``most`` is 1."""
-    if most == 1:
-        return values[len(values) // 2 :][:1]
-    return values[np.unique(np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int))]

@@ -107,7 +107,6 @@ def _content(
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
     censuses = [take_census(split.index, split.name, imgsz) for split in splits]
-    samples, sampled = galleries.samples()
     most = MOST_LISTED // max(len(kinds), 1)
     listed = [issue for group in kinds.values() for issue in group[:most]]
     return {
@@ -129,9 +128,6 @@ def _content(
         "duplicates": galleries.duplicates(issues),
         "boxes": galleries.boxes(issues),
         "data": census_content(censuses, [split.index for split in splits], imgsz=imgsz, stride=SIZE_STEP),
-        "samples": samples,
-        "sampled": sampled,
-        "used": len(set().union(*(split.index.classes[~split.index.crowd].tolist() for split in splits))),
         "findings": page.Table(
             ("finding", "split", "where", "what", "probability"),
             [

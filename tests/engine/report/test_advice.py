@@ -94,7 +94,7 @@ def test_small_boxes_and_rare_classes_are_named():
 def test_suspicious_labels_and_backgrounds_are_counted():
     advised = text(what_to_do(replace(NOTHING, suspects=3, backgrounds=2)))
     assert "Check 3 labels" in advised
-    assert "Check 2 images with detections but without labels" in advised
+    assert "Check 2 images without labels that have detections" in advised
 
 
 def test_imbalance_is_named_unless_something_is_done_about_it():

@@ -14,7 +14,7 @@ from engine.evaluation.analysis import (
     split_errors,
 )
 from engine.evaluation.matching import match_detections
-from engine.report.image_errors import CORRECT, IGNORED, find_image_errors, worst_backgrounds, worst_images
+from engine.report.image_errors import CORRECT, IGNORED, find_image_errors, worst_images
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
 
 IDS = (30, 4, 100, 7, 1)  # not in the order of the images
@@ -89,11 +89,10 @@ def test_worst_images_come_first_and_rare_errors_have_an_example():
     assert worst_images(find_image_errors(gt, make_table([], [], [], []), 2, 0.25), 10) == [0, 1, 2]
 
 
-def test_worst_backgrounds_have_no_object():
+def test_backgrounds_have_no_object():
     gt, table, _ = scene()
-    assert worst_backgrounds(find_image_errors(gt, table, 2, 0.25), 10) == [3]
-    assert worst_backgrounds(find_image_errors(gt, table, 2, 0.005), 10) == [3, 4]
-    assert worst_backgrounds(find_image_errors(gt, table, 2, 0.5), 10) == []
+    found = [find_image_errors(gt, table, 2, threshold).backgrounds() for threshold in (0.25, 0.005, 0.5)]
+    assert found == [1, 2, 0]
 
 
 def test_no_detections_and_no_objects():
@@ -101,4 +100,4 @@ def test_no_detections_and_no_objects():
     gt = make_ground_truth(none, none.astype(int), none.astype(bool), none, none.astype(int), 2, 2)
     errors = find_image_errors(gt, make_table([], [], [], []), 2, 0.25)
     assert worst_images(errors, 5) == []
-    assert worst_backgrounds(errors, 5) == []
+    assert errors.backgrounds() == 0
