@@ -23,7 +23,7 @@ from data.sampler import (
     EndlessRequests,
     KeyedDistributedSampler,
 )
-from data.shared_memory import BatchSlots, PageLock, open_slots
+from data.shared_memory import BatchSlots, open_slots
 from utils.errors import UserError
 from utils.structures import Batch
 
@@ -64,15 +64,14 @@ class _RequestLoader(DataLoader):
             requests: the batches.
             most_pixels: no batch has more.
             workers: number of processes; 0: this process renders.
-            pin_memory: yield batches in page-locked memory, which is their slot, or a copy if they have no slot.
+            pin_memory: copy batches to page-locked memory.
             make_batch: runs in the workers, picklable; None: `render_batch`.
         """
         self.samples = dataset
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
-        page_lock = PageLock() if pin_memory and torch.cuda.is_available() else None
         uses_slots = workers > 0 and make_batch is None
         pixel_bytes = dataset.index.pixels.nbytes
-        self._slots = open_slots(slots, pixel_bytes * most_pixels, page_lock) if uses_slots else None
+        self._slots = open_slots(slots, pixel_bytes * most_pixels) if uses_slots else None
         super().__init__(
             RequestDataset(dataset, make_batch or partial(render_batch, dataset, self._slots), self._slots),
             batch_size=None,

@@ -13,29 +13,6 @@ import torch
 from utils.structures import Batch
 
 
-class PendingCopies:
-    """Keeps host batches alive until the device has read their memory. A non-blocking copy returns before it has run,
-    and once its source is released a worker may write the next batch over it."""
-
-    def __init__(self) -> None:
-        self._sources: deque[tuple[Any, torch.cuda.Event]] = deque()
-
-    def add(self, source: Any, done: torch.cuda.Event) -> None:
-        """``done`` is recorded after the copy, on the same stream in all calls."""
-        self._sources.append((source, done))
-
-    def release(self) -> None:
-        """Releases the sources of finished copies, without waiting."""
-        while self._sources and self._sources[0][1].query():
-            self._sources.popleft()
-
-    def wait(self) -> None:
-        """Waits until all copies have finished."""
-        while self._sources:
-            self._sources[0][1].synchronize()
-            self._sources.popleft()
-
-
 class SideStream:
     """A separate CUDA stream on which batches are copied and rendered ahead."""
 
@@ -62,8 +39,8 @@ class Prefetcher:
 
     On a GPU, `prefetch` copies batches (and renders them, with ``--render-on device``) on a separate stream while the
     previous step still runs; taking a batch makes the device wait for it, not the host. Images are copied as bytes, not
-    floats, and a host batch is kept until its copy has finished. On other devices a batch is fetched when it is taken.
-    Leaving the context waits until no copy reads host memory any more.
+    floats; torch keeps page-locked memory until its copy has finished. On other devices a batch is fetched when it is
+    taken.
     """
 
     def __init__(
@@ -87,14 +64,7 @@ class Prefetcher:
         self._side = SideStream(device) if side is None and device.type == "cuda" else side
         self._ahead = self._side is not None if ahead is None else ahead
         self._ready: deque[tuple[Batch, Any]] = deque()
-        self._pending = PendingCopies()
         self._waited_s = 0.0
-
-    def __enter__(self) -> Prefetcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pending.wait()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -119,13 +89,10 @@ class Prefetcher:
         return waited
 
     def _fetch(self) -> None:
-        self._pending.release()  # workers may write there again
         started = time.perf_counter()
         batch = next(self._batches)
         self._waited_s += time.perf_counter() - started
         if self._side is None:
             self._ready.append((self._render(batch), None))
             return
-        moved, done = self._side.run(lambda: self._render(batch))
-        self._pending.add(batch, done)
-        self._ready.append((moved, done))
+        self._ready.append(self._side.run(lambda: self._render(batch)))

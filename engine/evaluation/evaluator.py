@@ -162,32 +162,32 @@ class Evaluator:
         complete = True
         started = time.perf_counter()
         on_host = timer.waits(self.progress(loader))
-        with Prefetcher(on_host, device=self.ctx.device, render=self._move) as batches:
-            for batch, images, targets in batches:
-                if should_stop():
-                    complete = False
-                    break
-                if batch.images.shape[0] == 0:
-                    continue
-                seen.append(batch.indices.numpy())
-                images = to_float(images, self.ctx.device, dtype, channels_last)
-                with (
-                    timer.phase("inference"),
-                    torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),
-                ):
-                    raw = [level.float() for level in _in_parts(model, images)]
-                    teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
-                batches.prefetch(1)  # before NMS, for which the host waits
-                with timer.phase("nms"):
-                    detections = self.postprocess(model, raw)
-                if self.criterion is not None:
-                    first_image.append(int(batch.indices[0]))
-                    losses.append(self._loss_sums(raw, targets, teacher_maps))
-                # The copy is read one batch later, when it has arrived.
-                if pending is not None:
-                    tables.append(_to_table(pending))
-                pending = self._send(detections, batch)
-                self.preview = self.preview or (batch, pending.detections)
+        batches = Prefetcher(on_host, device=self.ctx.device, render=self._move)
+        for batch, images, targets in batches:
+            if should_stop():
+                complete = False
+                break
+            if batch.images.shape[0] == 0:
+                continue
+            seen.append(batch.indices.numpy())
+            images = to_float(images, self.ctx.device, dtype, channels_last)
+            with (
+                timer.phase("inference"),
+                torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),
+            ):
+                raw = [level.float() for level in _in_parts(model, images)]
+                teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
+            batches.prefetch(1)  # before NMS, for which the host waits
+            with timer.phase("nms"):
+                detections = self.postprocess(model, raw)
+            if self.criterion is not None:
+                first_image.append(int(batch.indices[0]))
+                losses.append(self._loss_sums(raw, targets, teacher_maps))
+            # The copy is read one batch later, when it has arrived.
+            if pending is not None:
+                tables.append(_to_table(pending))
+            pending = self._send(detections, batch)
+            self.preview = self.preview or (batch, pending.detections)
         if pending is not None:
             tables.append(_to_table(pending))
         seconds = timer.seconds() | {"total": time.perf_counter() - started}

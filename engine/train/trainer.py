@@ -67,11 +67,11 @@ class Trainer:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call("start")
         self._follow(self.control.agree())
-        with Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer) as batches:
-            while not self._is_over and self.progress.epoch < self.epochs:
-                self._train_epoch(batches)
-                if not self._is_over:
-                    self._end_epoch()
+        batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
+        while not self._is_over and self.progress.epoch < self.epochs:
+            self._train_epoch(batches)
+            if not self._is_over:
+                self._end_epoch()
         if not self.control.exit_code:
             self.call("after_training")
         self.checkpointer.finish()

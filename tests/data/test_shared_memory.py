@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.shared_memory import BatchSlots, PageLock, SentBatch, open_slots
-from utils.logger import get_logger
+from data.shared_memory import BatchSlots, SentBatch, open_slots
 from utils.structures import Batch, Targets
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -139,88 +137,3 @@ def test_a_large_tensor_is_sent_with_its_strides_in_anonymous_memory():
 
 def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
-
-
-class Lock:
-    """Stands in for `PageLock` and records its calls."""
-
-    def __init__(self, allows: bool = True) -> None:
-        self.allows, self.calls, self.unlocked = allows, [], []
-
-    def lock(self, address: int, nbytes: int) -> bool:
-        self.calls.append((address, nbytes))
-        return self.allows
-
-    def unlock(self, address: int) -> None:
-        self.unlocked.append(address)
-
-
-@pytest.mark.parametrize("allows", [True, False])
-def test_a_slot_is_page_locked_with_its_first_batch_and_unlocked_when_it_is_freed(allows):
-    lock = Lock(allows)
-    slots = BatchSlots(3, 5000, lock)
-    for _ in range(2):
-        first, second = slots.take(144), slots.take(144)
-        arrived = [slots.arrived(slot, SHAPE) for slot in (first, second)]
-        begins = [images.data_ptr() for images in arrived]
-        del arrived
-    pages = -(-5000 // mmap.PAGESIZE) * mmap.PAGESIZE
-    assert sorted(lock.calls) == sorted((address, pages) for address in begins)
-    assert all(address % mmap.PAGESIZE == 0 for address in begins)
-    images = slots.arrived(slots.take(144), SHAPE)
-    del slots
-    gc.collect()
-    assert lock.unlocked == []
-    del images
-    gc.collect()
-    assert sorted(lock.unlocked) == (sorted(begins) if allows else [])
-
-
-@pytest.fixture
-def said(monkeypatch) -> list[str]:
-    """The messages about page locking, taken from the logger itself: how often pytest captures a record depends on
-    whether that logger has handlers."""
-    lines: list[str] = []
-    monkeypatch.setattr(get_logger(), "info", lambda text, *values: lines.append(text % values))
-    return lines
-
-
-def test_without_cuda_no_memory_is_locked_and_one_line_says_so(monkeypatch, said):
-    def absent():
-        raise AssertionError("Torch not compiled with CUDA enabled")
-
-    monkeypatch.setattr(torch.cuda, "cudart", absent)
-    slots = BatchSlots(2, 144, PageLock())
-    arrived = [slots.arrived(slots.take(144), SHAPE) for _ in range(2)]
-    assert len(said) == 1
-    assert "not compiled with CUDA" in said[0]
-    assert not any(images.is_pinned() for images in arrived)
-
-
-@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs CUDA's texts")
-def test_after_a_refusal_locking_is_not_tried_again(monkeypatch, said):
-    asked = []
-
-    class Runtime:
-        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
-            asked.append((nbytes, flags))
-            return 0 if len(asked) == 1 else 2  # cudaErrorMemoryAllocation
-
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    lock = PageLock()
-    assert [lock.lock(0, 4096) for _ in range(4)] == [True, False, False, False]
-    assert asked == [(4096, 1)] * 2
-    assert "out of memory" in said[0]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_slots_are_pinned_on_a_gpu():
-    slots = BatchSlots(2, 2**20, PageLock())
-    images = slots.arrived(slots.take(144), SHAPE)
-    assert images.is_pinned()
-    assert images.permute(0, 3, 1, 2).pin_memory().data_ptr() == images.data_ptr()
-    images.fill_(7)
-    assert (images.to("cuda", non_blocking=True) == 7).all()
-    del slots, images
-    gc.collect()
-    assert torch.ones(3, device="cuda").sum() == 3  # no error is left behind
