@@ -48,29 +48,6 @@ QUIET = {
 }
 
 
-class Service:
-    """A run as one tracking service holds it. `BackgroundTracker` calls the methods in one thread, in this order; any
-    of them may raise anything."""
-
-    name = ""
-
-    def open(self, key: str, settings: Mapping[str, Any]) -> str:
-        """Starts the tracked run, or continues that of ``key``, if it is not "". Returns its key."""
-        raise NotImplementedError
-
-    def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        """The results of an epoch, from 1, by the names of results.csv."""
-        raise NotImplementedError
-
-    def store(self, path: Path) -> None:
-        """Stores a file of the complete run."""
-        raise NotImplementedError
-
-    def close(self, *, is_complete: bool) -> None:
-        """Ends the tracked run, for now if it is not complete."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Note:
     """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
@@ -84,6 +61,29 @@ class Note:
             return build(Note, json.loads(read_text(path, MOST_BYTES)), str(path))
         except (OSError, ValueError, RecursionError, UserError):
             raise UserError(f"{path}: cannot be read or is damaged; move it away for a new tracked run") from None
+
+
+class Service:
+    """A run as one tracking service holds it. `BackgroundTracker` calls the methods in one thread, in this order; any
+    of them may raise anything."""
+
+    name = ""
+
+    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
+        """Starts the tracked run, or continues that of ``note``. Returns what the service has of it."""
+        raise NotImplementedError
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        """The results of an epoch, from 1, by the names of results.csv."""
+        raise NotImplementedError
+
+    def store(self, path: Path) -> None:
+        """Stores a file of the complete run."""
+        raise NotImplementedError
+
+    def close(self, *, is_complete: bool) -> None:
+        """Ends the tracked run, for now if it is not complete."""
+        raise NotImplementedError
 
 
 class BackgroundTracker(Tracker):
@@ -157,7 +157,7 @@ class BackgroundTracker(Tracker):
     def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
         """Logs the epochs that the service does not have."""
         if not self._is_open:
-            self._keep(Note(self._service.open(self._note.key, self._settings), self._note.epoch))
+            self._keep(self._service.open(self._note, self._settings))
             self._is_open = True
         for epoch, row in sorted(rows.items()):
             before = self._note
@@ -190,16 +190,16 @@ class MlflowService(Service):
         self._folder, self._run_id = folder.resolve(), ""
         self._client: MlflowClient | None = None
 
-    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         project, uri = self._folder.parent, os.environ.get("MLFLOW_TRACKING_URI")
         self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{project / STORE}")
-        if key:
-            client.update_run(key, status="RUNNING")
-            self._run_id = key
-            return key
+        if note.key:
+            client.update_run(note.key, status="RUNNING")
+            self._run_id = note.key
+            return Note(note.key, max((m.step for m in client.get_metric_history(note.key, "time")), default=0))
         if not self._run_id:  # else a first try has failed after this
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
             place = None if uri else (project / ARTIFACTS).as_uri()
@@ -212,7 +212,7 @@ class MlflowService(Service):
         parameters = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in settings.items()]
         for start in range(0, len(parameters), MOST_PARAMETERS):
             client.log_batch(self._run_id, params=parameters[start : start + MOST_PARAMETERS])
-        return self._run_id
+        return Note(self._run_id)
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -241,13 +241,13 @@ class WandbService(Service):
         self._folder = folder.resolve()
         self._run: WandbRun | None = None
 
-    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
         import wandb
 
         self._run = run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or self._folder.name,
-            id=key or uuid.uuid4().hex[:16],
+            id=note.key or uuid.uuid4().hex[:16],
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or self._folder,
             config=dict(settings),
@@ -258,7 +258,7 @@ class WandbService(Service):
             get_logger().info("Weights & Biases: offline; upload with: wandb sync %s", Path(run.dir).parent)
         else:
             get_logger().info("Weights & Biases: %s", run.url)
-        return run.id
+        return Note(run.id, max(run.step - 1, note.epoch))  # files of an offline run are not read back
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=epoch)

@@ -51,11 +51,11 @@ class MemoryService(Service):
         if self.down:
             raise ConnectionError("no route to host\nsecond line")
 
-    def open(self, key: str, settings: Mapping[str, Any]) -> str:
+    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
         self._called()
         self.settings = dict(settings)
-        self.keys.append(key)
-        return "k"
+        self.keys.append(note.key)
+        return Note("k", max(self.epochs, default=0))
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._called()
