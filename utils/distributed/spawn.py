@@ -42,7 +42,7 @@ def spawn(
 
     Args:
         run: calls the function in each process and reports its errors, as `utils.entrypoint.run_main` does.
-        optional: the others go on if one of the last so many processes is killed.
+        optional: the others go on if one of the last so many processes is killed, or exits by itself.
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
     Raises:
@@ -99,8 +99,7 @@ def _first_failure(
         connection.wait([process.sentinel for process in left.values()], timeout=1)
         for rank, process in list(left.items()):
             if not process.is_alive():
-                was_killed = (process.exitcode or 0) < 0
-                is_excused = was_killed and rank >= len(group) - optional
+                is_excused = (process.exitcode or 0) <= 0 and rank >= len(group) - optional
                 if not is_excused and (process.exitcode or not has_returned[rank]()):
                     return rank
                 del left[rank]

@@ -149,14 +149,15 @@ def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, mon
     same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
 
 
-@pytest.mark.slow
-def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path):
-    with Processes(tmp_path / "log.txt", real=True) as run:
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_killed):
+    with Processes(tmp_path / "log.txt", real=is_killed) as run:
         given = flags(world, tmp_path, "--eval-ranks", "1", "--spawn", "2")
         process = run.start([run.python, "train.py", *given])
-        run.until(lambda: "epoch 1/" in run.output())
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(max(map(int, children)), signal.SIGKILL)  # the last rank was started last
+        if is_killed:
+            run.until(lambda: "epoch 1/" in run.output())
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(max(map(int, children)), signal.SIGKILL)  # the last rank was started last
         assert run.codes() == [0], run.output()
         run.wait_gone(10)
     one, two = (read_checkpoint(folder / "last.pt") for folder in (alone, tmp_path / "exp"))
