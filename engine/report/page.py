@@ -95,10 +95,15 @@ class Subject:
 
 
 class ReportPage:
-    """Writes `FILE_NAME` and the figures that it shows into ``folder``, again and again while a run goes on."""
+    """Writes `FILE_NAME` and the figures that it shows into ``folder``, again and again while a run goes on. A resumed
+    run keeps the page of the former process until its first validation.
 
-    def __init__(self, folder: Path, subject: Subject) -> None:
-        self._folder, self._subject = folder, subject
+    ``validation`` is the newest; None before the first.
+    """
+
+    def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
+        self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
+        self.validation: Validation | None = None
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
 
@@ -106,15 +111,15 @@ class ReportPage:
         """Of the run."""
         self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
 
-    def write(self, history: dict[str, np.ndarray], validation: Validation | None) -> None:
+    def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, and results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure is
         no reason to end a run: it costs a warning.
 
-        Args:
-            history: the columns of results.csv, float64 (epochs,); empty before the first epoch.
-            validation: the newest; None before the first.
+        ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch.
         """
-        path = self._folder / FILE_NAME
+        if self._is_resumed and self.validation is None:
+            return
+        path, validation = self._folder / FILE_NAME, self.validation
         try:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():

@@ -4,21 +4,20 @@ those of a validation."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import Analysis
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from engine.hooks.result_files import ResultFiles, TensorBoardTracker
+from engine.hooks.result_files import ResultFiles
 from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
-from models.detector import Detector
 from utils.drawing.draw import write_image
 from utils.drawing.plots import draw_batch, draw_detections
 from utils.files.results_csv import read_columns
@@ -31,15 +30,16 @@ TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 class Plots(Hook):
     """Draws the plots of a run and its report, on rank 0: batches and the graph before the first step, the rest as it
-    trains. Comes after `ResultFiles`. Raises UserError if Matplotlib is not installed."""
+    trains; hands the pictures to TensorBoard, too. Comes after `ResultFiles`. Raises UserError if Matplotlib is not
+    installed."""
 
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
 
     def start(self, trainer: Training) -> Action:
         run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
-        tensorboard, evaluator = trainer.hooks.get(ResultFiles).tensorboard, validation.evaluator
-        self._plots = RunPlots(run.folder, tensorboard, model, trainer.loader, evaluator)
+        self._folder, self._names, self._evaluator = run.folder, model.names, validation.evaluator
+        self._tensorboard = trainer.hooks.get(ResultFiles).tensorboard
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         subject = Subject(
             title=f"Training run {run.folder.name}",
@@ -51,16 +51,18 @@ class Plots(Hook):
             indexes={"train": trainer.loader.index, "val": validation.loader.index},
             fitness=trainer.hooks.get(Results).fitness,
         )
-        self._page = ReportPage(run.folder, subject)
-        self._report = RunReport(run.folder, self._page, evaluator, is_resumed=run.checkpoint is not None)
+        self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)
         if run.checkpoint is None:
-            self._plots.before()
-            self._report.write()
+            self._draw_batches(trainer.loader)
+            side = 2 * model.stride  # the graph of larger images is the same
+            self._tensorboard.graph(model, torch.zeros(1, model.channels, side, side))
+            self._page.write({})
         return Action.CONTINUE
 
     def after_scores(self, trainer: Training, epoch: Epoch) -> Action:
         self._page.set_epochs(trainer.epochs)
-        self._report.add(epoch.number, epoch.result)
+        if epoch.result is not None and self._evaluator.detections is not None:
+            self._page.validation = ScoredValidation(epoch.result, self._evaluator.detections, epoch.number)
         self._drawing.after_epoch(epoch.number, epoch.result)
         return Action.CONTINUE
 
@@ -68,9 +70,24 @@ class Plots(Hook):
         self._drawing.finish()
         return Action.CONTINUE
 
+    def _draw_batches(self, loader: InfiniteDataLoader) -> None:
+        """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
+        for number in range(min(PICTURED_BATCHES, len(loader))):
+            batch = loader.render(0, number)
+            sheet = draw_batch(batch.images, batch.targets.rows, batch.paths, self._names)
+            if sheet is not None:
+                write_image(self._folder / f"train_batch{number}.jpg", sheet)
+                self._tensorboard.image(f"train/batch{number}", sheet, 0)
+
     def _draw(self, epoch: int, result: EvalResult | None) -> None:
-        self._plots.draw(epoch, result)
-        self._report.write()
+        """The report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
+        if result is not None:
+            self._tensorboard.pr_curves(result, self._names, epoch)
+            sheet = draw_preview(self._evaluator, self._names, self._folder / "val_predictions.jpg")
+            if sheet is not None:
+                self._tensorboard.image("val/predictions", sheet, epoch)
+        table = self._folder / "results.csv"
+        self._page.write(read_columns(table) if table.exists() else {})
 
 
 class TimeBudget:
@@ -96,66 +113,20 @@ class TimeBudget:
             self._cost_s = self._done_at - started
 
 
-class RunReport:
-    """Writes report.html with the newest validation of this process.
-
-    A resumed run keeps the page of the former process until its first validation.
-    """
-
-    def __init__(self, folder: Path, report: ReportPage, evaluator: Evaluator, *, is_resumed: bool) -> None:
-        self._table, self._report, self._evaluator = folder / "results.csv", report, evaluator
-        self._is_resumed, self._validation = is_resumed, None
-
-    def add(self, epoch: int, result: EvalResult | None) -> None:
-        """Takes the validation of an epoch, if there was one."""
-        if result is not None and self._evaluator.detections is not None:
-            self._validation = ScoredValidation(result, self._evaluator.detections, epoch)
-
-    def write(self) -> None:
-        if self._validation is not None or not self._is_resumed:
-            self._report.write(read_columns(self._table) if self._table.exists() else {}, self._validation)
-
-
-@dataclass
-class RunPlots:
-    """Draws into ``folder`` and hands the same pictures to TensorBoard."""
-
-    folder: Path
-    tensorboard: TensorBoardTracker
-    model: Detector
-    train_loader: InfiniteDataLoader
-    evaluator: Evaluator
-
-    def before(self) -> None:
-        """train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
-        loader = self.train_loader
-        for number in range(min(PICTURED_BATCHES, len(loader))):
-            batch = loader.render(0, number)
-            sheet = draw_batch(batch.images, batch.targets.rows, batch.paths, self.model.names)
-            if sheet is not None:
-                write_image(self.folder / f"train_batch{number}.jpg", sheet)
-                self.tensorboard.image(f"train/batch{number}", sheet, 0)
-        side = 2 * self.model.stride  # the graph of larger images is the same
-        self.tensorboard.graph(self.model, torch.zeros(1, self.model.channels, side, side))
-
-    def draw(self, epoch: int, result: EvalResult | None) -> None:
-        """After a validation, val_predictions.jpg, and curves for TensorBoard."""
-        if result is None:
-            return
-        self.tensorboard.pr_curves(result, self.model.names, epoch)
-        if self.evaluator.preview is not None:
-            batch, detections = self.evaluator.preview
-            sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, self.model.names)
-            if sheet is not None:
-                write_image(self.folder / "val_predictions.jpg", sheet)
-                self.tensorboard.image("val/predictions", sheet, epoch)
-
-
 def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, analysis: Analysis) -> None:
-    """Writes the report of a validation with its figures, and predictions.jpg: labels and detections of a batch."""
-    ReportPage(folder, subject).write({}, ScoredValidation(result, evaluator.detections, analysis=analysis))
-    if evaluator.preview is not None:
-        batch, detections = evaluator.preview
-        names = subject.validated.names
-        sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, names)
-        write_image(folder / "predictions.jpg", sheet)
+    """Writes the report of a validation with its figures, and predictions.jpg."""
+    page = ReportPage(folder, subject)
+    page.validation = ScoredValidation(result, evaluator.detections, analysis=analysis)
+    page.write({})
+    draw_preview(evaluator, subject.validated.names, folder / "predictions.jpg")
+
+
+def draw_preview(evaluator: Evaluator, names: Sequence[str], out: Path) -> np.ndarray | None:
+    """Writes a picture of the first batch with its labels and detections, and returns it; None if there is none."""
+    if evaluator.preview is None:
+        return None
+    batch, detections = evaluator.preview
+    sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, names)
+    if sheet is not None:
+        write_image(out, sheet)
+    return sheet

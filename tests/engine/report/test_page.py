@@ -3,7 +3,6 @@
 import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -19,7 +18,7 @@ from data.labels.findings import BAD_ROW, Finding, ScanReport
 from engine.evaluation.analysis import analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
-from engine.report.plots import RunReport, TimeBudget
+from engine.report.plots import TimeBudget
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL
@@ -85,6 +84,12 @@ def subject_of(index: DatasetIndex, **config) -> Subject:
     return Subject("run", TrainConfig(**config), Hyperparameters(box=3.0), ctx, 320, 32, {"train": index, "val": index})
 
 
+def write_page(folder: Path, subject: Subject, history: dict, validation: Validation | None = None) -> None:
+    report = ReportPage(folder, subject)
+    report.validation = validation
+    report.write(history)
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> DatasetIndex:
     return make_index(tmp_path, images=30, names=(HOSTILE, "b&b", "c"), boxes_per_image=4)
@@ -104,7 +109,7 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     detections = make_detections(index, false_per_image=3)
     truth = index.ground_truth()
     result = score_detections(truth, detections, 3)
-    ReportPage(tmp_path, subject_of(index, epochs=4)).write(HISTORY, Validation(result, detections, epoch=2))
+    write_page(tmp_path, subject_of(index, epochs=4), HISTORY, Validation(result, detections, epoch=2))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
     assert scores[0][:2] == ["class", "objects"]
@@ -135,7 +140,7 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
 
 
 def test_settings_that_differ_come_first(index, tmp_path):
-    ReportPage(tmp_path, subject_of(index, epochs=4, cos_lr=True)).write({}, None)
+    write_page(tmp_path, subject_of(index, epochs=4, cos_lr=True), {})
     page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     changed = page.tables["Settings that differ from their defaults"]
     assert [row[:3] for row in changed[1:]] == [
@@ -147,14 +152,14 @@ def test_settings_that_differ_come_first(index, tmp_path):
 
 
 def test_what_is_not_known_is_said(index, tmp_path):
-    ReportPage(tmp_path, subject_of(index)).write({}, None)
+    write_page(tmp_path, subject_of(index), {})
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     assert "No epoch is complete yet." in page.sections["Training"]
     assert "There is no validation yet" in page.sections["Detections"]
     assert "There is no validation yet" in page.sections["Summary"]
     none = make_table([], [], [], [])
     result = score_detections(index.ground_truth(), none, 3)
-    ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, none, epoch=1))
+    write_page(tmp_path, subject_of(index), HISTORY, Validation(result, none, epoch=1))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "There are none." in page.sections["Suspicious labels"]
@@ -164,7 +169,7 @@ def test_a_split_without_objects(tmp_path):
     empty = make_index(tmp_path, images=4, names=("a",), boxes_per_image=0)
     detections = make_table([1], [[0, 0, 50, 50]], [0.9], [0])
     result = score_detections(empty.ground_truth(), detections, 1)
-    ReportPage(tmp_path, subject_of(empty)).write({}, Validation(result, detections, epoch=1))
+    write_page(tmp_path, subject_of(empty), {}, Validation(result, detections, epoch=1))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
     assert "The train split has no boxes." in page.sections["Data"]
@@ -175,7 +180,7 @@ def test_a_split_without_objects(tmp_path):
 def test_hostile_names_and_findings_are_text(index, tmp_path):
     detections = make_detections(index, false_per_image=3)
     result = score_detections(index.ground_truth(), detections, 3)
-    ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, detections, epoch=2))
+    write_page(tmp_path, subject_of(index), HISTORY, Validation(result, detections, epoch=2))
     text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     page = check_self_contained(text)
     assert not re.search(r"https?://", text)
@@ -187,7 +192,7 @@ def test_galleries_show_photos_and_unreadable_images_say_so(index, tmp_path):
     detections = make_detections(index, false_per_image=3)
     result = score_detections(index.ground_truth(), detections, 3)
     (tmp_path / "3.jpg").unlink()
-    ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, detections, epoch=2))
+    write_page(tmp_path, subject_of(index), HISTORY, Validation(result, detections, epoch=2))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     assert page.sections["Worst images"].count("This image cannot be read") >= 2  # images 3 and 13
     photos = photos_of(page)
@@ -205,7 +210,7 @@ def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, clas
     result = score_detections(large.ground_truth(), detections, classes)
     epochs = np.arange(1.0, 1001)
     history = {"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(12)}
-    ReportPage(tmp_path, subject_of(large)).write(history, Validation(result, detections, epoch=1000))
+    write_page(tmp_path, subject_of(large), history, Validation(result, detections, epoch=1000))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     assert (tmp_path / FILE_NAME).stat().st_size < MOST_BYTES
     assert "the page would become too large" in page.sections["Worst images"]  # noise compresses badly
@@ -216,7 +221,7 @@ def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, clas
 def test_a_failure_costs_one_warning(index, tmp_path, caplog):
     report = ReportPage(tmp_path / "absent", subject_of(index))
     for _ in range(2):
-        report.write({}, None)
+        report.write({})
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "report cannot be written" in caplog.text
 
@@ -238,7 +243,7 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
     assert size_that_shows(8.0, 320, 32) == 640
     assert size_that_shows(15.9, 320, 32) == 352
     small = Subject("run", TrainConfig(), None, DistributedContext.from_environment("cpu"), 64, 32, {"train": index})
-    ReportPage(tmp_path, small).write({}, None)
+    write_page(tmp_path, small, {})
     page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
     median = take_census(index, "train", 64).median_side_px
     assert median < 16
@@ -252,14 +257,12 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
 def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     (tmp_path / FILE_NAME).write_text("of the former process")
     detections = make_detections(index, false_per_image=1)
-    result = score_detections(index.ground_truth(), detections, 3)
-    evaluator = SimpleNamespace(detections=detections)
-    report = RunReport(tmp_path, ReportPage(tmp_path, subject_of(index)), evaluator, is_resumed=True)
-    for epoch, validated in ((3, None), (4, result), (5, None)):  # epoch 5 keeps the detections of the newest
-        report.add(epoch, validated)
-        report.write()
-        text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
-        assert ("after epoch 4" in text) == (epoch > 3) == (text != "of the former process")
+    report = ReportPage(tmp_path, subject_of(index), is_resumed=True)
+    report.write({})
+    assert (tmp_path / FILE_NAME).read_text() == "of the former process"
+    report.validation = Validation(score_detections(index.ground_truth(), detections, 3), detections, 4)
+    report.write({})
+    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
 
 
 def test_work_after_epochs_takes_its_share_of_the_time():
