@@ -18,7 +18,6 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.files.folders import temporary_folder
-from utils.files.safe_io import check_owner
 from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
@@ -52,12 +51,6 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     """
     root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
-    try:
-        check_owner(root, os.lstat(root))
-    except PermissionError as error:
-        raise UserError(f"{root}: {error.strerror}; choose another folder") from None
-    except OSError:  # it does not exist
-        pass
     if _is_complete(root, wanted):
         return root / YAML_NAME
     if root.exists() and not (root / MARKER).exists() and (not root.is_dir() or any(root.iterdir())):

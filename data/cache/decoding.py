@@ -53,7 +53,7 @@ def remove_older(folder: Path, index: DatasetIndex) -> None:
     one that is being filled stays."""
     for path in folder.glob(f"{glob.escape(_name(index))}-*"):
         if index.fingerprint[:32] not in path.name and path.suffix in _SUFFIXES:
-            with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock"), own=True) as lock:
+            with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
                 if not lock.acquire():
                     path.unlink()
 

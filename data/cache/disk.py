@@ -37,7 +37,6 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
-from utils.files.safe_io import open_own
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.threads import map_ahead
@@ -130,7 +129,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * self.index.pixels.nbytes
-        self.lock = FileLock(self.path.with_suffix(".lock"), own=True)
+        self.lock = FileLock(self.path.with_suffix(".lock"))
 
     def fill(self) -> None:
         """Decodes all missing images; waits while another run fills the file."""
@@ -267,7 +266,7 @@ def _tree_pages(path: Path) -> np.ndarray:
 
 def _checksum(path: Path, pages: np.ndarray) -> int:
     total = 0
-    with open(path, "rb", buffering=0, opener=open_own) as file:
+    with open(path, "rb", buffering=0) as file:
         for page in pages.tolist():
             total = zlib.crc32(os.pread(file.fileno(), _PAGE, page * _PAGE), total)
     return total
@@ -299,16 +298,15 @@ def _stored_images(path: Path, count: int) -> np.ndarray:
     if not os.path.lexists(path) and not os.path.lexists(tree):
         return stored
     try:
-        os.close(open_own(path))
-        if os.path.lexists(tree):
-            raise CacheError("its checksum is not a file")
+        if not path.is_file() or os.path.lexists(tree):
+            raise CacheError("not a file with its checksum")
         with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
             pages = environment.info()["last_pgno"] + 1
             if pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
                 raise lmdb.CorruptedError("truncated")
             with environment.begin() as transaction:
                 keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
-    except (CacheError, FileNotFoundError, PermissionError, lmdb.Error) as error:
+    except (CacheError, lmdb.Error) as error:
         if "already open" in str(error):  # only complete files are kept open
             return ~stored
         discard("--cache disk", error, tree, path)

@@ -33,7 +33,7 @@ from utils.config.pixels import PixelFormat
 from utils.errors import UserError
 from utils.files.array_file import CacheError
 from utils.files.locks import FileLock
-from utils.files.safe_io import flock, is_still_named, open_own, remove_abandoned
+from utils.files.safe_io import flock, is_still_named, open_direct, remove_abandoned
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
@@ -54,19 +54,20 @@ class RamCache:
 
         Raises:
             FileNotFoundError: the file does not exist, or was removed while it was being opened.
-            PermissionError: it is not a file of this user.
-            CacheError: it has another size, others may write it, or a process keeps it locked.
+            PermissionError: it is not a file, or cannot be opened.
+            CacheError: it has another size, is not this user's alone, or a process keeps it locked.
         """
         self.path = path
         self.source_hw, self.pixels, self.stays = source_hw, pixels, stays
         self._offsets = _offsets(source_hw, pixels)
-        handle = open_own(path)
+        handle = open_direct(path)
         try:
             _share(handle, path)
             if not is_still_named(handle, path):
                 raise FileNotFoundError(path)
             status, size = os.fstat(handle), int(self._offsets[-1])
-            if status.st_size != size + len(self) * _CRC.itemsize or status.st_mode & 0o022:
+            is_own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            if status.st_size != size + len(self) * _CRC.itemsize or not is_own:
                 raise CacheError("not written by this program")
             memory = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
             self._pixels, self._checksums = np.frombuffer(memory, np.uint8, size), np.frombuffer(memory, _CRC, -1, size)
@@ -150,7 +151,7 @@ def open_ram_cache(
         is_unknown = False
         left = f"lockstep-{os.getuid()}-*{_SUFFIX}{'.' if stays else ''}*"  # by this user's runs
         remove_abandoned(path.parent.glob(left))
-        with FileLock(path.with_suffix(".lock"), own=True) as lock:
+        with FileLock(path.with_suffix(".lock")) as lock:
             if stays:
                 lock.wait(f"another run that fills {path}")
             if not (stays and path.exists()):

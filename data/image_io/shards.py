@@ -51,7 +51,7 @@ class Shards:
         """Raises UserError if ``path`` is missing or not a valid index."""
         self.path = path
         try:
-            self.meta, self.arrays = open_arrays(path, own=False)
+            self.meta, self.arrays = open_arrays(path)
             self._check()
         except FileNotFoundError:
             raise UserError(f"{path}: no such file") from None

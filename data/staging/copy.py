@@ -22,7 +22,7 @@ from data.staging.plan import StagePlan
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
-from utils.files.safe_io import check_owner, write_whole
+from utils.files.safe_io import write_whole
 from utils.machine.limits import DISK_FULL
 from utils.strings import counted, format_bytes
 
@@ -45,7 +45,6 @@ class StageCopy:
         self._synced_at = time.monotonic()
         with self._explained():
             folder.mkdir(parents=True, exist_ok=True)
-            check_owner(folder, os.lstat(folder))
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from utils.files.safe_io import atomic_write, open_file, open_own
+from utils.files.safe_io import atomic_write, open_descriptor
 
 _KEY = "lockstep"  # of the file's metadata: the checksum and the plain data, as JSON
 
@@ -39,33 +39,22 @@ def _checksum(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
     return total
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """Returns the metadata without reading the arrays. Raises as `open_arrays` does."""
-    return _read(open_own(path), "np", with_arrays=False)[1]
-
-
-def open_arrays(path: Path, *, own: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metadata, and read-only arrays that are views of the mapped file.
 
-    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened, or with ``own``
-    belongs to another user.
+    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened.
     """
-    checksum, meta, arrays = _read((open_own if own else open_file)(path), "pt", with_arrays=True)
-    if checksum != _checksum(meta, arrays):
-        raise CacheError("the contents are damaged")
-    return meta, arrays
-
-
-def _read(descriptor: int, framework: str, *, with_arrays: bool) -> tuple[int, dict[str, Any], dict[str, np.ndarray]]:
-    """The checksum, the metadata and the arrays of an open file, which is closed. Only PyTorch maps them."""
+    descriptor, _ = open_descriptor(path)
     try:
-        with safe_open(f"/dev/fd/{descriptor}", framework) as file:
+        with safe_open(f"/dev/fd/{descriptor}", "pt") as file:  # only PyTorch maps its arrays
             checksum, meta = json.loads(file.metadata()[_KEY])
-            arrays = {name: file.get_tensor(name).numpy() for name in file.keys() if with_arrays}  # noqa: SIM118
-    except (SafetensorError, TypeError, KeyError, ValueError, RecursionError):
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, MemoryError):
         raise CacheError("damaged, or not written by this version") from None
     finally:
         os.close(descriptor)
     for array in arrays.values():
         array.flags.writeable = False
-    return checksum, meta, arrays
+    if checksum != _checksum(meta, arrays):
+        raise CacheError("the contents are damaged")
+    return meta, arrays

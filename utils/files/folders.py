@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import UserError
-from utils.files.safe_io import OTHERS_WRITE, check_owner, flock, is_still_named, remove_abandoned
+from utils.files.safe_io import flock, is_still_named, remove_abandoned
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
@@ -176,21 +176,11 @@ def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
 def cache_folder(cache_dir: str = "") -> Path:
     """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep.
 
-    Raises UserError if the user has no home folder, or the folder is another user's.
+    Raises UserError if the user has no home folder.
     """
     if cache_dir:
         return Path(os.path.expanduser(cache_dir))
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
     except RuntimeError:
         raise UserError("this user has no home folder for caches; set HOME or XDG_CACHE_HOME") from None
-    try:
-        if os.stat(folder.parent).st_mode & OTHERS_WRITE:
-            check_owner(folder, os.lstat(folder))
-    except PermissionError as error:  # what is below it would be trusted
-        raise UserError(
-            f"{folder}: {str(error.strerror).lower()}; set XDG_CACHE_HOME to a folder of your own"
-        ) from None
-    except OSError:  # its user says why it cannot be created
-        pass
-    return folder

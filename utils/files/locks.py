@@ -18,7 +18,7 @@ import os
 import time
 from pathlib import Path
 
-from utils.files.safe_io import POLL_S, flock, is_still_named, open_direct, open_own
+from utils.files.safe_io import POLL_S, flock, is_still_named, open_direct
 from utils.logger import get_logger
 
 _held: set[int] = set()  # descriptors of this process's FileLocks
@@ -30,10 +30,8 @@ class FileLock:
     If the file system or the operating system has no locks, `acquire` always succeeds.
     """
 
-    def __init__(self, path: str | Path, *, own: bool = False) -> None:
-        """``own``: refuse the lock file of another user, who could hold the lock forever."""
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._open = open_own if own else open_direct
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
@@ -74,7 +72,7 @@ class FileLock:
 
     def _try(self) -> str:
         while True:
-            descriptor = self._open(self.path, os.O_RDWR | os.O_CREAT)
+            descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 flock(descriptor)
             except BlockingIOError:
