@@ -140,7 +140,8 @@ def _make(package: ModuleType, entry: Any) -> Any:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise UserError(f"{where}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
     name = entry["name"]
-    known = _transform_classes(package)
+    bases = (package.BasicTransform, package.BaseCompose)
+    known = {key: value for key, value in vars(package).items() if inspect.isclass(value) and issubclass(value, bases)}
     if name not in known:
         raise UserError(f"{where}: no transform is called '{name}'{suggestion(name, known)}")
     arguments = {key: value for key, value in entry.items() if key != "name"}
@@ -155,16 +156,6 @@ def _make(package: ModuleType, entry: Any) -> Any:
             return known[name](**arguments)
     except (ValueError, TypeError, UserWarning) as error:
         raise UserError(f"{where}: {name}: {_one_line(error)}") from None
-
-
-def _transform_classes(package: ModuleType) -> dict[str, type]:
-    bases = (package.BasicTransform, package.BaseCompose)
-    interfaces = (*bases, package.ImageOnlyTransform, package.DualTransform, package.Transform3D)
-    return {
-        name: value
-        for name, value in vars(package).items()
-        if inspect.isclass(value) and issubclass(value, bases) and value not in interfaces
-    }
 
 
 def _one_line(error: BaseException) -> str:

@@ -21,15 +21,7 @@ KEY = "lockstep"
 VERSION = 1
 LAYOUTS = ("raw", "end2end", "deepstream")
 _TEXTS = ("description", "date", "author", "version", "license")
-_OWN = (
-    "nms_iou",
-    "box_voting",
-    "validation_iou",
-    "squares",
-    "confidence",
-    "bits",
-    "data",
-)  # fields of `ExportMetadata`
+_OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "bits", "data")  # of `ExportMetadata`
 MOST_CLASSES = 100_000
 MOST_SIDE = 2**16  # pixels
 LONGEST_PATH = 4096
@@ -86,38 +78,13 @@ class ExportMetadata:
 
     def as_text(self) -> dict[str, str]:
         """Text by key."""
-        hw = list(self.imgsz_hw or ())
-        values = {
-            "description": self.description,
-            "author": self.author,
-            "date": self.date,
-            "version": self.version,
-            "license": self.license,
-            "task": self.task,
-            "stride": self.stride,
-            "batch": self.batch,
-            "imgsz": hw,
-            "channels": self.channels,
-            "names": dict(enumerate(self.names or ())),
-            "end2end": self.end2end,
-            "args": {"dynamic": self.dynamic},
-        }
-        own = {
-            "version": VERSION,
-            "layout": self.layout,
-            "needs_nms": self.nms_iou is not None,
-            "nms_iou": self.nms_iou,
-            "box_voting": self.box_voting,
-            "validation_iou": self.validation_iou,
-            "squares": self.squares,
-            "confidence": self.confidence,
-            "preprocessing": preprocessing(PixelFormat(self.channels, self.bits)),
-            "bits": self.bits,
-            "data": self.data,
-        }
-        return {key: str(value) for key, value in values.items()} | {
-            KEY: json.dumps(own | self.details, ensure_ascii=False)
-        }
+        values = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
+        values |= {"imgsz": list(self.imgsz_hw or ()), "names": dict(enumerate(self.names or ()))}
+        values |= {"args": {"dynamic": self.dynamic}}
+        own = {"version": VERSION, "layout": self.layout, "needs_nms": self.nms_iou is not None}
+        own |= {key: getattr(self, key) for key in _OWN}
+        own |= {"preprocessing": preprocessing(PixelFormat(self.channels, self.bits)), **self.details}
+        return {key: str(value) for key, value in values.items()} | {KEY: json.dumps(own, ensure_ascii=False)}
 
     def as_data(self) -> dict[str, Any]:
         """The same for formats that hold data: with what their readers do not expect as text."""

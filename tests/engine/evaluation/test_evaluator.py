@@ -9,7 +9,7 @@ from torch import nn
 
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation import evaluator as evaluator_module
-from engine.evaluation.evaluator import Evaluator, PhaseTimer, is_channels_last
+from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion
 from utils.boxes import scale_boxes, xywh_to_xyxy
 from utils.distributed.context import DistributedContext
@@ -212,6 +212,7 @@ def _validate_on_rank(folder):
     ctx.close()
 
 
+@pytest.mark.slow
 def test_two_gloo_processes_score_like_one(tmp_path):
     spawn(_validate_on_rank, 2, (str(tmp_path),))
     for num_images in (5, 2, 0):
@@ -307,11 +308,3 @@ def test_training_mode_is_restored_after_an_error():
     with pytest.raises(AttributeError):
         evaluator.run(model, [None])
     assert model.training
-
-
-def test_the_phase_timer_includes_waits():
-    timer = PhaseTimer(CPU)
-    assert list(timer.waits(iter([1, 2]))) == [1, 2]
-    with timer.phase("work"):
-        pass
-    assert set(timer.seconds()) == {"wait", "work"}
