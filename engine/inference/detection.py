@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -20,13 +21,22 @@ from models.postprocess.tiles import Tiles
 from utils.config.checks import typed_classes
 from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
-from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
+from utils.drawing.detection_writer import (
+    UniqueStems,
+    VideoFiles,
+    Window,
+    coco_rows,
+    write_crops,
+    write_yolo_labels,
+    written_suffix,
+)
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
 from utils.files.folders import increment_path
+from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead, map_ahead
-from utils.strings import counted
+from utils.strings import counted, image_ids_of
 from utils.structures import DetectionTable
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
@@ -141,7 +151,14 @@ class Drawing(NamedTuple):
 
 
 class Output:
-    """Logs each frame and its detections, and writes them to the files that the flags ask for.
+    """Logs each frame and its detections, and writes what the flags ask for into ``run_dir``. For the frames of videos,
+    STEM is STEM_FRAME:
+
+    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
+    - ``save_txt``: labels/STEM.txt, empty if nothing was found; with ``save_conf`` each row has the confidence as a
+      sixth number;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
 
     Attributes:
         seen: the files that had frames.
@@ -152,18 +169,18 @@ class Output:
         self.run_dir, self.failed, self._names, self._config = run_dir, failed, names, config
         self.seen: set[str] = set()
         self.log = DetectionLog(names)
-        self._stem_of = UniqueStems()
-        self._media = None if config.nosave else MediaWriter(run_dir)
-        self._files = DetectionFiles(run_dir, names, config)
+        self._stem_of, self._videos = UniqueStems(), VideoFiles(run_dir)
+        self._labels: list[str] = []  # of all frames, with detections or without
+        self._rows: list[dict[str, Any]] = []  # of predictions.json
 
     def draw(self, item: Detected | FileProblem | Exception) -> Drawing:
         """Draws and encodes; several threads may call it."""
-        is_unused = self._media is None and not self._config.view_img
+        is_unused = self._config.nosave and not self._config.view_img
         if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
             return Drawing(item)
         try:
             pixels, encoded = self._draw(as_rgb8(item.frame.image), item.found), b""
-            if self._media is not None and not item.frame.is_video:
+            if not self._config.nosave and not item.frame.is_video:
                 encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
         except Exception as error:
             return Drawing(replace(item, found=error))
@@ -192,17 +209,30 @@ class Output:
     def _write(self, frame: Frame, found: DetectionTable, drawing: Drawing) -> None:
         if Path(frame.path).resolve().parent == self.run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
-        stem = self._stem_of(frame.path, is_video=frame.is_video)
-        self._files.write(frame.path, stem, frame.index if frame.is_video else None, as_rgb8(frame.image), found)
-        if self._media is not None and frame.is_video:
-            self._media.frame(stem, drawing.pixels, frame.fps / self._config.vid_stride)
-        elif self._media is not None:
-            self._media.image(stem, written_suffix(frame.path), drawing.encoded)
+        config, image, is_video = self._config, as_rgb8(frame.image), frame.is_video
+        stem = self._stem_of(frame.path, is_video=is_video)
+        label = f"{stem}_{frame.index:06d}" if is_video else stem
+        if config.save_txt:
+            path = self.run_dir / "labels" / f"{label}.txt"
+            write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
+        if config.save_json:
+            self._labels.append(label)
+            self._rows += coco_rows(found, self._names, frame.path, label, frame.index if is_video else None)
+        if config.save_crop:
+            names = [self._names[c] for c in found.classes]
+            write_crops(self.run_dir / "crops", label, image, found.boxes_xyxy_px, names)
+        if not config.nosave and is_video:
+            self._videos.add(stem, drawing.pixels, frame.fps / config.vid_stride)
+        elif not config.nosave:
+            write_whole(self.run_dir / (stem + written_suffix(frame.path)), drawing.encoded)
 
     def close(self) -> None:
-        if self._media is not None:
-            self._media.close()
-        self._files.close()
+        """Finishes the files that hold several frames."""
+        self._videos.close()
+        if self._config.save_json:
+            ids = dict(zip(self._labels, image_ids_of(self._labels)))
+            rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
+            write_whole(self.run_dir / "predictions.json", json.dumps(rows, ensure_ascii=False, indent=1))
 
     def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
         labels = None

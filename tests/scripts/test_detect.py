@@ -32,10 +32,9 @@ from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
-from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, written_suffix
+from utils.drawing.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.machine.threads import Ahead
-from utils.structures import DetectionTable
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")
@@ -402,11 +401,8 @@ def test_an_image_named_like_a_frame_of_a_video_keeps_its_own_files(order):
 
 
 def test_boxes_without_pixels_make_no_crop(tmp_path):
-    files = DetectionFiles(tmp_path, ("a",), DetectConfig(weights="", source="", save_crop=True))
     boxes = np.array([[5.0, 5, 5, 9], [1.2, 1.2, 3.5, 2.5]])
-    found = DetectionTable(np.zeros(2, int), boxes, np.array([0.9, 0.8]), np.zeros(2, int))
-    files.write("a.jpg", "a", None, np.zeros((10, 10, 3), np.uint8), found)
-    files.close()
+    write_crops(tmp_path / "crops", "a", np.zeros((10, 10, 3), np.uint8), boxes, ["a", "a"])
     assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (2, 3, 3)
 
@@ -494,7 +490,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("utils.drawing.detection_writer.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.inference.detection.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
         ("utils.drawing.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
             "data.sources.read_image",
@@ -581,9 +577,9 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
 
 @pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.0125, 1e-6])
 def test_any_frame_rate_can_be_written(tmp_path, fps):
-    media = MediaWriter(tmp_path)
+    media = VideoFiles(tmp_path)
     for _ in range(3):
-        path = media.frame("s", np.zeros((32, 48, 3), np.uint8), fps)
+        path = media.add("s", np.zeros((32, 48, 3), np.uint8), fps)
     media.close()
     assert len(frames_of(path)) == 3
     if fps > 0.1:
@@ -591,24 +587,24 @@ def test_any_frame_rate_can_be_written(tmp_path, fps):
 
 
 def test_a_full_disk_leaves_a_playable_video(tmp_path, monkeypatch):
-    media = MediaWriter(tmp_path)
+    media = VideoFiles(tmp_path)
     frame = np.zeros((32, 48, 3), np.uint8)
     for _ in range(3):
-        media.frame("s", frame, 5.0)
+        media.add("s", frame, 5.0)
     full = shutil.disk_usage(tmp_path)._replace(free=frame.nbytes)
     monkeypatch.setattr("utils.drawing.detection_writer.shutil.disk_usage", lambda _: full)
     with pytest.raises(OSError, match="No space left") as caught:
-        media.frame("s", frame, 5.0)
+        media.add("s", frame, 5.0)
     assert caught.value.filename == str(tmp_path / "s.mp4")
     capture = cv2.VideoCapture(str(tmp_path / "s.mp4"))
     assert [capture.read()[0] for _ in range(4)] == [True, True, True, False]
 
 
 def test_a_video_of_changing_frame_size_is_playable_and_unwritable_formats_become_jpg(tmp_path):
-    media = MediaWriter(tmp_path)
+    media = VideoFiles(tmp_path)
     for side in (32, 48):
-        media.frame("s", np.zeros((side, side, 3), np.uint8), 5.0)
-    media.frame("t", np.zeros((16, 16, 3), np.uint8), 5.0)
+        media.add("s", np.zeros((side, side, 3), np.uint8), 5.0)
+    media.add("t", np.zeros((16, 16, 3), np.uint8), 5.0)
     media.close()
     capture = cv2.VideoCapture(str(tmp_path / "s.mp4"))
     assert [capture.read()[0] for _ in range(3)] == [True, True, False]

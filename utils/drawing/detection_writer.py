@@ -1,9 +1,8 @@
-"""The output of detect.py: images, videos, YOLO labels, crops, COCO JSON, and a window."""
+"""What detect.py and results write: videos, YOLO labels, crops and rows of COCO JSON under unique names; a window."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -16,17 +15,15 @@ import cv2
 import numpy as np
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
-from utils.config.settings import DetectConfig
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.strings import image_ids_of
 from utils.structures import DetectionTable
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
 FRACTION_DIGITS = 9  # of the image's size, in YOLO's labels: a hundred-thousandth of a pixel of 10,000
-_FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that `DetectionFiles` gives to the frames of videos
+_FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives to the frames of videos
 
 
 def written_suffix(path: str) -> str:
@@ -35,8 +32,8 @@ def written_suffix(path: str) -> str:
     return suffix if suffix.lower() in WRITABLE else ".jpg"
 
 
-class MediaWriter:
-    """Writes images and videos into ``run_dir``, one video at a time."""
+class VideoFiles:
+    """Writes videos into ``run_dir``, one at a time."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = Path(run_dir)
@@ -44,11 +41,7 @@ class MediaWriter:
         self._video_path = Path()
         self._size = (0, 0)
 
-    def image(self, stem: str, suffix: str, encoded: bytes) -> None:
-        """``encoded``: see `encode_image`."""
-        write_whole(self.run_dir / (stem + suffix), encoded)
-
-    def frame(self, stem: str, image: np.ndarray, fps: float) -> Path:
+    def add(self, stem: str, image: np.ndarray, fps: float) -> Path:
         """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.
 
         Raises OSError if the disk is nearly full; the video up to then can be played.
@@ -176,54 +169,13 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTab
     write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
 
 
-class DetectionFiles:
-    """Writes the files of each frame into ``run_dir``, as the ``save_*`` flags of ``config`` ask. For the frames of
-    videos, STEM is STEM_FRAME:
-
-    - ``save_txt``: labels/STEM.txt, empty if nothing was found; with ``save_conf`` each row has the confidence as a
-      sixth number;
-    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
-    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
-    """
-
-    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
-        self.run_dir, self.names, self._config = Path(run_dir), names, config
-        self._records: list[dict[str, Any]] = []  # for predictions.json
-        self._labels: list[str] = []  # of all frames, with detections or without
-
-    def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
-        """
-        Args:
-            source: path or URL of the image.
-            stem: unique to the source.
-            frame: number in the video, None for an image.
-            image: uint8 (H, W, 3) RGB, original pixels.
-            found: detections in this image.
-        """
-        label = stem if frame is None else f"{stem}_{frame:06d}"
-        if self._config.save_txt:
-            path = self.run_dir / "labels" / f"{label}.txt"
-            write_yolo_labels(path, image.shape[:2], found, scores=self._config.save_conf)
-        if self._config.save_json:
-            self._labels.append(label)
-            self._records += self._rows(source, label, frame, found)
-        if self._config.save_crop:
-            write_crops(
-                self.run_dir / "crops", label, image, found.boxes_xyxy_px, [self.names[c] for c in found.classes]
-            )
-
-    def close(self) -> None:
-        """Writes the files that hold all frames."""
-        if self._config.save_json:
-            ids = dict(zip(self._labels, image_ids_of(self._labels)))
-            for record in self._records:
-                record["image_id"] = ids[record["image_id"]]
-            write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
-
-    def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
-        boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
-        common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
-        return [
-            {**common, "category_id": c, "category": self.names[c], "bbox": box, "score": round(score, 6)}
-            for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
-        ]
+def coco_rows(
+    found: DetectionTable, names: Sequence[str], source: str, label: str, frame: int | None
+) -> list[dict[str, Any]]:
+    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id."""
+    boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
+    common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
+    return [
+        {**common, "category_id": c, "category": names[c], "bbox": box, "score": round(score, 6)}
+        for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
+    ]
