@@ -33,7 +33,7 @@ MOST_S, BUSY, WAITING = 4.0, 6.0, 0.1
 LONGER_S = {  # by name: how long, and why
     "test_two_processes_equal_one_process_up_to_rounding": (9.0, "an interpreter of its own imports torch"),
     "test_training_validation_and_detection_open_no_connection": (12.0, "an interpreter of its own, with all packages"),
-    "test_a_kill_in_each_of_three_phases_does_not_change_the_result": (14.0, "two processes, started seven times"),
+    "test_kills_at_calls_that_change_files_do_not_change_the_result": (10.0, "two processes, started five times"),
     "test_two_hundred_inputs_find_nothing": (12.0, "it prepares files of all kinds"),
     "test_one_two_and_four_processes_end_with_the_same_bits": (7.0, "eight processes train"),
     "test_a_run_resumes_on_another_number_of_processes": (6.0, "six processes train"),

@@ -2,7 +2,7 @@
 uninterrupted run.
 
     python tests/robustness/kills.py --kills 100 [--worlds 1 2 4] [--seed 0] [--folder DIR]
-    python tests/robustness/kills.py --phases 20 [--seed 0] [--folder DIR]      # kills of each of the phases below
+    python tests/robustness/kills.py --calls 40 [--folder DIR]      # kills at calls that change files
 
 Each launch is real processes, of as many ranks as chance says. At a random moment (often while a checkpoint is being
 written: every second step writes one) one rank or all get SIGKILL, and what is left must end by itself. Checked:
@@ -13,23 +13,22 @@ written: every second step writes one) one rank or all get SIGKILL, and what is 
 - the final last.pt and best.pt (weights, EMA, optimizer state, BatchNorm statistics) and results.csv (but for times)
   are those of the uninterrupted run, bit for bit.
 
-With ``--phases``, two ranks are killed (rank 0, rank 1 or both) at a file system call of a phase, or a moment after it:
-while they stage the data, scan it, fill a cache, write checkpoints, or close after the last epoch. The same command, or
-``--resume`` once there is a checkpoint, then goes on with what is there. Checked besides the bits: the files in the end
-are those of the undisturbed run, so nothing that a kill has left stays.
+With ``--calls``, rank 0 of two is killed at a file system call: while it stages the data, scans it, fills a cache,
+writes a checkpoint, or closes after the last epoch. The same command, or ``--resume`` once there is a checkpoint, then
+goes on with what is there. The files in the end are also those of the undisturbed run, so nothing that a kill has left
+stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -43,17 +42,7 @@ from utils.files.checkpoint import read_checkpoint
 IMAGES, BATCH = 18, 4
 STEPS_BETWEEN_KILLS = 4  # about; an epoch has five
 GONE_S = 30.0  # an idle machine needs two
-PHASE_EPOCHS = 2
-# By phase: a call that begins it (and what its file must hold), and the calls that belong to it: odd_train.py.
-PHASES = {
-    "stage": (r"/stage/", "", r"/stage/|/set/"),
-    "scan": (r"/cache/train-", "", r"changes .*/cache/|reads .*/(images|labels)/"),
-    "ram": (r"/memory/lockstep-", "", r"/memory/|reads .*/images/"),
-    "disk": (r"changes .*/cache/lockstep-", "", r"/cache/lockstep-|reads .*/images/train/"),
-    "write": (r"/runs/", "", r"changes .*/runs/"),
-    "close": (r"rename .*/results.csv$", rf"^{PHASE_EPOCHS},", r"changes .*/(runs|memory)/"),
-}
-ROUNDS = {"disk": ("stage", "scan", "scan", "disk", "write", "close"), "ram": ("scan", "ram", "ram", "write", "close")}
+CALL_EPOCHS = 2
 
 
 def flags(root: Path, name: str, epochs: int) -> list[str]:
@@ -160,91 +149,13 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
         assert run.codes() == [0], run.output()
     launches = killed_run(root, kills, worlds, epochs, random.Random(seed))
     check_history(launches, logged(root / "logs" / "whole"))
-    for name in ("last.pt", "best.pt"):
-        same_content(*(read_checkpoint(root / run / name) for run in ("whole", "killed")))
-    one, two = (CsvTracker(root / run / "results.csv").table.rows for run in ("whole", "killed"))
-    assert untimed(one.values()) == untimed(two.values())
-
-
-class PhaseKills:
-    """Launches of one training on two ranks with ``--cache`` of the kind ``cache``, and of an undisturbed one."""
-
-    def __init__(self, root: Path, cache: str, chance: random.Random) -> None:
-        self.root, self.cache, self.chance = root, cache, chance
-        self.done: Counter[str] = Counter()
-        write_dataset(root / "set", train=IMAGES, val=4)
-        write_model(root / "tiny.yaml")
-        whole = root / "whole"
-        with self._launch(whole) as run:
-            assert run.codes() == [0, 0], run.output()
-        self.calls = Counter(line.split()[0] for line in (whole / "calls").read_text().splitlines())
-        self.files = files_left(whole)
-
-    def _launch(self, folder: Path, phase: str = "", number: int = 0, who: str = "", delay_s: float = 0) -> Processes:
-        """A launch in ``folder``; ``who``, by default rank 0, is killed ``delay_s`` after call ``number`` of
-        ``phase``."""
-        for name in ("memory", "runs"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / "mark").unlink(missing_ok=True)
-        plan = {"phases": PHASES, "counts": str(folder / "calls"), "mark": str(folder / "mark")}
-        plan |= {"phase": phase, "number": number, "delay_s": delay_s, "kills": who != "rank 1"}
-        (folder / "plan.json").write_text(json.dumps(plan))
-        small = "save:2;set:data.index.scan:_CHUNK:4;set:data.cache.disk:_BATCH_BYTES:30000"
-        run = Processes(folder / "log.txt", odd=f"memory:{folder / 'memory'};calls:{folder / 'plan.json'};{small}")
-        if (folder / "runs" / "exp" / "last.pt").exists():
-            given = ["--resume", str(folder / "runs" / "exp")]
-        else:
-            given = [*flags(self.root, "exp", PHASE_EPOCHS), "--cache", self.cache, "--val-every", "1"]
-            given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
-            given += ["--stage", str(folder / "stage")]
-        run.ranks(2, *given)
-        return run
-
-    def round(self, name: str, phases: Sequence[str]) -> None:
-        """A training that is killed in each of the phases, one launch after the other, and then runs to its end."""
-        folder = self.root / name
-        for phase in phases:
-            if is_over(folder):
-                break
-            self._kill_in(folder, phase)
-        over = is_over(folder)
-        with self._launch(folder) as run:
-            codes, text = run.codes(), run.output()
-        assert codes == ([2, 2] if over else [0, 0]), text
-        assert not over or f"all epochs are done ({PHASE_EPOCHS})" in text, text
-        for kind in ("last.pt", "best.pt"):
-            pair = [read_checkpoint(self.root / of / "runs" / "exp" / kind) for of in ("whole", name)]
-            same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
-        one, two = (CsvTracker(self.root / of / "runs" / "exp" / "results.csv").table.rows for of in ("whole", name))
-        assert untimed(one.values()) == untimed(two.values())
-        left = files_left(folder)
-        if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes
-            left = Counter({name: count for name, count in left.items() if not name.startswith("memory/")})
-        assert left == self.files, f"more: {left - self.files}, fewer: {self.files - left}"
-
-    def _kill_in(self, folder: Path, phase: str) -> None:
-        number = 1 + int(self.chance.random() * self.calls[phase])
-        who = self.chance.choice(("rank 0", "rank 1", "both"))
-        delay = self.chance.choice((0.0, self.chance.uniform(0, 0.02)))
-        with self._launch(folder, phase, number, who, delay) as run:
-            while not (folder / "mark").exists() and any(process.poll() is None for process in run.started):
-                time.sleep(0.001)
-            hit = (folder / "mark").exists()
-            if hit and who != "rank 0":
-                run.started[1].kill()
-            seconds = run.wait_gone(GONE_S if hit else 120)
-            codes = run.codes()
-            text = run.output()
-        self.done[phase] += hit
-        at = f"at call {number} of {self.calls[phase]} and {1000 * delay:.0f} ms" if hit else "not reached"
-        print(f"{folder.name}, {phase}: {who} {at}, gone in {seconds:.1f} s, {codes}", flush=True)
-        assert "Traceback" not in text, text
+    same_run(root / "whole", root / "killed")
 
 
 def is_over(folder: Path) -> bool:
     """Whether the newest checkpoint is the final one, from which nothing can be resumed."""
     last = folder / "runs" / "exp" / "last.pt"
-    return last.exists() and read_checkpoint(last)["progress"]["epoch"] == PHASE_EPOCHS
+    return last.exists() and read_checkpoint(last)["progress"]["epoch"] == CALL_EPOCHS
 
 
 def files_left(folder: Path) -> Counter[str]:
@@ -258,24 +169,60 @@ def files_left(folder: Path) -> Counter[str]:
     )
 
 
-def prove_phases(root: Path, *, kills: int, seed: int, rounds: dict[str, Sequence[str]] = ROUNDS) -> Counter[str]:
-    """Kills in each phase of ``rounds`` until there are ``kills`` of each. Returns the number by phase."""
-    done: Counter[str] = Counter()
-    for cache, phases in rounds.items():
-        (root / cache).mkdir(parents=True)
-        training = PhaseKills(root / cache, cache, random.Random(f"{seed} {cache}"))
-        number = 0
-        while wanted := [phase for phase in phases if training.done[phase] < kills]:
-            training.round(f"round{number}", wanted)
-            number += 1
-        done += training.done
-    return done
+def prove_calls(root: Path, kills: int) -> None:
+    """Kills rank 0 of two at ``kills`` of the calls by which it changes files, spread over a training that stages its
+    data and caches images. Raises AssertionError if what goes on from there ends with other bits or files."""
+    write_dataset(root / "set", train=IMAGES, val=4)
+    write_model(root / "tiny.yaml")
+
+    def start(folder: Path, number: int) -> Processes:
+        """Goes on in ``folder``, and is killed at that call of this process; 0: at none."""
+        (folder / "memory").mkdir(parents=True, exist_ok=True)
+        odd = f"save:2;memory:{folder / 'memory'};kill:{folder / 'calls'}:{number};set:data.index.scan:_CHUNK:4"
+        run = Processes(root / f"{folder.name}.txt", odd=odd)
+        given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
+        given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
+        given += ["--stage", str(folder / "stage")]
+        if (folder / "runs" / "exp" / "last.pt").exists():
+            given = ["--resume", str(folder / "runs" / "exp")]
+        run.ranks(2, *given)
+        return run
+
+    whole = root / "whole"
+    with start(whole, 0) as run:
+        assert run.codes() == [0, 0], run.output()
+    total = (whole / "calls").stat().st_size
+    for kill in range(kills):
+        number = 1 + int(total * (kill + 0.5) / kills)
+        folder = root / f"killed at {number}"
+        with start(folder, number) as run:
+            seconds = run.wait_gone(GONE_S)
+            assert run.codes()[0] == -signal.SIGKILL, run.output()
+            assert "Traceback" not in run.output(), run.output()
+        print(f"killed at call {number} of {total}, gone in {seconds:.1f} s", flush=True)
+        over = is_over(folder)
+        with start(folder, 0) as run:
+            assert run.codes() == ([2, 2] if over else [0, 0]), run.output()
+        same_run(whole / "runs" / "exp", folder / "runs" / "exp")
+        left, expected = files_left(folder), files_left(whole)
+        if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes
+            left = Counter({name: count for name, count in left.items() if not name.startswith("memory/")})
+        assert left == expected, f"more: {left - expected}, fewer: {expected - left}"
+
+
+def same_run(a: Path, b: Path) -> None:
+    """Compares the checkpoints bit for bit, but not where their data is, and the tables but for times."""
+    for kind in ("last.pt", "best.pt"):
+        pair = [read_checkpoint(folder / kind) for folder in (a, b)]
+        same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
+    one, two = (CsvTracker(folder / "results.csv").table.rows for folder in (a, b))
+    assert untimed(one.values()) == untimed(two.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kills a training again and again; the result must not notice.")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--phases", type=int, default=0, help="kills of each phase, in place of random moments")
+    parser.add_argument("--calls", type=int, default=0, help="kills at calls, in place of random moments")
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="kept; default: a temporary one")
@@ -284,10 +231,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        if options.phases:
-            done = prove_phases(folder, kills=options.phases, seed=options.seed)
-            counts = ", ".join(f"{phase} {count}" for phase, count in done.items())
-            print(f"killed in {time.monotonic() - begun:.0f} s while: {counts}; the same bits and files")
+        if options.calls:
+            prove_calls(folder, options.calls)
+            print(f"{options.calls} kills in {time.monotonic() - begun:.0f} s: the same bits and files")
             return
         prove(folder, kills=options.kills, worlds=options.worlds, seed=options.seed)
     print(f"{options.kills} kills in {time.monotonic() - begun:.0f} s: the same bits")

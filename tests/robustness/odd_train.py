@@ -8,7 +8,7 @@
 - ``scored:FILE``: each validation appends the id of its process to FILE.
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``ready``: the first step waits until the evaluating processes of ``--eval-ranks`` are ready.
-- ``calls:FILE``: rank 0 counts its file system calls by phase and is killed at one of them (the plan of kills.py).
+- ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
 - ``set:MODULE:NAME:NUMBER``, ``memory:FOLDER``: other values of a constant, another folder for caches in memory.
 """
 
@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import os
-import re
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -89,45 +86,20 @@ def save_every(steps: int) -> None:
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
 
 
-def watch_calls(plan_file: str) -> None:
-    """Appends the phase of each file system call to a file, and kills this process at the planned one.
-
-    The plan: ``phases``, by name what a call that begins the phase looks like (with a second expression: that the
-    content of the file named matches too) and what its calls look like; ``counts``, the file; ``phase``, ``number``,
-    ``delay_s``: where to kill; ``mark``: a file that tells the test; ``kills``: False leaves it at that.
-    """
-    plan, own, guard = json.loads(Path(plan_file).read_text()), os.getpid(), threading.local()
-    counts = os.open(plan["counts"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    begun: set[str] = set()
-    seen = {name: itertools.count(1) for name in plan["phases"]}  # which only one thread may call
+def kill_at(counts: str, number: int) -> None:
+    """Appends a byte to the file ``counts`` for each call that changes a file below its folder, and kills this process
+    at call ``number``."""
+    own, calls, folder = os.getpid(), itertools.count(1), os.path.dirname(counts)
+    file = os.open(counts, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def hook(event: str, given: tuple) -> None:
-        if event not in FILE_CALLS or os.getpid() != own or isinstance(given[0], int) or hasattr(guard, "inside"):
+        if event not in FILE_CALLS or os.getpid() != own or isinstance(given[0], int):
             return
         changes = event != "open" or given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        paths = [os.fsdecode(path) for path in given[:2] if isinstance(path, (str, bytes, os.PathLike))]
-        text = f"{event} {'changes' if changes else 'reads'} {' '.join(paths)}"
-        guard.inside = True
-        try:
-            for name, (begins, content, belongs) in plan["phases"].items():
-                if name not in begun and re.search(begins, text):
-                    if not content or re.search(content, Path(paths[0]).read_text(), re.M):
-                        begun.add(name)
-                elif name in begun and re.search(belongs, text):
-                    os.write(counts, f"{name} {text}\n".encode())
-                    if (name, next(seen[name])) == (plan["phase"], plan["number"]):
-                        Path(plan["mark"]).touch()
-                        strike()
-        finally:
-            del guard.inside
-
-    def strike() -> None:
-        if not plan["kills"]:
-            time.sleep(plan["delay_s"])  # the test kills the other rank meanwhile
-        elif plan["delay_s"]:
-            threading.Timer(plan["delay_s"], os.kill, (own, signal.SIGKILL)).start()
-        else:
-            os.kill(own, signal.SIGKILL)
+        if changes and isinstance(given[0], (str, bytes, os.PathLike)) and os.fsdecode(given[0]).startswith(folder):
+            os.write(file, b".")
+            if next(calls) == number:
+                os.kill(own, signal.SIGKILL)
 
     sys.addaudithook(hook)
 
@@ -140,11 +112,11 @@ def make_otherwise(kind: str, *args: str) -> bool:
         importlib.import_module("utils.files.folders").SHARED_MEMORY = Path(args[0])
         for name in [name for name in sys.modules if name.startswith(("data.", "engine."))]:
             del sys.modules[name]  # they have the other folder
-    elif kind == "calls" and os.environ.get("RANK", "0") == "0":
-        watch_calls(args[0])
+    elif kind == "kill" and os.environ.get("RANK", "0") == "0":
+        kill_at(args[0], int(args[1]))
     elif kind == "save":
         save_every(int(args[0]))
-    return kind in ("set", "memory", "calls", "save")
+    return kind in ("set", "memory", "kill", "save")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tests.robustness.kills import prove, prove_phases
+from tests.robustness.kills import prove, prove_calls
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -40,16 +40,14 @@ def test_a_hundred_kills_do_not_change_the_result(tmp_path: Path):
     prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
 
 
-def test_a_kill_in_each_of_three_phases_does_not_change_the_result(tmp_path: Path):
-    """Two ranks are killed while they scan, fill the memory cache and write checkpoints. tests/data/cache/test_open.py
-    has a kill while a disk cache is filled."""
-    phases = ("scan", "ram", "write")
-    assert prove_phases(tmp_path, kills=1, seed=1, rounds={"ram": phases}).keys() == set(phases)
+def test_kills_at_calls_that_change_files_do_not_change_the_result(tmp_path: Path):
+    """tests/data/cache/test_open.py has a kill while a disk cache is filled."""
+    prove_calls(tmp_path, 2)
 
 
 @pytest.mark.slow
-def test_twenty_kills_in_every_phase_do_not_change_the_result(tmp_path: Path):
-    assert min(prove_phases(tmp_path, kills=20, seed=2).values()) >= 20
+def test_forty_kills_at_calls_that_change_files_do_not_change_the_result(tmp_path: Path):
+    prove_calls(tmp_path, 40)
 
 
 @pytest.mark.slow
