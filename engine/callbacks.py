@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from engine.hooks.hook import Action, Epoch, Hook, Training
@@ -62,39 +61,28 @@ def load_callbacks(source: str) -> UserCallbacks:
     module = None
     try:
         module = importlib.import_module(name)
-        callbacks = _callbacks_of(vars(module)[attribute])
+        callbacks = _callbacks_of(getattr(module, attribute))
     except (Exception, SystemExit) as error:
-        problem = _place(error, getattr(module, "__file__", None))
-        if module and attribute not in vars(module):
-            problem = f"{name} has no '{attribute}'{suggestion(attribute, vars(module))}"
-        elif isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            problem = f"there is no module '{error.name}' in the working folder or on PYTHONPATH"
-            problem += "; name the module without .py" if name.endswith(".py") or "/" in name else ""
-        raise UserError(f"{flag}: {problem}") from None
-    for name, callback in callbacks.items():
-        if name not in POINTS:
-            hint = f"{suggestion(name, POINTS)}; callbacks are {', '.join(POINTS)}"
-            raise UserError(f"{flag}: '{name}' is not a callback{hint}")
-        if inspect.iscoroutinefunction(callback) or inspect.isgeneratorfunction(callback):
-            raise UserError(f"{flag}: {name} must be a plain function; an async one or a generator would never run")
-        try:
-            inspect.signature(callback).bind(None)
-        except (TypeError, ValueError):
-            raise UserError(f"{flag}: {name} must be a function of one argument, the run") from None
+        raise UserError(f"{flag}: {_place(error, getattr(module, '__file__', None))}") from None
+    known = f"callbacks are {', '.join(POINTS)}"
+    if strange := [name for name in callbacks if name not in POINTS]:
+        raise UserError(f"{flag}: '{strange[0]}' is not a callback{suggestion(strange[0], POINTS)}; {known}")
     if not callbacks:
-        raise UserError(f"{flag}: has no callback; callbacks are {', '.join(POINTS)}")
-    return UserCallbacks(flag, callbacks, getattr(module, "__file__", None))
+        raise UserError(f"{flag}: has no callback; {known}")
+    return UserCallbacks(flag, callbacks, module.__file__)
 
 
 def _callbacks_of(found: Any) -> dict[str, Callback]:
     found = found() if isinstance(found, type) else found
-    found = SimpleNamespace(**{found.__name__: found}) if inspect.isroutine(found) else found
+    if inspect.isroutine(found):
+        return {found.__name__: found}
     return {name: getattr(found, name) for name in dir(found) if name.startswith("on_")}
 
 
 def _place(error: BaseException, path: str | None) -> str:
     """``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost line."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(("<frozen", __file__))]
+    of_import = ("<frozen", __file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(of_import)]
     places = [(f.filename, f.lineno) for f in [f for f in frames if f.filename == path] or frames]
     if isinstance(error, SyntaxError):
         places.append((error.filename, error.lineno))

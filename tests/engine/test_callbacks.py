@@ -86,11 +86,6 @@ class Typo:
         pass
 
 
-class Narrow:
-    def on_step(self):
-        pass
-
-
 class Needs:
     def __init__(self, argument):
         pass
@@ -99,16 +94,6 @@ class Needs:
 class Refuses:
     def __init__(self):
         raise ValueError("no")
-
-
-class Awaits:
-    async def on_epoch(self, run):
-        pass
-
-
-class Generates:
-    def on_epoch(self, run):
-        yield run
 
 
 class Exits:
@@ -162,17 +147,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "user_hooks",
         ":Watch",
         "user_hook:Watch",
-        "user_hooks.py:Watch",
         "user_hooks:Wach",
         "user_broken:x",
         "user_lacks:x",
         "user_raises:x",
         "user_hooks:Typo",
-        "user_hooks:Narrow",
         "user_hooks:Refuses",
         "user_hooks:Needs",
-        "user_hooks:Awaits",
-        "user_hooks:Generates",
         "user_hooks:Computed",
         "utils:Needs",
         "user_hooks:nothing",
