@@ -96,7 +96,6 @@ def model_card(
     metadata: ExportMetadata,
     results: Mapping[str, Parity | None],
     origin: Origin,
-    earlier: Sequence[str] = (),
 ) -> str:
     """Markdown about exported files.
 
@@ -104,7 +103,6 @@ def model_card(
         weights: the checkpoint.
         results: for each file its check; None: not checked.
         origin: of the checkpoint.
-        earlier: lines about files that exist from earlier exports.
     """
     config, progress = info.get("config", {}), info.get("progress", {})
     ap = metadata.details["ap"]
@@ -136,7 +134,6 @@ def model_card(
     lines += [f"| {key} | {value} |" for key, value in rows.items()]
     lines += ["", "## Checks", ""]
     lines += [f"- `{name}`: {'not checked' if found is None else found.line}" for name, found in results.items()]
-    lines += earlier
     return "\n".join(lines) + "\n"
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +36,7 @@ from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import Origin, describe_location, file_bytes, replace_path, temporary_folder
-from utils.files.safe_io import read_text, write_whole
+from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explanation, require_package
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 CPU = torch.device("cpu")
-_EARLIER = " (an earlier export)"  # in the model card
 
 
 def export(config: ExportConfig) -> list[Path]:
@@ -268,9 +266,7 @@ class _Job:
         with _errors_name(labels):
             write_whole(labels, labels_text(model.names))
         results = {path.name: parity for path, parity in done.items()}
-        card = model_card(
-            model.path, model.info, self.metadata, results, self.origin, _earlier(card_path, self.model.path, results)
-        )
+        card = model_card(model.path, model.info, self.metadata, results, self.origin)
         with _errors_name(card_path):
             write_whole(card_path, card)
 
@@ -295,19 +291,6 @@ FORMATS = {
     "torchscript": Format(".torchscript", lambda job: build_torchscript(job.module(), job.options), write_torchscript),
     "pt2": Format(".pt2", lambda job: build_pt2(job.module(), job.options, job.model.stride), write_pt2),
 }
-
-
-def _earlier(card: Path, weights: Path, done: Collection[str]) -> list[str]:
-    """The lines of an existing card about exports of the same checkpoint that are still there, but not in ``done``."""
-    if not card.is_file():
-        return []
-    lines = read_text(card).splitlines()
-    files = {line: card.with_name(line.split("`")[1]) for line in lines if re.match(r"- `[^`/]+`: ", line)}
-    files = {line: path for line, path in files.items() if path.name not in done and path.exists()}
-    trained = weights.stat().st_mtime
-    return [
-        f"{line.removesuffix(_EARLIER)}{_EARLIER}" for line, path in files.items() if path.stat().st_mtime >= trained
-    ]
 
 
 @contextlib.contextmanager

@@ -113,17 +113,6 @@ def test_all_formats_are_checked_and_scored(
     assert "--tta" in error_of(capsys, val.main, *args, "--tta")
 
 
-def test_a_model_card_keeps_what_was_exported_before_of_the_same_checkpoint(exported: Path, tmp_path: Path):
-    weights = shutil.copy2(exported, tmp_path / "best.pt")
-    for name in ("torchscript", "onnx"):
-        export.main(["--weights", str(weights), "--format", name, "--no-check"])
-    checks = (tmp_path / "best.md").read_text().split("## Checks\n\n")[1].splitlines()
-    assert checks == ["- `best.onnx`: not checked", "- `best.torchscript`: not checked (an earlier export)"]
-    os.utime(weights)  # trained anew
-    export.main(["--weights", str(weights), "--format", "onnx", "--no-check"])
-    assert "best.torchscript" not in (tmp_path / "best.md").read_text()
-
-
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_weights_that_are_not_finite_are_refused_in_one_line(tmp_path: Path, data: Path, capsys, value: float):
     detector = lively(TINY_MODEL, NAMES)
