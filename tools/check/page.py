@@ -37,7 +37,7 @@ def make_out(spec: DatasetSpec, out: Path) -> None:
         raise UserError(f"--out {out}: cannot be made ({error.strerror})") from None
 
 
-def _new_folder(spec: DatasetSpec) -> Path:
+def new_folder(spec: DatasetSpec) -> Path:
     """runs/check/exp, exp2, ... in the working folder; in the cache folder if the working folder is in the data set."""
     return increment_path(cache_folder() / "check" if _inside(Path(PROJECT), spec) else PROJECT, "exp")
 
@@ -84,7 +84,7 @@ def write_page(
     """
     try:
         content = _content(spec, splits, issues, detections, imgsz, weights) | {"trust": trust}
-        path = (out or _new_folder(spec)) / FILE_NAME
+        path = (out or new_folder(spec)) / FILE_NAME
         title, subtitle = f"Check of {Path(spec.source).stem}", f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
     except Exception as error:  # the findings are printed in any case

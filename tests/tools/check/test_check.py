@@ -26,6 +26,7 @@ from data.check.issues import (
     WITHIN,
 )
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
+from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.preloaded import python
@@ -33,7 +34,9 @@ from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
+from tools.check.page import make_out, new_folder
 from utils.entrypoint import run_main
+from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,7 +64,7 @@ def check(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
 
 
 def issues_of(capsys: pytest.CaptureFixture, data: EditableSet, *argv: object) -> list[dict]:
-    status, out = check(capsys, data.yaml, "--json", *argv)
+    status, out = check(capsys, data.yaml, "--json", "--noplots", *argv)
     issues = json.loads(out)["issues"]
     assert status == (1 if issues else 0)
     return issues
@@ -116,7 +119,7 @@ def test_a_set_without_labels(data, capsys):
 def test_a_set_without_a_usable_image(data, capsys):
     for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
         data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
-    status, out = check(capsys, data.yaml)
+    status, out = check(capsys, data.yaml, "--noplots")
     assert status == 1
     assert "unusable label file: 6 (training leaves these images out)" in out
     assert "labels/train/0.txt:1: no row can be used: 6 fields, expected 5 (class cx cy w h); a confidence col" in out
@@ -235,52 +238,43 @@ def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
     assert data.content() == before
 
 
-def test_the_page_is_written_to_a_new_folder_of_the_working_folder(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("exp", "exp2"):
-        _, text = check(capsys, data.yaml)
-        assert f"report: runs/check/{name}/report.html" in text
+def test_the_json_names_the_page(data, tmp_path, capsys):
     content = json.loads(check(capsys, data.yaml, "--json")[1])
-    assert content["report"] == "runs/check/exp3/report.html"
+    assert content["report"] == "runs/check/exp/report.html"
     assert (tmp_path / content["report"]).stat().st_size > 10_000
     content = json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])
     assert content["report"] is None
-    assert len(list((tmp_path / "runs" / "check").iterdir())) == 3
+    assert len(list((tmp_path / "runs" / "check").iterdir())) == 1
 
 
 @pytest.mark.parametrize("here", [".", "images/train", "labels"])
-def test_the_page_is_not_written_to_the_data_set(data, tmp_path, capsys, monkeypatch, here):
+def test_the_page_is_not_written_to_the_data_set(data, tmp_path, monkeypatch, here):
     """If the working folder is in the data set, the page is in the cache folder."""
+    spec, before = load_dataset_spec(data.yaml), data.content()
+    assert [str(new_folder(spec)) for _ in range(2)] == ["runs/check/exp", "runs/check/exp2"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(data.root / here)
-    before = data.content()
-    _, text = check(capsys, data.yaml)
-    assert f"report: {tmp_path}/cache/lockstep/check/exp/report.html" in text
-    assert "is in the data set" in error_of(capsys, main, data.yaml, "--out", "page")
+    assert new_folder(spec) == tmp_path / "cache/lockstep/check/exp"
+    with pytest.raises(UserError, match="is in the data set"):
+        make_out(spec, Path("page"))
     assert data.content() == before
 
 
-def test_a_working_folder_that_holds_data_sets_is_not_one(data, tmp_path, capsys, monkeypatch):
-    """The YAML is in the working folder, and the images are below it."""
-    data.yaml.rename(tmp_path / "data.yaml")
-    text = (tmp_path / "data.yaml").read_text(encoding="utf-8").replace("images/", "set/images/")
+def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_path, monkeypatch):
+    """The YAML is in the working folder, and the images are below it, or elsewhere."""
+    text = data.yaml.read_text(encoding="utf-8").replace("images/", "set/images/")
     (tmp_path / "data.yaml").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    before = data.content()
-    assert "report: runs/check/exp/report.html" in check(capsys, "data.yaml")[1]
-    assert data.content() == before
-
-
-def test_images_and_labels_outside_the_folder_of_the_yaml_are_the_data_set(data, tmp_path, capsys, monkeypatch):
-    """Also where the folder `images` is above the YAML; what is beside the labels is not the data set."""
-    (tmp_path / "project").mkdir()
+    assert str(new_folder(load_dataset_spec(Path("data.yaml")))) == "runs/check/exp"
     content = {"train": str(data.root / "images/train"), "val": str(data.root / "images/val"), "names": NAMES}
+    (tmp_path / "project").mkdir()
     (tmp_path / "project" / "my.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     monkeypatch.chdir(tmp_path / "project")
-    assert "report: runs/check/exp/report.html" in check(capsys, "my.yaml")[1]
+    spec = load_dataset_spec(Path("my.yaml"))
+    assert str(new_folder(spec)) == "runs/check/exp"
     for folder in ("images/train/page", "labels/val"):
-        assert "is in the data set" in error_of(capsys, main, "my.yaml", "--out", data.root / folder)
-    assert f"report: {data.root / 'page' / 'report.html'}" in check(capsys, "my.yaml", "--out", data.root / "page")[1]
+        with pytest.raises(UserError, match="is in the data set"):
+            make_out(spec, data.root / folder)
+    make_out(spec, data.root / "page")
 
 
 def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys, monkeypatch):
