@@ -51,15 +51,16 @@ def open_image_cache(
     Raises:
         UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
-    flag = "tile" if kind == "full" else f"--cache {kind}"
-    folder = SHARED_MEMORY if kind == "ram" else _made_folder(cache_dir, flag)
     if kind == "disk":
         from data.cache.disk import open_disk_cache
 
-        return open_disk_cache(index, folder, imgsz, decoding, ctx, leaders)
-    from data.cache.ram import open_ram_cache
+        return open_disk_cache(index, _made_folder(cache_dir, "--cache disk"), imgsz, decoding, ctx, leaders)
+    from data.cache.ram import open_full_cache, open_ram_cache
 
-    return open_ram_cache(index, folder, flag, imgsz, decoding, is_first=ctx is None or ctx.is_node_leader)
+    if kind == "ram":
+        return open_ram_cache(index, SHARED_MEMORY, imgsz, decoding, ctx)
+    is_first = ctx is None or ctx.is_node_leader
+    return open_full_cache(index, _made_folder(cache_dir, "tile"), decoding, is_first=is_first)
 
 
 def _made_folder(cache_dir: str, flag: str) -> Path:

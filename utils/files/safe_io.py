@@ -45,7 +45,7 @@ def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = Fals
     if locked:
         remove_abandoned(path.parent.glob(f"{prefix}.*.tmp"))
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "x+b") as file:
             if locked:
                 with contextlib.suppress(OSError):  # a file system without locks
                     flock(file.fileno())

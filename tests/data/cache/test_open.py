@@ -17,7 +17,6 @@ import pytest
 
 from data.cache import decoding
 from data.cache import disk as disk_cache
-from data.cache import ram as ram_cache
 from data.cache.open import ImageCache, open_image_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
@@ -108,9 +107,9 @@ def test_a_cache_returns_the_pixels_of_the_files(kind, index, cached):
     assert len(pickle.dumps(cache)) < 3000
 
 
-def test_memory_is_freed_when_its_last_user_ends(index, cached, tmp_path):
+def test_memory_is_freed_with_its_cache(index, cached, tmp_path):
     first, second = cached("ram", index), cached("ram", index)
-    assert first.path == second.path
+    assert files(tmp_path) == sorted([first.path, second.path])
     del first
     assert files(tmp_path) == [second.path]
     view, expected = second[0], second[0].copy()
@@ -119,71 +118,51 @@ def test_memory_is_freed_when_its_last_user_ends(index, cached, tmp_path):
     assert np.array_equal(view, expected)  # mapped memory stays valid
 
 
-def test_a_run_that_ends_leaves_nothing_in_memory(index, cached, tmp_path):
-    script = "cache = open.open_image_cache(index, 'ram', imgsz=64); print(cache.path.exists())"
-    assert run_script(script, index, tmp_path).stdout.strip() == "True"
-    assert files(tmp_path) == []
-
-
 def test_a_new_run_removes_the_memory_of_a_killed_run(index, cached, tmp_path):
-    stale = tmp_path / "shm" / f"lockstep-{os.getuid()}-other-64-v1.pixels"
-    half, stranger = stale.with_name(f"{stale.name}.abcd"), stale.with_name("something-else.pixels")
-    for path in (stale, half, stranger):
+    stale, stranger = (tmp_path / "shm" / name for name in (f"lockstep-{os.getuid()}-abcd.ram", "something-else.ram"))
+    for path in (stale, stranger):
         path.write_bytes(b"x")
     cache = cached("ram", index)
     assert files(tmp_path) == sorted([cache.path, stranger])
 
 
-@KINDS
+def _open_in_memory(ctx, index):
+    with torch_distributed_zero_first(ctx):
+        cache = open_image_cache(index, "ram", imgsz=64, ctx=ctx)
+    return str(cache.path), same_as_the_files(cache, index)
+
+
+def test_the_ranks_of_a_node_map_one_file(index):
+    results = run_ranks(4, _open_in_memory, index, local_world=2)
+    assert len({path for path, _ in results}) == 2
+    assert [is_same for _, is_same in results] == [True] * 4
+    assert not any(os.path.exists(path) for path, _ in results)
+
+
+@pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
 @pytest.mark.parametrize("taken", TAKEN)
-def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, taken, index, cached):
-    """A file has the right size, too. Nothing of it is used, and nothing is waited for."""
-    cache = cached(kind, index)
-    path, size = cache.path, cache.path.stat().st_size
-    del cache
-    take_name(path, taken, size)
+def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, imgsz, taken, index, cached):
+    """Nothing of it is used, and nothing is waited for."""
+    path = cached(kind, index, imgsz).path
+    size = path.stat().st_size
+    path.unlink()
+    take_name(path, taken, size - 1)
     if taken == "folder":
         with refused():
-            cached(kind, index)
+            cached(kind, index, imgsz)
         return
-    cache = cached(kind, index)
+    cache = cached(kind, index, imgsz)
     assert same_as_the_files(cache, index)
     assert cache.path == path
     assert stat.S_ISREG(path.lstat().st_mode)
-    assert path.lstat().st_uid == os.geteuid()
     if taken == "link":
-        assert path.with_name("target").stat().st_size == size
+        assert path.with_name("target").stat().st_size == size - 1
 
 
-def test_a_cache_in_memory_that_stays_locked_is_replaced(index, cached, monkeypatch):
-    monkeypatch.setattr(ram_cache, "_PATIENCE_S", 0.3)
-    path = cached("ram", index).path
-    take_name(path, "bytes", 9)
-    lock = "import fcntl, sys, time; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([python(), "-c", lock, str(path)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"\n"
-        assert same_as_the_files(cached("ram", index), index)
-        holder.kill()
-
-
-def test_a_cache_of_a_killed_run_is_used_if_its_checksums_are_right(index, cached, decoded):
-    cache = cached("ram", index)
-    path, content = cache.path, cache.path.read_bytes()
-    del cache
-    for harm in (None, 0, 5000, len(content) - 1):  # the last is in a checksum
-        found = bytearray(content)
-        if harm is not None:
-            found[harm] ^= 1
-        path.write_bytes(found)
-        path.chmod(0o600)
-        decoded.clear()
-        cache = cached("ram", index)
-        assert same_as_the_files(cache, index)
-        assert len(decoded) == (0 if harm is None else len(index))
-        del cache
-    path.write_bytes(content)
-    path.chmod(0o666)  # anybody could change the pixels later
-    assert cached("ram", index).path.stat().st_mode & 0o777 == 0o600
+def test_a_run_that_ends_leaves_nothing_in_memory(index, cached, tmp_path):
+    script = "cache = open.open_image_cache(index, 'ram', imgsz=64); print(cache.path.exists())"
+    assert run_script(script, index, tmp_path).stdout.strip() == "True"
+    assert files(tmp_path) == []
 
 
 def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, decoded, tmp_path):
