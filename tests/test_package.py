@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -89,25 +88,6 @@ def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     assert any(re.fullmatch(r"optuna\S+; extra == 'search'", line) for line in needed)
     extras = ["convert", "export", "ray", "search", "tiff", "trackers"]
     assert re.findall(r"^Provides-Extra: (.+)$", metadata, re.M) == extras
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize(
-    ("variables", "folder", "versions"),
-    [
-        ([], ".venv", "-c constraints.txt "),
-        (["PYTHON=python3.12"], ".venv-python3.12", "-c constraints.txt "),
-        (["LOCK="], ".venv-newest", ""),
-        (["LOCK=lowest.txt", "PYTHON=/opt/bin/python3.13"], ".venv-python3.13-lowest", "-c lowest.txt "),
-    ],
-)
-def test_make_keeps_an_environment_for_each_interpreter_and_choice_of_versions(variables, folder, versions):
-    command = ["make", "--dry-run", "--always-make", "test", *variables]
-    alone = {"PATH": os.environ["PATH"]}  # without the variables of a `make test` that runs this
-    done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
-    installs = re.findall(rf"uv pip install --python {folder} +(.*)--upgrade -r pyproject.toml(.*)$", done.stdout, re.M)
-    assert [given for given, _ in installs] == [versions] * 2
-    assert [more.split()[-2:] for _, more in installs] == [[], ["--group", "dev"]]
 
 
 @pytest.mark.parametrize("python_version", ["3.11", "3.12", "3.13"])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torchvision import ops
 
 from models.postprocess import box_voting
 from models.postprocess import detections as postprocess
@@ -120,14 +119,6 @@ def test_ties_and_exact_thresholds_follow_the_rules():
     grid = torch.from_numpy(np.concatenate((corner, corner + rng.integers(1, 12, (2, 100, 2))), -1)).float()
     coarse = torch.from_numpy(rng.integers(0, 4, (2, 100, 3)) / 4).float()
     assert_equals_brute_force(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300)
-
-
-def test_equals_torchvision_for_one_class():
-    boxes, scores = crowd(1, 400, 1, seed=4)
-    found = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.55, max_det=400, box_voting=False)
-    kept = ops.nms(boxes[0], scores[0, :, 0], 0.55)
-    assert torch.equal(found.boxes_xyxy[0, : len(kept)], boxes[0, kept])
-    assert found.counts.tolist() == [len(kept)]
 
 
 def test_an_image_gives_the_same_detections_in_any_batch():
