@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     MESSAGES.renew = config.getoption("renew_messages")
+    os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start: their number decides how sums are rounded
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it

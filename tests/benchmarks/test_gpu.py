@@ -105,7 +105,7 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
     for name in ABSENT:
         (absent / f"{name}.py").write_text(f"raise ModuleNotFoundError('absent', name={name!r})")
     variables = {"PYTHON": sys.executable, "OUT": str(tmp_path / "out"), "PEER": "", "PYTHONPATH": str(absent)}
-    variables |= {"OMP_NUM_THREADS": "1", "SLOWDOWN": "4"}
+    variables |= {"SLOWDOWN": "4"}
     return subprocess.run(
         ["bash", "benchmarks/gpu.sh", *flags],
         cwd=ROOT, env=os.environ | variables | environment, capture_output=True, text=True, check=False,

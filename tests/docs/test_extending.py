@@ -71,7 +71,7 @@ def test_the_blocks_name_their_files_in_the_text():
 
 @pytest.mark.parametrize("marker", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_additions_work(extended: Path, marker: str):
-    environment = {**os.environ, "PYTHONPATH": str(extended), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(extended)}
     done = subprocess.run(
         [
             python(),

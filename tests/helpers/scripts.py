@@ -36,7 +36,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python ARGV`` in ``folder``, by torchrun if in several processes. Fails unless it exits with ``code``."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", torchrun] if torchrun > 1 else []
-    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
     done = subprocess.run(
         [python(), *map(str, [*launch, *argv])],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False,

@@ -49,12 +49,11 @@ def test_without_ray(capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "train.py"]
-    subprocess.run([*torchrun, *FLAGS, "--project", str(tmp_path / "torchrun")], cwd=ROOT, env=environment, check=True)
+    subprocess.run([*torchrun, *FLAGS, "--project", str(tmp_path / "torchrun")], cwd=ROOT, check=True)
     command = [sys.executable, SCRIPT, "--workers", "2", "--", *FLAGS, "--project", str(tmp_path / "ray")]
     table = tmp_path / "ray" / "exp" / "results.csv"
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
         while not (table.exists() and len(table.read_text().splitlines()) > 2):
             assert job.poll() is None
             time.sleep(0.1)

@@ -82,9 +82,7 @@ def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
     command += ["--cache-dir", str(folder / "index")]
     results, readings = folder / "run" / "results.csv", []
     with open(folder / "log.txt", "w+") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         try:
             while process.poll() is None:
                 if results.exists() and len(results.read_text().splitlines()) - 1 > len(readings):

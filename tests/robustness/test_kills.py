@@ -70,7 +70,7 @@ def test_joined_and_mapped_classes_of_gray_images_keep_their_bits(tmp_path: Path
     spawn = ["--spawn", str(processes)] if processes > 1 else []
 
     def run(*command: object, kill_at: int = 0) -> int:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), "KILL_AT": str(kill_at)}
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "KILL_AT": str(kill_at)}
         command = [python(), "train.py", *map(str, command)]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode
 

@@ -40,7 +40,7 @@ class Clone:
         done = subprocess.run(
             [python(), *(changes.get(word, word) for word in words[1:])],
             cwd=self.folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(self._home)},
+            env={**os.environ, "HOME": str(self._home)},
             capture_output=True,
             text=True,
             timeout=200,

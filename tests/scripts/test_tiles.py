@@ -51,7 +51,6 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
 def run(world: Path, project: Path, *more: str, command: list[str] | None = None) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     command = command or ["train.py", *flags(world, project, *more)]
-    environment |= {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [python(), *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

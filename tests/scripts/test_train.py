@@ -26,7 +26,6 @@ COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", 
 
 def run(command: list[str], expect: int = 0, timeout: int = 240) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    environment |= {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -70,7 +70,7 @@ def test_two_nodes_equal_one_process(tmp_path: Path):
 
 def clean_environment() -> dict[str, str]:
     launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {k: v for k, v in os.environ.items() if k not in launched} | {"OMP_NUM_THREADS": "1"}
+    return {k: v for k, v in os.environ.items() if k not in launched}
 
 
 def ip(*words: str, check: bool = True) -> None:

@@ -23,7 +23,7 @@ def start(tmp_path: Path, data: Path, odd: str = "") -> subprocess.Popen:
     command += ["--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), "--project", str(tmp_path)]
     command += ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--epochs", "1", "--noplots"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    environment |= {"OMP_NUM_THREADS": "1", "STARTED_BY_TEST": str(tmp_path), "ODD": odd}
+    environment |= {"STARTED_BY_TEST": str(tmp_path), "ODD": odd}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 

@@ -314,7 +314,7 @@ def test_parts_of_the_nodes_are_disjoint_and_even():
 
 def _run_script(cwd: Path, *words: str) -> str:
     root = Path(__file__).parents[3]
-    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    environment = dict(os.environ) | {"PYTHONPATH": str(root)}
     command = [python(), str(root / words[0]), *words[1:]]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -71,7 +71,6 @@ def table(folder):
 
 @pytest.mark.slow
 def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the run that it is compared with: it decides the bits
     root, flags = world
     main([*flags, "--name", "whole"])
     whole = root / "whole"

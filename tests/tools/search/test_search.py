@@ -185,7 +185,6 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_first_trial_is_the_default_run_bit_for_bit(world, tmp_path, monkeypatch):
     """From weights, in a run so short that train.py raises the rate of new layers."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the run that it is compared with: it decides the bits
     root, flags = world
     weights = write_weights(tmp_path / "start.pt", ["light", "other"])
     flags = ["--data", flags[flags.index("--data") + 1], "--weights", str(weights), *SMALL, "--epochs", "2"]

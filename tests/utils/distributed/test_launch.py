@@ -106,7 +106,7 @@ def test_contradictory_variables_are_one_line(environ):
 )
 def test_a_program_for_one_process_says_so_once_under_a_launcher(command):
     weights = ["--weights", "a.pt"] if "demo" not in command and "tools.kfold" not in command else []
-    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
     done = [
         subprocess.run(
             [python(), *command, *weights],
@@ -142,7 +142,7 @@ if __name__ == "__main__":
 def run_positions(environments: list[dict[str, str]]) -> list[list[int]]:
     """(rank, local_rank, world_size, local_world_size, node_rank) of real processes with these environments, by
     rank."""
-    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
     started = [
         subprocess.Popen([python(), "-c", REPORT], cwd=ROOT, env=base | e, stdout=subprocess.PIPE, text=True)
         for e in environments

@@ -69,7 +69,7 @@ def flags(world: Path, project: Path) -> list[str]:
 
 def run(program: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
     command = [python() if "PYTHONPATH" not in environment else sys.executable, "-c", program, *argv]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    environment = {**os.environ, **environment}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=120)
 
 
@@ -150,9 +150,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     )
     ours, theirs = os.openpty()
     command = [python(), "-c", program, *flags(world, tmp_path)]
-    started = subprocess.Popen(
-        command, cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    started = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""
     with contextlib.suppress(OSError):  # EIO: the process has ended
