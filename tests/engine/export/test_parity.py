@@ -151,7 +151,7 @@ def test_ap_and_f1_are_held_to_their_tolerances(world):
     few = replace(same, matched=94, missing=6)
     assert few.violations(FLOAT16) == ["6 of 100 detections have no counterpart of their class (allowed: 5%)"]
     assert few.violations(INT8) == []
-    assert replace(same, box=float("nan")).violations(INT8)
+    assert replace(same, mean_box=float("nan")).violations(INT8)
     for allowed, ap in ((FLOAT32, 0.001), (FLOAT16, 0.003), (INT8, 0.015)):
         assert replace(same, ap=0.5 - ap * 0.9).violations(allowed) == []
         (text,) = replace(same, ap=0.5 - ap * 1.1).violations(allowed)
