@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from engine.hooks.hook import Action, Hook, Training
 from utils.distributed.collectives import max_over_ranks
-from utils.errors import UserError
 
 SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
 
@@ -49,16 +46,3 @@ class Checkpoints(Hook):
 
     def _age_s(self) -> float:
         return time.monotonic() - self._saved_at
-
-
-@contextmanager
-def saved_if_unreadable(trainer: Training) -> Iterator[None]:
-    """Saves a run of one process if the block cannot read its images, as from a network disk that has failed. Other
-    ranks could be one step ahead; their run continues from its last checkpoint."""
-    try:
-        yield
-    except UserError:
-        if trainer.images and trainer.ctx.world_size == 1:  # it has taken a step
-            trainer.read(leave=0)
-            trainer.save()
-        raise

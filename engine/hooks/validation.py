@@ -11,7 +11,6 @@ from torch import nn
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
-from engine.hooks.checkpoints import saved_if_unreadable
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.distributed.collectives import broadcast_object
 from utils.strings import counted
@@ -43,8 +42,7 @@ class Validation(Hook):
     def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
         """On every rank; rank 0 has the result, unless a signal has ended the validation."""
         trainer.call("before_validation")
-        with saved_if_unreadable(trainer):
-            epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
+        epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
         return trainer.control.after_validation()
 
 

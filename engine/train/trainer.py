@@ -12,7 +12,6 @@ from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
-from engine.hooks.checkpoints import saved_if_unreadable
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.control import NO_FLAGS, RunControl, StepFlags
@@ -90,8 +89,7 @@ class Trainer:
     def _train_step(self, batches: Prefetcher) -> None:
         """One step of the optimizer, and what is due after it."""
         progress, first, per_epoch = self.progress, self.progress.batch, len(self.loader)
-        with saved_if_unreadable(self):
-            micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
+        micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
         numbers = range(first, first + len(micro_batches))
         counts, samples = map(self.loader.global_images, numbers), sum(map(self.loader.global_samples, numbers))
         self.step.optimizer.set_rates(self.schedule, progress.updates)

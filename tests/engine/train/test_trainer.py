@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,11 @@ from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.train.trainer import Trainer
 from models.detector import build_detector
-from tests.helpers.messages import refused
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import REQUEUE, Stopped, UserError
+from utils.errors import REQUEUE, Stopped
 from utils.machine.stop_signals import StopSignals
 
 BATCHES = 3
@@ -34,7 +32,7 @@ class Loader:
     class_weights = None
 
     def __init__(self) -> None:
-        self.position, self.broken_at = 0, math.inf
+        self.position = 0
 
     def __len__(self) -> int:
         return BATCHES
@@ -44,8 +42,6 @@ class Loader:
 
     def __iter__(self):
         while True:
-            if self.position == self.broken_at:
-                raise UserError("cannot be read")
             yield make_batch(2, seed=self.position)
             self.position += 1
 
@@ -208,19 +204,6 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     assert stopped.value.code == REQUEUE
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 3)]
     assert not watch.of("after_training", "finish")
-
-
-def test_a_run_whose_images_cannot_be_read_is_saved_unless_it_has_not_begun():
-    trainer = build()
-    trainer.loader.broken_at = 2
-    with refused():
-        trainer.fit()
-    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 2)]
-    trainer = build()
-    trainer.loader.broken_at = 0
-    with refused():
-        trainer.fit()
-    assert not trainer.checkpointer.saved
 
 
 def test_the_last_epochs_refine():
