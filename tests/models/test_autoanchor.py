@@ -77,13 +77,6 @@ def test_poor_anchors_are_refitted(strides):
     assert (np.diff(by_stride) >= 0).all(), "small anchors on fine levels"
 
 
-def test_noautoanchor_disables_refitting():
-    model = anchor_model()
-    before = model.head.anchors.clone()
-    assert check_anchors(clustered(), model, anchor_t=4.0, refit=False).endswith("; refitting is off, kept")
-    assert torch.equal(model.head.anchors, before)
-
-
 @pytest.mark.parametrize("boxes", [np.zeros((0, 2)), np.array([[0.0, 5.0]]), np.array([[900.0, 3.0]] * 4)])
 def test_too_few_boxes_keep_the_anchors(boxes):
     model = anchor_model()

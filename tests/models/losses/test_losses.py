@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.box_coding import (
-    anchor_to_cxcywh,
     cell_centers,
     distances_to_xyxy,
     expected_distances,
@@ -378,31 +377,6 @@ def test_extreme_maps_stay_finite(kind):
         assert all(g.isfinite().all() for g in gradients(output, raw))
 
 
-def decoded(head: DetectionHead, raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes (B, N, 4) and scores (B, N, C)."""
-    boxes, scores = [], []
-    for i, (level, stride) in enumerate(zip(raw, STRIDES)):
-        grid = level.shape[-1]
-        centers, strides = cell_centers(((grid, grid),), (stride,), torch.device("cpu"))
-        flat = level.permute(0, 2, 3, 1).flatten(1, 2)
-        if isinstance(head, AnchorFreeHead):
-            boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centers, strides))
-            scores.append(flat[..., -3:].sigmoid())
-            continue
-        if isinstance(head, YOLOXHead):
-            center, size = flat[..., :2] + (centers - 0.5), flat[..., 2:4].exp()
-            boxes.append(torch.cat((center - size / 2, center + size / 2), -1) * stride)
-            scores.append(flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid())
-            continue
-        anchors = head.anchors[i]
-        flat = flat.unflatten(-1, (len(anchors), -1))
-        relative = anchor_to_cxcywh(flat[..., :4], anchors.expand(*flat.shape[:3], 2))
-        corner = torch.cat((centers - 0.5, torch.zeros_like(centers)), -1)[:, None]
-        boxes.append((cxcywh_to_xyxy(relative + corner) * stride).flatten(1, 2))
-        scores.append((flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid()).flatten(1, 2))
-    return torch.cat(boxes, 1), torch.cat(scores, 1)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_minimizing_the_loss_finds_every_target(kind):
     """The raw maps are optimized directly: each target gets a high-scoring cell with its box, the background gets
@@ -416,7 +390,7 @@ def test_minimizing_the_loss_finds_every_target(kind):
         optimizer.zero_grad()
         (output.total / output.normalizer.clamp(min=1)).backward()
         optimizer.step()
-    boxes, scores = decoded(head, [level.detach() for level in raw])
+    boxes, scores = head.decode([level.detach() for level in raw])
     for image, label, *place in targets.tolist():
         true = cxcywh_to_xyxy(torch.tensor(place)) * CANVAS
         overlap = iou(boxes[int(image)], true)
@@ -426,27 +400,6 @@ def test_minimizing_the_loss_finds_every_target(kind):
     for b in range(2):
         nowhere = unlike[targets[:, 0] == b].amax(0) < 0.3
         assert scores[b, nowhere].max() < 0.3
-
-
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yoloxnano", "yoloxtiny"])
-def test_the_loss_decodes_maps_as_the_head_does(name):
-    """A step on a real detector; the loss decodes the same boxes and scores from its maps as the head does."""
-    from models.detector import build_detector
-
-    model = build_detector(name, 3)
-    images = torch.rand(4, 3, CANVAS, CANVAS, generator=torch.Generator().manual_seed(0))
-    raw = model(images)
-    output = model.head.build_loss(HYP)(raw, as_targets(some_targets()))
-    output.total.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
-    boxes, scores = model.decode([level.detach() for level in raw])
-    ours = decoded(model.head, [level.detach() for level in raw])
-
-    def canonical(boxes, scores):  # the two heads may order anchors differently
-        table = torch.cat((boxes, scores), -1)[0].double()
-        return table[(table * torch.linspace(1, 2, table.shape[-1], dtype=torch.float64)).sum(-1).argsort()]
-
-    torch.testing.assert_close(canonical(boxes, scores), canonical(*ours), rtol=1e-4, atol=1e-4)
 
 
 def test_gains_come_from_the_hyper_parameters():

@@ -175,16 +175,6 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
         assert report.new_rows[key] == tuple(is_new.flatten().nonzero().flatten().tolist())
 
 
-def test_transfer_between_equal_class_lists_takes_everything(tmp_path: Path) -> None:
-    source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
-    target = build_detector("yolov8n", 2, names=["a", "b"], seed=2)
-    report = transfer_weights(target, write_own(source, tmp_path / "own.pt"))
-    assert not report.partly
-    assert not report.skipped
-    assert not report.unused
-    assert all(torch.equal(v, target.state_dict()[k]) for k, v in source.state_dict().items())
-
-
 def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
     target = build_detector("yolo11n", 2, names=["a", "c"], seed=2)
