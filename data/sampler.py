@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from torch.utils.data.distributed import DistributedSampler
 
 from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
@@ -143,16 +144,30 @@ class BatchRequest:
         return BatchRequest(tuple(key._replace(canvas_hw=canvas_hw) for key in self.keys), canvas_hw, self.slot)
 
 
-@dataclass(kw_only=True, eq=False)
-class KeyedDistributedSampler:
-    """The batches of one rank, as requests for samples."""
+class KeyedDistributedSampler(DistributedSampler):
+    """Sample keys of one rank. Iteration yields those of the epoch set by `set_epoch`; `requests` yields batches."""
 
-    order: EpochOrder  # with seed and global batch size
-    rank: int
-    world_size: int
-    quad: bool = False  # four samples make one image of twice the size
-    multi_scale: float = 0.0  # canvas sizes vary within +- this fraction from batch to batch; 0: never
-    epochs: int | None = None  # of the whole run, if it has changed
+    def __init__(
+        self,
+        order: EpochOrder,
+        *,
+        rank: int,
+        world_size: int,
+        quad: bool = False,
+        multi_scale: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            order: the epochs' orders, with seed and global batch size.
+            rank, world_size: of this process.
+            quad: four samples make one image of twice the size.
+            multi_scale: canvas sizes vary within +- this fraction from batch to batch; 0: never.
+        """
+        super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
+        self.order = order
+        self.quad = quad
+        self.multi_scale = multi_scale
+        self.epochs: int | None = None  # of the whole run, if it has changed
 
     @property
     def num_batches(self) -> int:
@@ -175,7 +190,16 @@ class KeyedDistributedSampler:
         """The maximum number of pixels in a batch of this rank."""
         order = self.order
         side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
-        return -(-order.batch_size // self.world_size) * side**2
+        return -(-order.batch_size // self.num_replicas) * side**2
+
+    def __len__(self) -> int:
+        """The number of images of this rank in an epoch."""
+        bounds = (shard_bounds(self.global_images(b), self.rank, self.num_replicas) for b in range(self.num_batches))
+        return sum(end - start for start, end in bounds)
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        for request in self.requests(self.epoch):
+            yield from request.keys
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
         """This rank's shards of the epoch's batches, from ``first_batch`` on."""
@@ -186,7 +210,7 @@ class KeyedDistributedSampler:
     def _request(self, indices: np.ndarray, epoch: int, batch: int) -> BatchRequest:
         first = batch * self.order.batch_size
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
-        start, end = shard_bounds(self.global_images(batch), self.rank, self.world_size)
+        start, end = shard_bounds(self.global_images(batch), self.rank, self.num_replicas)
         if self.quad:
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
             size = (2 * canvas[0], 2 * canvas[1])
@@ -204,7 +228,7 @@ class KeyedDistributedSampler:
 
     def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         """Four samples side by side, or one of the four rendered at twice the size."""
-        rng = keyed_generator(self.order.seed, Stream.QUAD, epoch, first)
+        rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
         if rng.random() < QUAD_PROBABILITY:
             return self._keys(indices, epoch, range(first, first + 4), canvas)
         position = first + int(rng.integers(4))
@@ -215,7 +239,7 @@ class KeyedDistributedSampler:
         height, width = self.order.canvas(members)
         if self.multi_scale == 0:
             return height, width
-        rng = keyed_generator(self.order.seed, Stream.MULTI_SCALE, epoch, batch)
+        rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
         factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
         stride = self.order.stride
         # At least two strides per side: batch norm needs more than one value per channel.

@@ -218,6 +218,7 @@ def test_what_every_version_must_offer_is_there():
     names = {
         "data.dataset": "LoadImagesAndLabels",
         "data.loading.loader": "InfiniteDataLoader",
+        "data.sampler": "(DistributedSampler)",
         "data.cache.disk": "lmdb",
         "utils.distributed.collectives": "def torch_distributed_zero_first",
         "engine.checkpoint.checkpoint": "is_parallel(",

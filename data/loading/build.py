@@ -77,7 +77,7 @@ def build_train_loader(
     if config.quad and len(order) < 4:
         raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
     sampler = KeyedDistributedSampler(
-        order=order,
+        order,
         rank=ctx.rank // config.pipeline,
         world_size=ctx.world_size // config.pipeline,
         quad=config.quad,

@@ -39,7 +39,7 @@ def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
 
 def sampler_of(rank=0, world=1, **options):
     more = {name: options.pop(name) for name in ("quad", "multi_scale") if name in options}
-    return KeyedDistributedSampler(order=order_of(**options), rank=rank, world_size=world, **more)
+    return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, **more)
 
 
 def keys_of(request):
@@ -82,7 +82,7 @@ def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
     starts = list(range(0, max(count // block, 1) * block, block))
     blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
     assert sum(blocks, ()) == tuple(indices)
-    for request in KeyedDistributedSampler(order=order, rank=0, world_size=1, quad=quad).requests(2):
+    for request in KeyedDistributedSampler(order, rank=0, world_size=1, quad=quad).requests(2):
         for key in keys_of(request):
             assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
             assert key.index in key.block
@@ -108,6 +108,16 @@ def test_an_empty_shard_keeps_its_canvas():
     requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
     assert sorted(len(r[0].images) for r in requests) == [0, 1, 1, 1]
     assert {r[0].canvas_hw for r in requests} == {(320, 320)}
+
+
+def test_the_sampler_replaces_a_distributed_sampler():
+    sampler = sampler_of(1, 4)
+    first = list(sampler)
+    assert len(sampler) == len(first)
+    sampler.set_epoch(1)
+    assert [key.epoch for key in sampler] == [1] * len(first)
+    everyone = [key.index for rank in range(4) for key in sampler_of(rank, 4)]
+    assert sorted(everyone) == list(range(53))
 
 
 def test_endless_requests_start_at_any_step():
@@ -201,7 +211,7 @@ def test_repeated_images_come_as_often_as_their_factors_say():
 
 
 def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSampler:
-    return KeyedDistributedSampler(order=order, rank=rank, world_size=world)
+    return KeyedDistributedSampler(order, rank=rank, world_size=world)
 
 
 def test_quad_groups_four_consecutive_samples():

@@ -105,7 +105,7 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
     for path in (source, written(source, tmp_path / "out")):
         dataset = AugmentedImages(index_of(path), imgsz=64, epochs=2)
         order = EpochOrder(len(dataset), seed=0, batch_size=4, imgsz=64, stride=32, image_hw=None, block=4)
-        request = next(KeyedDistributedSampler(order=order, rank=0, world_size=1).requests(0, 0))
+        request = next(KeyedDistributedSampler(order, rank=0, world_size=1).requests(0, 0))
         samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.samples(request.keys)])
     assert samples[0] == samples[1]
 

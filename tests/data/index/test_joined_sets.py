@@ -191,7 +191,7 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     loader = InfiniteDataLoader(
         AugmentedImages(index, imgsz=64, hyp=Hyperparameters()),
         KeyedDistributedSampler(
-            order=EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
+            EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
         ),
         weighted=True,
     )

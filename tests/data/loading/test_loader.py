@@ -229,7 +229,7 @@ def test_a_damaged_file_is_one_line(tmp_path, workers):
     Path(index.path(4)).write_bytes(b"\x89PNG")
     dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
-    sampler = KeyedDistributedSampler(order=order, rank=0, world_size=1)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, workers=workers)
     with refused():
         list(islice(loader, 3))
@@ -332,7 +332,7 @@ if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
     dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
-    sampler = KeyedDistributedSampler(order=order, rank=0, world_size=1)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, workers=2)
     try:
         for i, batch in enumerate(loader):
