@@ -93,32 +93,20 @@ def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
     return score_detections(fold.truth, fold.found, num_classes)
 
 
-def fold_rows(results: Sequence[EvalResult], pooled: EvalResult) -> list[tuple[str, int | None, list[float]]]:
-    """A row a fold, their mean and standard deviation, and all images scored together: name, images, and `METRICS`."""
-    values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
-    rows = [(f"fold {number}", r.num_images, row) for number, (r, row) in enumerate(zip(results, values.tolist()), 1)]
-    rows += [("mean", None, values.mean(0).tolist()), ("std", None, values.std(0, ddof=1).tolist())]
-    return [*rows, ("pooled", pooled.num_images, [pooled.metrics[metric.name] for metric in METRICS])]
-
-
-def class_rows(
-    results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]
-) -> list[tuple[str, int, float, float, float]]:
-    """For each class with boxes: name, boxes, AP of all images together, lowest and highest AP of a fold."""
-    by_fold = np.array([result.class_ap for result in results])
-    return [
-        (names[c], int(pooled.class_targets[c]), float(pooled.class_ap[c]),
-         float(np.nanmin(by_fold[:, c])), float(np.nanmax(by_fold[:, c])))
-        for c in np.flatnonzero(pooled.class_targets)
-    ]  # fmt: skip
-
-
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """The lines of `fold_rows`, then `class_rows`."""
+    """Lines: `METRICS` of each fold, their mean and deviation, and those of all images scored together; then for each
+    class with boxes AP of all images together, and the lowest and highest AP of a fold."""
+    values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
     folds = [("", "images", *(metric.column for metric in METRICS))]
-    for name, images, row in fold_rows(results, pooled):
-        folds.append((name, "" if images is None else str(images), *map(number_text, row)))
+    for number, (result, row) in enumerate(zip(results, values), 1):
+        folds.append((f"fold {number}", str(result.num_images), *map(number_text, row)))
+    folds += [
+        (name, "", *map(number_text, row)) for name, row in (("mean", values.mean(0)), ("std", values.std(0, ddof=1)))
+    ]
+    folds.append(("pooled", str(pooled.num_images), *(number_text(pooled.metrics[m.name]) for m in METRICS)))
+    by_fold = np.array([result.class_ap for result in results])
     classes = [("class", "boxes", "pooled AP", "lowest", "highest")]
-    for name, boxes, *values in class_rows(results, pooled, names):
-        classes.append((name, str(boxes), *map(number_text, values)))
+    for c in np.flatnonzero(pooled.class_targets):
+        scores = pooled.class_ap[c], np.nanmin(by_fold[:, c]), np.nanmax(by_fold[:, c])
+        classes.append((names[c], str(pooled.class_targets[c]), *map(number_text, scores)))
     return aligned(folds) + aligned(classes)

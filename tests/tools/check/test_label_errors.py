@@ -10,7 +10,7 @@ from engine.inference.predictor import load
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_weights
-from tools.check.label_errors import detect_all, label_issues, model_name
+from tools.check.label_errors import detect_all, label_issues
 
 
 def test_all_images_are_detected_in_order(tmp_path):
@@ -38,10 +38,3 @@ def test_an_image_may_have_more_labels_than_a_predictor_returns(tmp_path):
     _, tables, results = label_issues(predictor, splits, 0.3)
     assert results["train"].num_images == 4
     assert np.bincount(tables["train"].image_index, minlength=4)[2] > 400
-
-
-def test_the_model_is_named_with_its_epochs(tmp_path):
-    predictor = load(write_weights(tmp_path / "w.pt", NAMES), device="cpu")
-    assert model_name(predictor, "a/w.pt") == "w.pt"
-    predictor.model.info["progress"] = {"epoch": 4}
-    assert model_name(predictor, "a/w.pt") == "w.pt (after 4 epochs)"
