@@ -210,7 +210,7 @@ def test_half_stores_float16_and_decodes_in_float32(half, name: str):
 @pytest.mark.parametrize(
     ("layout", "files"),
     [
-        ("end2end", ("a.onnx", "a.torchscript")),
+        ("end2end", ("a.onnx",)),
         *(pytest.param(layout, FORMATS, marks=pytest.mark.slow) for layout in ("end2end", "deepstream")),
     ],
 )
