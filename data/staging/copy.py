@@ -26,7 +26,6 @@ from utils.files.safe_io import write_whole
 from utils.machine.limits import DISK_FULL
 from utils.strings import counted, format_bytes
 
-NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
 _SYNC_EVERY_S = 10.0  # what a killed process loses
 _BLOCK = 4096  # disk usage of a file is a multiple of this
 
@@ -48,15 +47,15 @@ class StageCopy:
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
-        """Locks the copy. If another run on this node has locked it, waits (``wait``) or raises UserError."""
+        """Locks the copy. If another run, or another node of this one, has locked it, waits (``wait``) or raises
+        UserError."""
         lock = FileLock(self.folder / "lock")
         if wait:
             lock.wait(f"another run that copies into {self.folder}")
         elif holder := lock.acquire():
-            raise UserError(f"--stage: another run is copying into {self.folder} ({holder}); wait for it")
+            remedy = "name a folder on a local disk of each node, or use {node_rank} in the name; or wait for that run"
+            raise UserError(f"--stage: another node or run is copying into {self.folder} ({holder}); {remedy}")
         try:
-            for note in self.folder.glob(f"{NODE_NOTE}*"):  # left by killed processes
-                note.unlink(missing_ok=True)
             with self._explained():
                 shutil.rmtree(self._incoming, ignore_errors=True)
                 self._incoming.mkdir()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from data.index.files import without_empty
 from data.labels.findings import relative_name
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import load_dataset_spec
-from data.staging.copy import NODE_NOTE, StageCopy
+from data.staging.copy import StageCopy
 from data.staging.file_exchange import exchange_items
 from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
@@ -55,13 +54,11 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                sent = [None, None]
-                if leaders.local_group_rank == 0:
-                    sent = [_plan(source), secrets.token_hex(8)]
+                sent = [_plan(source) if leaders.local_group_rank == 0 else None]
                 barrier.wait_all()
                 if leaders.group_size > 1:
                     dist.broadcast_object_list(sent, src=leaders.ranks[0], group=leaders.handle)
-                yaml = str(_complete(*sent, local_folder, barrier, leaders, show_progress=ctx.is_main))
+                yaml = str(_complete(sent[0], local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", yaml.encode("utf-8", "surrogateescape"))
         return dataclasses.replace(load_dataset_spec(yaml), source=source.data)
@@ -73,15 +70,11 @@ def _plan(source: DataSource) -> StagePlan:
     return plan_stage(spec, (*source.splits, *(split for split in source.optional if split in spec.splits)))
 
 
-def _complete(
-    plan: StagePlan, token: str, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool
-) -> Path:
-    """Completes the copy of this node, of which this process is the leader, and returns its YAML. ``token``: a random
-    text, the same on all nodes."""
+def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
+    """Completes the copy of this node, of which this process is the leader, and returns its YAML."""
     if is_under(relative_name(folder / plan.key, plan.spec.root), plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
-    _check_folders_differ(copy.folder, token, barrier, leaders)
     with copy.lock(wait=leaders.group_size == 1):
         local = copy.complete_files()
         barrier.wait_all()
@@ -108,23 +101,3 @@ def _complete(
         copy.finish()
         barrier.wait_all()
     return copy.yaml
-
-
-def _check_folders_differ(folder: Path, token: str, barrier: StoreBarrier, leaders: Subgroup) -> None:
-    """Raises UserError if two nodes use one folder, which then is on a shared disk."""
-    if leaders.group_size == 1:
-        return
-    rank = leaders.local_group_rank
-    notes = [folder / f"{NODE_NOTE}{n}-{token}" for n in range(leaders.group_size)]
-    try:
-        notes[rank].touch()
-        barrier.wait_all()
-        others = [n for n, note in enumerate(notes) if n != rank and note.exists()]
-        barrier.wait_all()
-    finally:
-        notes[rank].unlink(missing_ok=True)
-    if others:
-        raise UserError(
-            f"--stage: {folder.parent} is the same folder on nodes {min(rank, *others)} and {max(rank, *others)}; "
-            "name a folder on a local disk of each node, or use {node_rank} in the name"
-        )
