@@ -68,13 +68,6 @@ def test_slots_of_ended_workers_are_freed():
     assert {slots.take(1), slots.take(1)} == {0, 1}
 
 
-def test_a_discarded_batch_frees_its_slot():
-    slots = BatchSlots(1, 1000)
-    slot = slots.take(144)
-    sent(batch_in(slots, slot, 1), slots, slot)
-    assert slots.take(144) == slot
-
-
 def _fill(slots: BatchSlots, results) -> None:
     results.send_bytes(ForkingPickler.dumps(SentBatch(batch_in(slots, 1, 9), slots, 1)))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.augment import plan as plan_module
-from data.augment.mosaic import Mosaic, choose_partners
+from data.augment.mosaic import Mosaic
 from data.augment.plan import draw_plans
 from data.augment.transforms import (
     MAX_ASPECT,
@@ -94,13 +94,6 @@ def test_augmentations_share_no_numbers():
     assert all(len(range(kind.columns.start, kind.columns.stop)) == kind.num_uniforms for kind in kinds if kind.columns)
     columns = [column for kind in kinds if kind.columns for column in range(kind.columns.start, kind.columns.stop)]
     assert sorted(columns) == list(range(SHARED_COLUMNS))
-
-
-def test_partners_follow_the_drawn_numbers():
-    assert choose_partners([0.0, 0.999, 0.5], 3, (), 10) == [0, 9, 5]
-    assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5, 7), 10)) == [1, 5, 7]
-    assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5), 10)) in ([1, 1, 5], [1, 5, 5])
-    assert choose_partners([0.9, 0.1], 3, (3,), 10) == [3, 3]
 
 
 def test_epoch_position_and_seed_change_the_plan():

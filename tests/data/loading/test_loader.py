@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.loading.augmented import AugmentedImages
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
-from data.loading.loader import InfiniteDataLoader
 from data.loading.worker import collate, collate_quad
-from data.sampler import BatchRequest, EpochOrder, KeyedDistributedSampler
+from data.sampler import BatchRequest
 from data.shared_memory import new_pixels
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -101,17 +99,6 @@ def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options)
             assert_same(batch, expected)
         assert len(places) < 20
         del batch, kept
-
-
-def test_global_generators_do_not_change_the_batches(open_loader):
-    torch.manual_seed(0)
-    first = list(islice(open_loader(), 3))
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    state = torch.get_rng_state()
-    for a, b in zip(first, islice(open_loader(), 3)):
-        assert_same(a, b)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_batches_have_the_documented_layout(open_loader):
@@ -223,18 +210,6 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
                 assert_same(batch, batches[batch.indices[0].item()])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_file_is_one_line(tmp_path, workers):
-    index = write_dataset(tmp_path, SIZES)
-    Path(index.path(4)).write_bytes(b"\x89PNG")
-    dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
-    order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
-    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
-    loader = InfiniteDataLoader(dataset, sampler, workers=workers)
-    with refused():
-        list(islice(loader, 3))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -280,27 +255,6 @@ def test_the_maximum_number_of_targets_is_bucketed():
         batch = collate([sample(c) for c in counts], new_pixels(len(counts), (32, 32)))
         assert batch.targets.max_targets == bound
         assert len(batch.targets.rows) == sum(counts)
-
-
-def test_a_real_data_set_gives_well_formed_batches(tmp_path):
-    write_dataset(tmp_path / "images", SIZES[:5])
-    (tmp_path / "labels").mkdir()
-    for i in range(5):
-        (tmp_path / "labels" / f"{i:03d}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
-    (tmp_path / "data.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a, b]\n")
-    from data.spec.dataset_yaml import load_dataset_spec
-
-    spec = load_dataset_spec(tmp_path / "data.yaml")
-    options = {"imgsz": 64, "cache_dir": str(tmp_path / "cache"), "workers": 1}
-    config = TrainConfig(batch_size=4, cache="disk", **options)
-    endless = build_train_loader(SINGLE, config, HYP, spec, stride=32)
-    assert len(endless.samples) == 5
-    assert [len(batch.images) for batch in islice(endless, 5)] == [4, 1, 4, 1, 4]
-    loader = build_val_loader(SINGLE, ValConfig(weights=[], task="val", batch_size=3, **options), spec, stride=32)
-    assert len(loader.samples) == 5
-    batches = list(loader)
-    assert [len(b.images) for b in batches] == [3, 2]
-    assert all(len(b.targets.rows) == len(b.images) for b in batches)
 
 
 @pytest.mark.parametrize(("squares", "rect", "square"), [(False, None, False), (True, None, True), (True, True, False)])

@@ -101,14 +101,6 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
     assert f"{expected} per process ({where})" in caplog.text
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("asked", [0, 1, 11, 40])
-def test_a_requested_number_of_workers_is_kept(asked, device, caplog):
-    assert loader_workers(asked, on_node(4, device), "val") == asked
-    over = asked * 4 > 16
-    assert ("about one per core is fastest" in caplog.text) == over
-
-
 def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch):
     monkeypatch.setattr("data.loading.build.available_cores", lambda: 2)
     monkeypatch.setattr(get_logger(), "propagate", True)
