@@ -281,6 +281,9 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
+from data.loading.augmented import AugmentedImages
+from data.loading.loader import InfiniteDataLoader
+from data.sampler import EpochOrder, KeyedDistributedSampler
 from tests.data.loading.test_loader import *
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
