@@ -11,9 +11,13 @@ from dataclasses import astuple
 import pytest
 import torch
 
+import detect
+import export
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
+from tools.check.__main__ import main as check
+from tools.kfold.__main__ import main as kfold
 from utils.distributed import launch as launching
 from utils.distributed import rendezvous
 from utils.distributed.launch import (
@@ -25,6 +29,7 @@ from utils.distributed.launch import (
     torchrun_variables,
 )
 from utils.distributed.spawn import free_port
+from utils.entrypoint import run_main
 from utils.errors import PeerFailure
 from utils.machine.resources import machine_name
 
@@ -102,22 +107,23 @@ def test_contradictory_variables_are_one_line(environ):
 
 
 @pytest.mark.parametrize(
-    "command", [["detect.py", "--source", "."], ["export.py"], ["-m", "tools.kfold"], ["-m", "tools.check", "demo"]]
+    ("main", "argv"),
+    [
+        (detect.main, ["--weights", "a.pt", "--source", "."]),
+        (export.main, ["--weights", "a.pt"]),
+        (kfold, []),
+        (check, ["demo"]),
+    ],
 )
-def test_a_program_for_one_process_says_so_once_under_a_launcher(command):
-    weights = ["--weights", "a.pt"] if "demo" not in command and "tools.kfold" not in command else []
-    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
-    done = [
-        subprocess.run(
-            [python(), *command, *weights],
-            cwd=ROOT, env=base | torchrun_variables(rank, 2, 29500), capture_output=True, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [d.returncode for d in done] == [2, 2]
-    assert "runs in one process" in done[0].stderr
-    assert done[0].stderr.count("\n") == 1
-    assert done[1].stderr == done[1].stdout == done[0].stdout == ""
+def test_a_program_for_one_process_says_so_once_under_a_launcher(capsys, monkeypatch, main, argv):
+    for rank in range(2):
+        for name, value in torchrun_variables(rank, 2, 29500).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            run_main(main, argv)
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out, err.count("\n")) == (2, "", 1 - rank)
+        assert ("runs in one process" in err) == (rank == 0)
 
 
 REPORT = """
