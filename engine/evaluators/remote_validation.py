@@ -8,6 +8,7 @@ know of the run, then the weights of an epoch whenever they are free, and finds 
 from __future__ import annotations
 
 import copy
+import io
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from engine.hooks.stopping import has_stalled
 from engine.hooks.validation import Validation
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import product_version
-from utils.distributed.collectives import broadcast_object, discard_message, post_message, read_message
+from utils.distributed.collectives import broadcast_object
 from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import evaluators
 from utils.distributed.store_barrier import has_died
@@ -43,7 +44,39 @@ POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
 LATE_S, LATE_FRACTION = 5.0, 0.1
 LEAVE_S = 2.0
+_PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 OF_RESULTS = ("best_fitness", "best_epoch", "confidence")  # of `Progress`
+
+
+def post_message(store: dist.Store, key: str, message: Any) -> None:
+    """Stores ``message`` (tensors on the CPU, and plain data) as ``key``.
+
+    Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
+    torch.distributed.rpc would wait.
+    """
+    file = io.BytesIO()
+    torch.save(message, file)
+    content = file.getbuffer()
+    starts = range(0, len(content), _PIECE_BYTES)
+    for number, start in enumerate(starts):
+        store.set(f"{key}/{number}", bytes(content[start : start + _PIECE_BYTES]))
+    store.set(key, str(len(starts)))  # last: the message is complete
+
+
+def read_message(store: dist.Store, key: str) -> Any:
+    """The message; None if it has not been posted. It stays in the store."""
+    if not store.check([key]):
+        return None
+    pieces = (store.get(f"{key}/{number}") for number in range(int(store.get(key))))
+    return torch.load(io.BytesIO(b"".join(pieces)), weights_only=True)
+
+
+def discard_message(store: dist.Store, key: str) -> None:
+    """Frees the memory of a posted message."""
+    number = int(store.get(key))
+    store.delete_key(key)
+    for piece in range(number):
+        store.delete_key(f"{key}/{piece}")
 
 
 class Evaluators:

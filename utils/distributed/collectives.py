@@ -1,9 +1,7 @@
-"""Collectives on Python objects and arrays, `torch_distributed_zero_first`, messages through the store, and functions
-for wrapped models."""
+"""Collectives on Python objects and arrays, `torch_distributed_zero_first`, and functions for wrapped models."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +13,6 @@ from torch import nn
 
 from utils.distributed.context import DistributedContext
 from utils.distributed.store_barrier import StoreBarrier
-
-_PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 
 @contextmanager
@@ -76,37 +72,6 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
     values: list[Any] = [None] * ctx.world_size
     dist.all_gather_object(values, value)
     return values
-
-
-def post_message(store: dist.Store, key: str, message: Any) -> None:
-    """Stores ``message`` (tensors on the CPU, and plain data) as ``key``.
-
-    Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
-    torch.distributed.rpc would wait.
-    """
-    file = io.BytesIO()
-    torch.save(message, file)
-    content = file.getbuffer()
-    starts = range(0, len(content), _PIECE_BYTES)
-    for number, start in enumerate(starts):
-        store.set(f"{key}/{number}", bytes(content[start : start + _PIECE_BYTES]))
-    store.set(key, str(len(starts)))  # last: the message is complete
-
-
-def read_message(store: dist.Store, key: str) -> Any:
-    """The message; None if it has not been posted. It stays in the store."""
-    if not store.check([key]):
-        return None
-    pieces = (store.get(f"{key}/{number}") for number in range(int(store.get(key))))
-    return torch.load(io.BytesIO(b"".join(pieces)), weights_only=True)
-
-
-def discard_message(store: dist.Store, key: str) -> None:
-    """Frees the memory of a posted message."""
-    number = int(store.get(key))
-    store.delete_key(key)
-    for piece in range(number):
-        store.delete_key(f"{key}/{piece}")
 
 
 def is_parallel(model: nn.Module) -> bool:

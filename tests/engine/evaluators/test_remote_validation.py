@@ -14,13 +14,12 @@ import torch.distributed as dist
 
 from engine.checkpoint.checkpoint import Progress
 from engine.evaluators.evaluating_process import as_tensors
-from engine.evaluators.remote_validation import pending_epoch
+from engine.evaluators.remote_validation import discard_message, pending_epoch, post_message, read_message
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.distributed.collectives import discard_message, post_message, read_message
 from utils.files.checkpoint import read_checkpoint
 from utils.files.results_csv import ResultsTable
 
