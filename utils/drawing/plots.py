@@ -41,25 +41,14 @@ _TITLES = {
 }
 
 
-def _panel_of(column: str) -> str:
-    """``train/box`` and ``val/box`` share the panel "box"; all learning rates share one."""
-    head, _, tail = column.partition("/")
-    return head if head == "lr" or not tail else tail
-
-
-def _panels(columns: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-    """The columns that have a finite value, by the quantity that they measure, without "epoch"."""
-    panels: dict[str, list[str]] = {}
+def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
+    """The columns of results.csv that have a finite value over epochs. ``train/box`` and ``val/box`` share a chart, and
+    so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
+    panels: dict[str, list[str]] = {}  # columns by the quantity that they measure
     for name, values in columns.items():
         if name != "epoch" and np.isfinite(values).any():
-            panels.setdefault(_panel_of(name), []).append(name)
-    return panels
-
-
-def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
-    """The columns of results.csv over epochs, with one chart per quantity, which training and validation share. Lines
-    join the epochs that have a value, as not each epoch is validated."""
-    panels = _panels(columns)
+            head, _, tail = name.partition("/")
+            panels.setdefault(head if head == "lr" or not tail else tail, []).append(name)
     if not panels:
         return []
     first, last = columns["epoch"][[0, -1]]
