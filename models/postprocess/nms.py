@@ -11,7 +11,7 @@ kernels and rarely make the host wait. They do not change the result: every devi
 products, one operation after another, and only whole numbers are summed.
 
 torchvision.ops.nms is not used because it compares quotients, which at an IoU of exactly the threshold gives other
-boxes, and because it takes several times as long on batches of many classes (benchmarks/speed/nms.py).
+boxes, and because it takes several times as long on batches of many classes (benchmarks/LOG.md).
 
 Legend: M candidates, G groups in a table, Q columns of it, T columns in a block, P kept boxes.
 """
