@@ -200,7 +200,6 @@ def test_transforms_work_on_images_without_boxes():
         [{"name": "OneOf", "transforms": [{"name": "Nope"}]}],
         ["Blur"],
         [{"p": 1}],
-        [{"name": "DualTransform"}],
     ],
 )
 def test_mistakes_in_the_list_of_transforms_are_one_line(entries):
