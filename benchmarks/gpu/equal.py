@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed.our_side import seconds_of
 from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
+from benchmarks.speed.turns import seconds_of
 from engine.inference.predictor import load
 from engine.parallel.control import StepValues
 from engine.parallel.data_parallel import DataParallel

@@ -17,9 +17,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed import report
-from benchmarks.speed.our_side import seconds_of
 from benchmarks.speed.report import Comparison
 from benchmarks.speed.training_step import build_step, context_of, loss_pass, make_batches, stepper
+from benchmarks.speed.turns import seconds_of
 from data.augment.plan import draw_plans, plan_labels
 from data.render.device import paint_layers, render_table
 from data.render.opencv import render_plan

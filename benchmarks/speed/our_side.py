@@ -6,11 +6,9 @@ Everything is built as train.py and val.py build it.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from benchmarks.speed.turns import rate_of, take_turns
+from benchmarks.speed.turns import rate_of, seconds_of, take_turns
 from utils.entrypoint import run_main
 
 BOXES_AN_IMAGE = 12
@@ -76,25 +74,6 @@ def step_turns(options: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
     take_turns(measure)
-
-
-def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
-    """Median seconds of ``action``; on a GPU, where it only queues work, the mean over all of them."""
-    import torch
-
-    if device == "cuda":
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(times):
-            action()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - started) / times
-    seconds = []
-    for _ in range(times):
-        started = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
 
 
 def loader_turns(options: argparse.Namespace) -> None:

@@ -2,13 +2,14 @@
 JSON out.
 
 Both sides of a comparison are started once and then alternate; a waiting process only waits for its standard input.
-This module is also imported by scripts that run in a peer's environment, so it only uses the standard library.
+This module is also imported by scripts that run in a peer's environment, so it only uses torch and the standard library.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,25 @@ def take_turns(measure: Callable[..., dict]) -> None:
     say({})
     for line in sys.stdin:
         say(measure(**json.loads(line)))
+
+
+def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
+    """Median seconds of ``action``; on a GPU, where it only queues work, the mean over all of them."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
+            action()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) / times
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
 
 
 def rate_of(counts: Iterator[int], seconds: float) -> float:

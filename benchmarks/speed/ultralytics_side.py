@@ -8,12 +8,10 @@ import argparse
 import json
 import logging
 import os
-import statistics
-import time
 
 os.environ["YOLO_OFFLINE"] = "1"
 
-from turns import rate_of, take_turns  # beside this file, which is started by its path
+from turns import rate_of, seconds_of, take_turns  # beside this file, which is started by its path
 
 BOXES_AN_IMAGE = 12
 
@@ -69,7 +67,7 @@ def step_turns(options: argparse.Namespace) -> None:
                     built[key]()
             if on_gpu:
                 built[key]()
-            return {"seconds": seconds_of(built[key], options.steps, on_gpu)}
+            return {"seconds": seconds_of(built[key], options.steps, device.type)}
         except torch.OutOfMemoryError as error:
             built.pop(key, None)
             return {"error": str(error).splitlines()[0]}
@@ -115,25 +113,6 @@ def build_step(name: str, images: int, size: int, device):
         ema.update(model)
 
     return one_step
-
-
-def seconds_of(action, times: int, on_gpu: bool) -> float:
-    """As in `benchmarks.speed.our_side`."""
-    import torch
-
-    if on_gpu:
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(times):
-            action()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - started) / times
-    seconds = []
-    for _ in range(times):
-        started = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
 
 
 def loader_turns(options: argparse.Namespace) -> None:
