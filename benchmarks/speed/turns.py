@@ -2,7 +2,7 @@
 JSON out.
 
 Both sides of a comparison are started once and then alternate; a waiting process only waits for its standard input.
-This module is also imported by scripts that run in a peer's environment, so it only uses torch and the standard library.
+It is also imported by scripts that run in a peer's environment, so it only uses torch and the standard library.
 """
 
 from __future__ import annotations
