@@ -257,7 +257,7 @@ def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: s
 
 def _source(spec: DatasetSpec, part: str, *settings: object) -> str:
     """See `DatasetIndex.source`."""
-    return f"{part}-{digest_of(os.path.abspath(spec.source), *settings)[:12]}"
+    return f"{part}-{digest_of(os.path.abspath(spec.source), *settings)}"
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:

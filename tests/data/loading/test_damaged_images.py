@@ -14,7 +14,7 @@ import pytest
 
 import train
 from data.check.scanned import scan_dataset
-from data.image_io.decode import read_image, read_source
+from data.image_io.decode import read_image
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
 from data.index import scan
 from data.spec.dataset_yaml import load_dataset_spec
@@ -24,8 +24,6 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
-from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
 
 
 def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "zeros") -> Path:
@@ -113,22 +111,6 @@ def test_an_image_that_cannot_be_decoded_any_more_ends_a_run_in_a_line(tmp_path,
     os.utime(image, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     error = error_of(capfd, train.main, *flags, "--workers", workers, "--epochs", "1")
     assert f"{image}: cannot be decoded (damaged, or not an image); restore or remove it, and start again" in error
-
-
-def test_a_run_that_cannot_read_its_images_saves_its_last_step(tmp_path, capfd, monkeypatch):
-    data, read = write_set(tmp_path / "set"), []
-
-    def failing(*given):
-        if len(read) == 20:
-            raise UserError("the disk is gone")
-        read.append(given)
-        return read_source(*given)
-
-    monkeypatch.setattr("data.dataset.read_source", failing)
-    flags = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", tmp_path / "runs", *SMALL]
-    flags += ["--workers", "0", "--batch-size", "4", "--set", "mosaic=0"]
-    assert "the disk is gone" in error_of(capfd, train.main, *flags, "--epochs", "1")
-    assert read_checkpoint(tmp_path / "runs" / "exp" / "last.pt")["progress"]["updates"] == 5
 
 
 def test_images_are_decoded_without_standard_error(tmp_path):
