@@ -261,13 +261,13 @@ def test_a_hopeless_trial_ends_early(world, pruner):
 @pytest.mark.slow
 def test_failed_trials_do_not_end_the_search(world, capsys):
     root, flags = world
-    (root / "explosive.yaml").write_text("box: {choice: [7.5, 1.0e+38]}\nema_tau: 2\n")
+    (root / "explosive.yaml").write_text("cls: {choice: [0.5, 1.0e+38]}\nema_tau: 2\n")
     flags = [*flags, "--hyp", str(root / "explosive.yaml"), "--epochs", "3", "--batch-size", "1"]
     main([*flags, "--trials", "4", "--name", "explosive"])
     rows = table(root / "explosive")
-    assert rows[0]["box"] == "7.5"  # the recipe's own value comes first
+    assert rows[0]["cls"] == "0.5"  # the recipe's own value comes first
     for row in rows:
-        assert row["state"] == ("complete" if row["box"] == "7.5" else "failed")
+        assert row["state"] == ("complete" if row["cls"] == "0.5" else "failed")
         assert ("not finite" in row["reason"]) == (row["state"] == "failed")
     assert {row["state"] for row in rows} == {"complete", "failed"}
 
@@ -293,8 +293,9 @@ def test_a_full_disk_does_not_use_up_the_trials(world, tmp_path, monkeypatch, ca
 @pytest.mark.slow
 def test_a_search_in_which_every_trial_fails_stops(world, capsys):
     root, flags = world
-    (root / "hopeless.yaml").write_text("box: [1.0e+37, 1.0e+38]\n")
-    flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
+    (root / "hopeless.yaml").write_text("cls: [1.0e+37, 1.0e+38]\n")
+    many = str(write_dataset(root / "many", train=20, val=2))  # as many steps in an epoch as end a run
+    flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--data", many, "--epochs", "1", "--batch-size", "1"]
     line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
     assert "3 trials have failed and none has succeeded" in line
     assert "not finite" in line
