@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-
-MORE = (
-    "lockstep COMMAND --help lists the flags.",
-    "lockstep completion bash prints a completion for the shell.",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,18 +18,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(argv: list[str]) -> None:
     from utils.errors import UserError
     from utils.files.schema import suggestion
-    from utils.machine.limits import require_package
     from utils.program import COMMANDS, VERSION
 
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
         lines = [f"  {command.name:10}{command.summary}" for command in COMMANDS.values()]
-        print("\n".join(["usage: lockstep COMMAND ...", "", *lines, "", *MORE]))
+        print("\n".join(["usage: lockstep COMMAND ...", "", *lines, "", "lockstep COMMAND --help lists the flags."]))
     elif name == "--version" or (name in COMMANDS and argv[1:2] == ["--version"]):
         print(f"lockstep {VERSION}")
-    elif name == "completion":
-        require_package("shtab", "completion", "do without")
-        _print_completion(argv[1] if argv[1:] else "bash")
     elif name in COMMANDS:
         sys.argv = [name, *argv[1:]]  # as the command would have it
         _main_of(name)(argv[1:])
@@ -51,36 +40,6 @@ def _main_of(name: str) -> Callable[[Sequence[str]], None]:
     path = COMMANDS[name].path
     package = ("lockstep." if "/" in path else "lockstep.scripts.") if IS_INSTALLED else ""
     return importlib.import_module(package + path.replace("/", ".")).main
-
-
-def _print_completion(shell: str) -> None:
-    """Prints the completion of all commands and flags. Raises UserError for an unknown ``shell``."""
-    import shtab
-
-    from utils.errors import UserError
-    from utils.program import COMMANDS
-
-    if shell not in shtab.SUPPORTED_SHELLS:
-        raise UserError(f"completion {shell}: must be one of {', '.join(shtab.SUPPORTED_SHELLS)}")
-    root = argparse.ArgumentParser("lockstep")
-    commands = root.add_subparsers()
-    for command in COMMANDS.values():
-        commands.add_parser(command.name, help=command.summary)
-        commands.choices[command.name] = _parser_of(command.name)
-    print(shtab.complete(root, shell))
-
-
-def _parser_of(name: str) -> argparse.ArgumentParser:
-    found: list[argparse.ArgumentParser] = []
-
-    def keep(parser: argparse.ArgumentParser, *_: object) -> None:
-        found.append(parser)
-        raise SystemExit
-
-    argparse.ArgumentParser.parse_args = keep  # this process only prints
-    with contextlib.suppress(SystemExit):
-        _main_of(name)([])
-    return found[0]
 
 
 if __name__ == "__main__":

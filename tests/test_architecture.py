@@ -47,8 +47,6 @@ OF_EXTRA = {
     "tiff": ("data.image_io.channels",),
     "trackers": ("engine.trackers",),
 }
-# Packages that users bring along if they call the function that needs it, which says so.
-BROUGHT_ALONG = {"shtab": ("lockstep.__main__",)}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -194,7 +192,6 @@ def test_every_imported_package_is_required():
     needed, wrong = requirements(), []
     del needed["dev"]
     places = [(places, {*needed[extra]}) for extra, places in OF_EXTRA.items()]
-    places += [(places, {package}) for package, places in BROUGHT_ALONG.items()]
     assert {*needed} == {"", *OF_EXTRA}
     assert all(any(name.startswith(prefix) for name in SOURCES) for prefixes, _ in places for prefix in prefixes)
     for name, found in imports().items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.util
 import inspect
@@ -20,10 +19,9 @@ import torch
 
 import lockstep
 import train
-from lockstep.__main__ import main
 from tests.helpers.preloaded import python
 from tests.helpers.requirements import locked_versions, requirements
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.program import COMMANDS, VERSION
 
@@ -275,25 +273,6 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     said = installed.run("-c", code)
     assert "hook lockstep.engine.callbacks" in said
     assert said.endswith("True {0: 'light', 1: 'dark'}\n")
-
-
-def test_the_completion_knows_all_flags(monkeypatch, capsys):
-    """Of the package shtab, as far as this program uses it."""
-
-    def complete(root: argparse.ArgumentParser, shell: str) -> str:
-        parsers = root._actions[-1].choices
-        return "\n".join(f"{name} {' '.join(parser._option_string_actions)}" for name, parser in parsers.items())
-
-    shtab = ModuleType("shtab")
-    shtab.complete, shtab.SUPPORTED_SHELLS = complete, ["bash"]
-    monkeypatch.setitem(sys.modules, "shtab", shtab)
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", argparse.ArgumentParser.parse_args)  # is replaced
-    main(["completion", "bash"])
-    flags = {words[0]: words[1:] for words in map(str.split, capsys.readouterr().out.splitlines())}
-    assert list(flags) == list(COMMANDS)
-    assert "--epochs" in flags["train"]
-    assert "--min-score" in flags["check"]
-    assert error_of(capsys, main, "completion", "cmd").startswith("error: completion cmd: must be one of bash")
 
 
 def test_help_imports_nothing_heavy():
