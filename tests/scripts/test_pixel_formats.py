@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -93,7 +94,15 @@ def test_the_folder_is_detected_scored_and_checked(trained, tmp_path, capsys):
     scored = ["--weights", str(run / "best.pt"), "--workers", "0", "--cache-dir", str(tmp_path), *common]
     run_main(val.main, [*scored, "--name", "v", "--noplots"])
     assert json.loads((tmp_path / "v" / "results.json").read_text())
-    check.main([str(data), "--weights", str(run / "best.pt"), "--device", "cpu", "--out", str(tmp_path / "c")])
+    copied = shutil.copytree(data.parent, tmp_path / "set")
+    for first, second in (
+        ("images/train/000.npy", "images/val/again.npy"),
+        ("labels/train/000.txt", "labels/val/again.txt"),
+    ):
+        shutil.copy(copied / first, copied / second)  # near-duplicates are shown
+    flags = ["--weights", str(run / "best.pt"), "--device", "cpu", "--out", str(tmp_path / "c")]
+    with pytest.raises(SystemExit, match="^1$"):
+        check.main([str(copied / data.name), *flags])
     assert "data:image/jpeg" in (tmp_path / "c" / "report.html").read_text()
 
 
