@@ -107,7 +107,8 @@ def _line(
 def _check_failures(trials: list[FrozenTrial]) -> None:
     """Raises UserError if the first trials have failed, and none has been scored: then the others would fail too."""
     failed = [frozen for frozen in trials if frozen.state == TrialState.FAIL]
-    if len(failed) >= MOST_FAILURES and not any(frozen.intermediate_values for frozen in trials):
+    others = [frozen for frozen in trials if frozen.state != TrialState.FAIL]
+    if len(failed) >= MOST_FAILURES and not any(frozen.intermediate_values for frozen in others):
         reason = failed[-1].user_attrs.get(REASON, "")
         raise UserError(f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {reason}")
 
