@@ -155,7 +155,7 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
              check("ranks", sizes, *size, *both, "--batch-size", "8"), environment=LOOPBACK),
         part("DDP and ZeRO on two processes of one GPU", 25,
              check("ranks-ddp", sizes, *size, "--batch-size", "8"), environment=LOOPBACK),
-        part("batches straight from the workers' memory", 15, check("feed", sizes, *data), "small"),
+        part("batches copied from pinned memory", 15, check("feed", sizes, *data), "small"),
         part(f"trains in {half} with SGD", 15, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
     ]  # fmt: skip
 
