@@ -101,7 +101,7 @@ def test_the_folder_is_detected_scored_and_checked(trained, tmp_path, capsys):
     ):
         shutil.copy(copied / first, copied / second)  # near-duplicates are shown
     flags = ["--weights", str(run / "best.pt"), "--device", "cpu", "--out", str(tmp_path / "c")]
-    with pytest.raises(SystemExit, match="^1$"):
+    with pytest.raises(SystemExit, match=r"^1$"):
         check.main([str(copied / data.name), *flags])
     assert "data:image/jpeg" in (tmp_path / "c" / "report.html").read_text()
 
