@@ -43,7 +43,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     if evaluates(config.eval_ranks):
         from engine.evaluators.evaluating_process import evaluate_for_others
 
-        evaluate_for_others(config, given_flags(TrainConfig, argv))
+        evaluate_for_others(config, given_flags(TrainConfig, argv))  # does not return
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
@@ -62,7 +62,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
                 advice = partial(memory_advice, batch_size, imgsz, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, watchdog) as trainer:
                     trainer.fit()
-    return trainer.run if ctx.is_main else None
+    return trainer.run if ctx.is_main else None  # with the folder and the batch size that the run has chosen
 
 
 if __name__ == "__main__":

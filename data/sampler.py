@@ -145,7 +145,8 @@ class BatchRequest:
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """Sample keys of one rank. Iteration yields those of the epoch set by `set_epoch`; `requests` yields batches."""
+    """Sample keys of one rank. Loaders call `requests`, which yields batches of any epoch; iteration yields single keys
+    of the epoch set by `set_epoch`, as that of any DistributedSampler."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class _RequestLoader(DataLoader):
         self._slots = open_slots(slots, pixel_bytes * most_pixels) if uses_slots else None
         super().__init__(
             RequestDataset(dataset, make_batch or partial(render_batch, dataset, self._slots), self._slots),
-            batch_size=None,
+            batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
             collate_fn=_unchanged,

@@ -34,7 +34,7 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
         pixels: (B, H, W, C); samples that were rendered into it are not copied.
     """
     for sample, out in zip(samples, pixels.numpy()):
-        if not np.may_share_memory(sample.image, out):
+        if not np.may_share_memory(sample.image, out):  # it was not rendered in place
             out[:] = sample.image
     return Batch(
         images=pixels.permute(0, 3, 1, 2),

@@ -44,7 +44,7 @@ def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarr
     canvas[:] = padding_value(canvas.dtype)
     for tile in layer.tiles:
         draw_tile(tile, load(tile.index), canvas)
-    for operation, parameters in layer.operations:
+    for operation, parameters in layer.operations:  # each may write to the other buffer
         if operation.apply_opencv(canvas, parameters, other) is other:
             canvas, other = other, canvas
     if canvas is not out:

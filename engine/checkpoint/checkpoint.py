@@ -43,7 +43,7 @@ class Progress:
     loss_sums: list[float] = field(default_factory=list)  # over the finite steps of the epoch; empty: none yet
     finite_steps: Count = 0  # of the epoch
     bad_steps: Count = 0  # non-finite ones in a row
-    joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
+    buffers_averaged: bool = False  # over the ranks: the epoch's steps are done
     best_fitness: float = -1.0  # of `engine.evaluation.fitness`
     best_epoch: Annotated[int, Bounds(-1)] = -1
     confidence: float | None = None  # with the best F1 in the newest validation; None: not known
@@ -76,7 +76,7 @@ class Progress:
 
     def begin_epoch(self) -> None:
         """Resets what belongs to a position inside an epoch."""
-        self.batch, self.loss_sums, self.finite_steps, self.joined = 0, [], 0, False
+        self.batch, self.loss_sums, self.finite_steps, self.buffers_averaged = 0, [], 0, False
 
 
 class TrainState(Protocol):

@@ -121,7 +121,7 @@ class Checkpointer:
         """
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
-        buffers = None if progress.joined or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
+        buffers = None if progress.buffers_averaged or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
         if not self.ctx.is_main:
             return
         states = {name: unwrap(module).state_dict() for name, module in models.items()}

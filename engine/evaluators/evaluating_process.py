@@ -130,7 +130,7 @@ class _Scorer:
                 self._ctx, self._model, self._criterion, self._amp_dtype, truth, self._loader.samples.tiles
             )
         evaluator = self._evaluator
-        self._criterion.set_refining(message["refining"])
+        self._criterion.set_closing(message["closing"])
         result = evaluator.run(self._model, self._loader)
         preview = None
         if self._details and evaluator.preview is not None:

@@ -108,13 +108,13 @@ class Evaluators:
         are_ready = self._store.check([f"ready/{rank}" for rank in range(self._ctx.eval_ranks)])
         return are_ready and not self._is_busy and not self._failure
 
-    def send(self, epoch: int, weights: dict[str, Tensor] | None, *, refining: bool) -> None:
-        """Sends the averaged weights of an epoch, on the CPU of rank 0, in the background. ``refining``: see
-        `Criterion.set_refining`."""
+    def send(self, epoch: int, weights: dict[str, Tensor] | None, *, closing: bool) -> None:
+        """Sends the averaged weights of an epoch, on the CPU of rank 0, in the background. ``closing``: see
+        `Criterion.set_closing`."""
         if not self._ctx.is_main:
             return
         self._number, self._epoch, self._is_busy, self._sent_at = self._number + 1, epoch, True, time.monotonic()
-        message = {"ema": weights, "refining": refining}
+        message = {"ema": weights, "closing": closing}
         arguments = (self._store, f"weights/{self._number}", message)
         threading.Thread(target=_post_if_possible, args=arguments, name="weights", daemon=True).start()
 
@@ -188,7 +188,7 @@ class _Pending:
     """The newest completed epoch, until its scores have come."""
 
     epoch: Epoch
-    is_refining: bool  # see `models.losses.base.Criterion.set_refining`
+    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
     # After the epoch, on rank 0; until they are taken, those of the run:
     ema: dict[str, Tensor] | None = None
     progress: dict[str, Any] | None = None
@@ -203,7 +203,7 @@ class _StoredEpoch(TypedDict):
     """`_Pending` in a checkpoint."""
 
     row: dict[str, float]
-    is_refining: bool
+    is_closing: bool
     after_epoch: _AfterEpoch | None
 
 
@@ -237,14 +237,14 @@ class RemoteValidation(Hook):
         may_end |= has_stalled(trainer.progress, trainer.run.config.patience, epoch=epoch.number)
         if action is Action.CONTINUE and is_due and not may_end and self._evaluators and self._evaluators.is_free():
             epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
-            self._pending = _Pending(epoch, trainer.is_refining)
+            self._pending = _Pending(epoch, trainer.is_closing)
         return action
 
     def before_epoch(self, trainer: Training) -> Action:
         """Sends the weights of a pending epoch, which is saved now."""
         if self._pending is not None and self._pending.progress is None:
             self._take(trainer)
-            self._evaluators.send(self._pending.epoch.number, self._pending.ema, refining=self._pending.is_refining)
+            self._evaluators.send(self._pending.epoch.number, self._pending.ema, closing=self._pending.is_closing)
         return Action.CONTINUE
 
     def after_training(self, trainer: Training) -> Action:
@@ -259,7 +259,7 @@ class RemoteValidation(Hook):
         if pending is None:
             return {}
         taken = {"ema": pending.ema, "progress": pending.progress} if pending.progress else None
-        return {"row": pending.epoch.row, "is_refining": pending.is_refining, "after_epoch": taken}
+        return {"row": pending.epoch.row, "is_closing": pending.is_closing, "after_epoch": taken}
 
     def close(self) -> None:
         if self._evaluators is not None:
@@ -284,9 +284,9 @@ class RemoteValidation(Hook):
         if not broadcast_object(self._ctx, epoch.result is not None):
             model = copy.deepcopy(trainer.step.ema.module)
             model.load_state_dict(broadcast_object(self._ctx, pending.ema))
-            criterion.set_refining(pending.is_refining)
+            criterion.set_closing(pending.is_closing)
             action = self._validation.run(trainer, model, epoch)
-            criterion.set_refining(trainer.is_refining)
+            criterion.set_closing(trainer.is_closing)
             if action is Action.STOP:
                 return action
         self._pending, epoch.is_pending = None, False
@@ -325,7 +325,7 @@ def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
     progress = asdict(taken["progress"]) if taken else None
     number = progress["epoch"] if progress else checkpoint.progress.epoch
     epoch = Epoch(number, stored["row"], is_pending=True)
-    return _Pending(epoch, stored["is_refining"], taken and taken["ema"], progress)
+    return _Pending(epoch, stored["is_closing"], taken and taken["ema"], progress)
 
 
 def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:

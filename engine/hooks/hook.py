@@ -49,7 +49,7 @@ class Training(Protocol):
     epochs: int  # of the whole run
     plan: StepPlan
     schedule: Schedule
-    is_refining: bool  # see `models.losses.base.Criterion.set_refining`
+    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
     images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
     data_wait_s: float  # how long the newest step waited for them
 

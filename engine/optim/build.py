@@ -91,7 +91,7 @@ class OptimizerSet:
         before = [rates.parameter.detach().clone() for rates in self._row_rates]
         for optimizer in self.optimizers:
             local = _local(optimizer)
-            local.found_inf = found
+            local.found_inf = found  # torch's fused kernels, and Muon, change nothing where it is 1
             local.grad_scale = None  # gradients are unscaled before
             optimizer.step()
         for (parameter, factors), old in zip(self._row_rates, before):

@@ -101,12 +101,12 @@ class Strategy:
         autocast: makes the context of forward passes.
 
     Attributes:
-        averaged_over: how many shards the gradients are averaged over, while their sum is needed.
+        ddp_divides_by: what DDP divides the sum of the gradients by; the loss is multiplied by it.
     """
 
     def __init__(self, ctx: DistributedContext, model: nn.Module, autocast: Autocast) -> None:
         self.ctx, self.model, self.autocast = ctx, model, autocast
-        self.averaged_over = ctx.world_size if self._is_ddp else 1
+        self.ddp_divides_by = ctx.world_size if self._is_ddp else 1
 
     @property
     def _is_ddp(self) -> bool:

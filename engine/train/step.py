@@ -50,7 +50,7 @@ class StepSettings:
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
-    searched: int = 0  # images of the batches for which cuDNN searches for the fastest kernels; 0: it does not
+    benchmark_images: int = 0  # images of the batches for which cuDNN searches for the fastest kernels; 0: it does not
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
@@ -67,8 +67,9 @@ class TrainStep:
         ema: ModelEma,
         settings: StepSettings,
     ) -> None:
-        self.strategy, self.criterion, self.optimizer, self.ema = strategy, criterion, optimizer, ema
-        self.ctx, self.model, self.settings, self.amp_dtype = strategy.ctx, strategy.model, settings, settings.amp_dtype
+        self.strategy, self.ctx, self.model = strategy, strategy.ctx, strategy.model
+        self.criterion, self.optimizer, self.ema = criterion, optimizer, ema
+        self.settings, self.amp_dtype = settings, settings.amp_dtype
         device = self.ctx.device
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp_dtype is torch.float16)
         self.reader = DelayedReader(device)
@@ -102,8 +103,8 @@ class TrainStep:
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         losses = sums[1:] / sums[0].clamp(min=1)
         norm, bad = self._scale_and_clip(sums[0], num_images, samples or num_images)
-        self.optimizer.skip = bad
-        self.scaler.step(self.optimizer)
+        self.optimizer.skip = bad  # where it is 1, the update changes nothing
+        self.scaler.step(self.optimizer)  # the update of the weights: `OptimizerSet.step`
         self.scaler.update()
         self.optimizer.zero_grad()
         if self._statistics:
@@ -123,7 +124,7 @@ class TrainStep:
         for number, (batch, count) in enumerate(zip(batches, counts)):
             is_last = number == len(batches) - 1
             sync = nullcontext() if is_last else self.strategy.without_gradient_sync()
-            with sync, kernel_search(count == self.settings.searched):
+            with sync, kernel_search(count == self.settings.benchmark_images):
                 total, parts = self._forward_backward(batch, count, sum(counts))
             totals.append(total)
             sums.append(parts)
@@ -139,7 +140,7 @@ class TrainStep:
         with settings.compilation.forward(batch_images) if settings.compilation else nullcontext():
             raw = self.strategy.forward(images)
         self._count_batch()
-        if raw is None:
+        if raw is None:  # with --pipeline: the other process of the pair has the end of the model
             nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
             return self.scaler.scale(nothing[0]), nothing  # `unscale_` needs the scale that this makes
         with settings.autocast(device):
@@ -147,7 +148,7 @@ class TrainStep:
         out = self.criterion(raw, batch.targets, teacher_maps)
         # DDP averages gradients over shards, but their sum is needed. Dividing by the images keeps float16 gradients in
         # range until the real normalizer is known, after the last shard; `_scale_and_clip` multiplies by them again.
-        loss = out.total * (self.strategy.averaged_over / step_images)
+        loss = out.total * (self.strategy.ddp_divides_by / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
 
@@ -266,7 +267,7 @@ def build_step(
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
-        searched=images if may_search(config) and plan.total * plan.accumulate >= LEAST_SEARCHED else 0,
+        benchmark_images=images if may_search(config) and plan.total * plan.accumulate >= LEAST_SEARCHED else 0,
     )
     strategy = build_strategy(ctx, config, model, optimizer, plan, partial(settings.autocast, ctx.device))
     if compilation is not None:

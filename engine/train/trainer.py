@@ -40,12 +40,13 @@ class Trainer:
         checkpointer: Checkpointer,
         hooks: Sequence[Hook],
     ) -> None:
-        self.run, self.step, self.loader, self.progress, self.ctx = run, step, loader, progress, step.ctx
+        self.run, self.step, self.ctx = run, step, step.ctx
+        self.loader, self.progress = loader, progress
         self.control, self.checkpointer, self.hooks = control, checkpointer, Hooks(hooks)
         self.images, self.data_wait_s = 0, 0.0  # of the newest step, see `Training`
-        self.is_refining = False  # see `models.losses.base.Criterion.set_refining`
+        self.is_closing, self._is_over = False, False  # see `models.losses.base.Criterion.set_closing`
         earlier_s = run.checkpoint.run["seconds"] if run.checkpoint else 0.0
-        self._started, self._is_over = time.monotonic() - earlier_s, False  # as if there had been no interruption
+        self._started = time.monotonic() - earlier_s  # as if there had been no interruption
         self._plan_steps(run.config.epochs)
 
     def _plan_steps(self, epochs: int) -> None:
@@ -80,8 +81,8 @@ class Trainer:
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
-        self.is_refining = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
-        self.step.criterion.set_refining(self.is_refining)
+        self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
+        self.step.criterion.set_closing(self.is_closing)
         self.call("before_epoch")
         while self.progress.batch < len(self.loader) and not self._is_over:
             self._train_step(batches)
@@ -91,14 +92,15 @@ class Trainer:
         progress, first, per_epoch = self.progress, self.progress.batch, len(self.loader)
         micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
         numbers = range(first, first + len(micro_batches))
-        counts, samples = map(self.loader.global_images, numbers), sum(map(self.loader.global_samples, numbers))
+        counts = [self.loader.global_images(number) for number in numbers]
+        samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
         self.step.optimizer.set_rates(self.schedule, progress.updates)
-        self.step(micro_batches, list(counts), progress.updates + 1, self.control.flags(), samples)
+        self.step(micro_batches, counts, progress.updates + 1, self.control.flags(), samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
         self.images, self.data_wait_s = samples, batches.take_wait()
         flags = self.read(leave=0 if progress.batch == per_epoch else 1)
-        action = self.hooks.call("after_step", self)
+        action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
         self._follow(self.control.after_step(flags, action, lambda: self.read(leave=0)))
 
     def _batches_of_next_step(self) -> int:
@@ -109,7 +111,8 @@ class Trainer:
         return min(self.plan.accumulate, left)
 
     def read(self, *, leave: int) -> StepFlags:
-        """Reads the values of all steps but the newest ``leave``. Returns what any rank requested with them."""
+        """Reads the values of all steps but the newest ``leave``, so as not to wait for the device in the middle of an
+        epoch. Returns what any rank requested with them."""
         flags = NO_FLAGS
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
@@ -120,11 +123,11 @@ class Trainer:
     def _end_epoch(self) -> None:
         """After the last step of an epoch; a resumed run may begin here."""
         progress, step = self.progress, self.step
-        if not progress.joined:
+        if not progress.buffers_averaged:
             for model in (step.model, step.ema.module):
                 average_buffers(model, self.ctx)
                 broadcast_parameters(model, self.ctx)
-            progress.joined = True
+            progress.buffers_averaged = True
         epoch = Epoch(progress.epoch + 1)
         if self.call("after_steps", epoch) is Action.STOP:
             return

@@ -38,7 +38,7 @@ class DetectionHead(nn.Module):
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     squares: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
-    refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_refining`
+    refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_closing`
     distills: ClassVar[bool] = False  # whether the head can teach and its loss learn from a teacher
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 

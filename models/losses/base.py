@@ -92,7 +92,7 @@ class Criterion(nn.Module):
         """Compiles what training, not validation, computes on the device, for all sizes at once. By default nothing is
         compiled."""
 
-    def set_refining(self, refining: bool) -> None:
+    def set_closing(self, closing: bool) -> None:
         """Called with True in the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 

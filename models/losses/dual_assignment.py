@@ -29,9 +29,9 @@ class DualAssignmentLoss(Criterion):
         self.many.compile_terms()
         self.one.compile_terms()
 
-    def set_refining(self, refining: bool) -> None:
-        self.many.set_refining(refining)
-        self.one.set_refining(refining)
+    def set_closing(self, closing: bool) -> None:
+        self.many.set_closing(closing)
+        self.one.set_closing(closing)
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None

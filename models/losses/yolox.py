@@ -28,7 +28,7 @@ _L1_GAIN = 2 / 3
 class YOLOXLoss(Criterion):
     """1 - IoU^2 and class BCE on positive cells, objectness BCE on all cells (YOLOX, Ge et al. 2021).
 
-    The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_refining`) the L1
+    The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_closing`) the L1
     distance of a positive's four outputs is added. The normalizer is the number of positive cells.
     """
 
@@ -40,10 +40,10 @@ class YOLOXLoss(Criterion):
         self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = SimOtaAssigner(one_to_one=settings.one_to_one)
-        self.refining = False
+        self.closing = False
 
-    def set_refining(self, refining: bool) -> None:
-        self.refining = refining
+    def set_closing(self, closing: bool) -> None:
+        self.closing = closing
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
@@ -74,7 +74,7 @@ class YOLOXLoss(Criterion):
         cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, self.class_weights, reduction="none")
         cls = cls.sum(-1)
         l1 = torch.zeros_like(box)
-        if self.refining:
+        if self.closing:
             target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centers[cells], strides[cells])
             l1 = (weight * (positives[..., :4] - target_offsets).abs().sum(-1)).sum()
         return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())

@@ -41,7 +41,7 @@ def test_an_unchanged_resume_prints_nothing():
     assert resumed_position(checkpoint_at(inside()), **SAME) == (inside(), [])
     boundary = Progress(epoch=3, step=30, updates=30)
     assert resumed_position(checkpoint_at(boundary), **SAME) == (boundary, [])
-    trained = Progress(epoch=2, batch=10, step=30, updates=30, joined=True)
+    trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
     assert resumed_position(checkpoint_at(trained), **SAME) == (trained, [])
 
 

@@ -197,7 +197,7 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
     "change",
     [
         {"row": {"time": "x"}},
-        {"is_refining": 1},
+        {"is_closing": 1},
         {"after_epoch": {"ema": {}, "progress": {}}},
         {"after_epoch": {"ema": None}},
         {"after_epoch": {"ema": {"w": torch.zeros(3)}, "progress": {}}},
@@ -206,7 +206,7 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
 )
 def test_an_impossible_pending_epoch_is_refused(change):
     taken = {"ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
-    good = {"row": {"time": 1.0}, "is_refining": False, "after_epoch": taken}
+    good = {"row": {"time": 1.0}, "is_closing": False, "after_epoch": taken}
 
     def read(state: dict | None) -> int | None:
         hooks = {} if state is None else {"RemoteValidation": state}

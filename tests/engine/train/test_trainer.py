@@ -210,7 +210,7 @@ def test_the_last_epochs_refine():
     seen = []
     trainer = build(epochs=4)
     trainer.run.hyp.__dict__["close_mosaic"] = 1
-    trainer.step.criterion.set_refining = seen.append
+    trainer.step.criterion.set_closing = seen.append
     trainer.fit()
     assert seen == [False, False, False, True]
 

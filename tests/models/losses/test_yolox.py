@@ -36,12 +36,12 @@ def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[
     return images
 
 
-@pytest.mark.parametrize("refining", [False, True])
+@pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("eps", [0.0, 0.1])
-def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
+def test_the_loss_equals_loops(eps: float, closing: bool) -> None:
     raw, targets, classes = raw_maps("yolox", 4), some_targets((3, 0, 5, 1)), 3
     criterion = tiny_head("yolox").build_loss(HYP, label_smoothing=eps)
-    criterion.set_refining(refining)
+    criterion.set_closing(closing)
     output = criterion(raw, as_targets(targets))
     images = cells_by_hand(raw)
     shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
@@ -63,7 +63,7 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
                 overlap = iou_by_hand(predicted, boxes[b, k].double().tolist())
                 box += 1 - overlap**2
                 wanted = [overlap * (eps / classes + (1 - eps) * (c == int(padded[b, k, 0]))) for c in range(classes)]
-                if refining:
+                if closing:
                     x1, y1, x2, y2 = (boxes[b, k].double() / stride).tolist()
                     corner = (centers[n].double() - 0.5).tolist()
                     exact = [(x1 + x2) / 2 - corner[0], (y1 + y2) / 2 - corner[1], math.log(x2 - x1), math.log(y2 - y1)]
