@@ -145,8 +145,7 @@ class BatchRequest:
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """Sample keys of one rank. Loaders call `requests`, which yields batches of any epoch; iteration yields single keys
-    of the epoch set by `set_epoch`, as that of any DistributedSampler."""
+    """Sample keys of one rank. Loaders call `requests`; iteration yields the keys of the epoch set by `set_epoch`."""
 
     def __init__(
         self,

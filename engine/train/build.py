@@ -48,22 +48,18 @@ from utils.strings import counted, listed
 if TYPE_CHECKING:
     from engine.teacher import TeacherFile
 
-# Parameters, and pixels on each GPU, below which computing takes a fast GPU about as long as launching some thousand
-# kernels takes its host: estimated, not measured.
+# Parameters, and pixels on each GPU, below which launching kernels may take longer than computing: estimated.
 SMALL_MODEL, FEW_PIXELS = 5_000_000, 32 * 640**2
 
 
 @contextmanager
 def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator[Trainer]:
-    """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made.
-
-    Args:
-        watchdog: entered by the caller.
-    """
+    """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made. The
+    caller has entered ``watchdog``."""
     config, hyp, checkpoint, log = run.config, run.hyp, run.checkpoint, get_logger()
     check_same_run(ctx, config, hyp, checkpoint and asdict(checkpoint.progress))
     check_settings(ctx, config, hyp)
-    attached = attached_hooks(ctx, run)  # first, as they may reject settings
+    attached = attached_hooks(ctx, run)  # before anything is opened, as they may reject settings
     prepare_process(ctx, config, hyp, run.lines)
     teacher = None
     if config.teacher or config.keep_old:

@@ -111,8 +111,7 @@ class Trainer:
         return min(self.plan.accumulate, left)
 
     def read(self, *, leave: int) -> StepFlags:
-        """Reads the values of all steps but the newest ``leave``, so as not to wait for the device in the middle of an
-        epoch. Returns what any rank requested with them."""
+        """Reads the values of all steps but the newest ``leave``, not computed yet. Returns what any rank requested."""
         flags = NO_FLAGS
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags

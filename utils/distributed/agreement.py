@@ -22,8 +22,7 @@ from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
 from utils.strings import rank_list
 
-# "scripts": of the installed package. Tools train in processes of their own.
-_PACKAGES = ("utils", "data", "models", "engine", "scripts")
+_PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
 MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
