@@ -103,7 +103,8 @@ def detect(config: DetectConfig) -> Path:
         if window:
             window.close()
     output.log.summarise()
-    get_logger().info("results are in %s", output.run_dir)
+    message = "results are in %s" if any(output.run_dir.iterdir()) else "nothing was written into %s"
+    get_logger().info(message, output.run_dir)
     if failed:
         why = next(iter(failed.values()))
         raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
@@ -213,8 +214,7 @@ class Output:
         stem = self._stem_of(frame.path, is_video=is_video)
         label = f"{stem}_{frame.index:06d}" if is_video else stem
         if config.save_txt:
-            path = self.run_dir / "labels" / f"{label}.txt"
-            write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
+            write_yolo_labels(self.run_dir / "labels" / f"{label}.txt", image.shape[:2], found, scores=config.save_conf)
         if config.save_json:
             self._labels.append(label)
             self._rows += coco_rows(found, self._names, frame.path, label, frame.index if is_video else None)

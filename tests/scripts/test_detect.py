@@ -119,8 +119,10 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
 
 
 def test_nms_for_a_model_with_one_branch_is_said_to_do_nothing(weights, pictures, tmp_path, capsys):
-    run(weights, pictures, tmp_path, "--nosave")
-    assert "does nothing" not in capsys.readouterr().out
+    folder = run(weights, pictures, tmp_path, "--nosave")
+    out = capsys.readouterr().out
+    assert f"nothing was written into {folder}" in out
+    assert "does nothing" not in out
     run(weights, pictures, tmp_path, "--nosave", "--nms")
     assert capsys.readouterr().out.count("best.pt: --nms does nothing: the model has one branch") == 1
 
