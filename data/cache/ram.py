@@ -9,6 +9,7 @@ where it gets its name when it is complete, and stays for later runs until the d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import mmap
@@ -122,6 +123,8 @@ def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding, *, is
     if not is_first:
         return RamCache(path, source_hw, index.pixels)
     remove_older(folder, index)
+    with contextlib.suppress(OSError):  # before the lock, which a read-only folder cannot have
+        return RamCache(path, source_hw, index.pixels)
     with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
         try:
             return RamCache(path, source_hw, index.pixels)
