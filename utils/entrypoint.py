@@ -78,7 +78,7 @@ def _refusal(error: Exception) -> str | None:
         return None
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in DISK_FULL:
-        return f"{where}the disk is full; free some space or choose another --project"
+        return f"{where}the disk{'' if where else ' or /dev/shm'} is full; free some space or choose another --project"
     return f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir"
 
 

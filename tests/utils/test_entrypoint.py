@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
         (PeerFailure("rank 0 failed"), 2, ""),
         (KeyboardInterrupt(), 130, ""),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk or /dev/shm is full;"),
         (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
     ],
