@@ -11,7 +11,6 @@ in a second file, verified before the first is opened.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import os
@@ -164,7 +163,8 @@ class _Writer:
                 )
                 missing = (image for image in images if not local[image[0]])
                 if local.all():
-                    collections.deque(missing, maxlen=0)  # sends what others lack
+                    for _ in missing:  # sends what others lack
+                        pass
                 else:
                     self._store(missing, int((~local).sum()))
             self._mark_complete()

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
+from utils.distributed.collectives import all_objects
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -79,8 +80,7 @@ def _group_by(ctx: DistributedContext, column: int) -> Subgroup:
     """The processes that have the node rank (column 0) or the local rank (column 1) of this one."""
     if not ctx.is_distributed:
         return Subgroup((0,), 0, None)
-    positions: list[tuple[int, int]] = [(0, 0)] * ctx.world_size
-    dist.all_gather_object(positions, (ctx.node_rank, ctx.local_rank))
+    positions = all_objects(ctx, (ctx.node_rank, ctx.local_rank))
     if len(set(positions)) < len(positions):
         twice = next(p for p in positions if positions.count(p) > 1)
         raise UserError(f"two processes are local rank {twice[1]} of node {twice[0]}; start with torchrun")

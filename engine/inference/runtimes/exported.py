@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.inference.model import InferenceModel
-from engine.inference.runtimes import backends
+from engine.inference.runtimes.backends import Session, open_onnx, open_openvino, open_pt2, open_torchscript
 from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.pixels import PixelFormat
@@ -21,6 +21,7 @@ from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
+_OPENERS = {"onnx": open_onnx, "openvino": open_openvino, "torchscript": open_torchscript, "pt2": open_pt2}
 
 
 def open_exported(
@@ -35,7 +36,7 @@ def open_exported(
                 f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it; if you trust its source, "
                 "use --trust (in Python: trust=True)"
             )
-        session = getattr(backends, f"open_{runtime}")(path, device, threads or torch.get_num_threads())
+        session = _OPENERS[runtime](path, device, threads or torch.get_num_threads())
         reopen = partial(open_exported, path.absolute(), runtime, device=device, nms=nms, threads=threads, trust=trust)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
@@ -51,7 +52,7 @@ class ExportedModel(InferenceModel):
 
     def __init__(
         self,
-        session: backends.Session,
+        session: Session,
         metadata: ExportMetadata,
         path: Path,
         device: torch.device,
