@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import given_flags, parse_config
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import check_processes, evaluates, is_launched
+from utils.distributed.launch import check_processes, evaluates, read_launch
 from utils.entrypoint import run_main
 from utils.errors import REQUEUE
 from utils.machine.limits import explained, memory_advice
@@ -35,7 +35,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
-    if config.spawn > 1 and not is_launched():
+    if config.spawn > 1 and read_launch() is None:
         from utils.distributed.spawn import spawn
 
         spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)

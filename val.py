@@ -15,7 +15,7 @@ from functools import partial
 
 from utils.config.parser import given_flags, parse_config
 from utils.config.settings import ValConfig
-from utils.distributed.launch import check_processes, is_launched
+from utils.distributed.launch import check_processes, read_launch
 from utils.entrypoint import run_main
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explained, memory_advice
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_processes(config.spawn, config.device)
     check_scoring_files(config.weights, config.data, (config.task,), config.classes)
-    if config.spawn > 1 and not is_launched():
+    if config.spawn > 1 and read_launch() is None:
         from utils.distributed.spawn import spawn
 
         spawn(main, config.spawn, (argv,), run=run_main)

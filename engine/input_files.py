@@ -12,7 +12,7 @@ from data.open import check_data
 from models.spec import load_spec
 from utils.config.parser import read_recipe
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import is_launched
+from utils.distributed.launch import read_launch
 from utils.errors import UserError
 
 
@@ -23,7 +23,7 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
         divides: whether the command chooses the validation images itself, so that the data set needs none.
         has_recipe: whether ``--hyp`` names a recipe.
     """
-    if is_launched():
+    if read_launch() is not None:
         return
     if config.resume is not None:  # the checkpoint names the others
         if config.resume and not Path(config.resume).exists():
@@ -43,7 +43,7 @@ def check_scoring_files(
 ) -> None:
     """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``;
     ``data`` "": that of the weights."""
-    if is_launched():
+    if read_launch() is not None:
         return
     if data:
         check_data(data, splits, classes)

@@ -108,7 +108,7 @@ def check_pip(words: list[str]) -> None:
 def test_the_tests_see_the_commands():
     found = [command for page in PAGES for command in commands(page)]
     programs = {command.words[0] for command in found}
-    assert {"python", "torchrun", "make", "srun", "sbatch", "pip"} <= programs
+    assert {"python", "torchrun", "make", "sbatch", "pip"} <= programs
     assert {"README.md", "docs/migration.md", "docs/distributed.md"} <= {command.page for command in found}
 
 
@@ -130,8 +130,6 @@ def check_command(command: Command, acceptance: Acceptance, capsys: pytest.Captu
     elif program == "lockstep":
         if words not in (["--help"], ["--version"]):
             check_python(["-m", "lockstep", *words], acceptance, in_text=command.in_text)
-    elif program in ("srun", "mpirun"):  # their own options cannot be checked here
-        check_python(words[words.index("python") + 1 :], acceptance)
     elif program == "torchrun":
         if [word for word in words if not word.startswith("-") and not word.isdigit() and word != "N"]:
             options = get_args_parser().parse_args(words)

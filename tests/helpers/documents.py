@@ -15,8 +15,6 @@ COMMANDS = (
     "lockstep",
     "torchrun",
     "make",
-    "srun",
-    "mpirun",
     "sbatch",
     "yolo",
     "kubectl",

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.helpers.preloaded import python
+from utils.distributed.launch import torchrun_variables
 from utils.distributed.spawn import free_port
 
 ROOT = Path(__file__).parents[2]
-LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHED = tuple(torchrun_variables(0, 1, 1))
 
 
 class Processes:
@@ -42,18 +43,16 @@ class Processes:
 
     def ranks(self, world: int, *flags: str) -> None:
         """Starts ``world`` ranks of tests/robustness/odd_train.py without a launcher."""
-        port = str(free_port())
+        port = free_port()
         for rank in range(world):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
-            launched = place | {"MASTER_PORT": port} if world > 1 else {}
+            launched = torchrun_variables(rank, world, port) if world > 1 else {}
             self.start([self.python, "tests/robustness/odd_train.py", *flags], **launched)
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
-        port = str(free_port())
+        port = free_port()
         for rank, given in enumerate(flags):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            place = torchrun_variables(rank, 2, port)
             if folders:  # two machines
                 place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
             folder = folders[rank] if folders else ROOT

@@ -20,6 +20,7 @@ import torch
 import torch.multiprocessing as mp
 
 from utils.distributed.context import DistributedContext
+from utils.distributed.launch import torchrun_variables
 from utils.distributed.spawn import free_port
 
 # What most of the functions use. The process that forks the ranks imports it once.
@@ -39,14 +40,11 @@ def _enter(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.clear()
-    os.environ |= environment | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
+    os.environ |= environment | torchrun_variables(rank, world, port)
+    os.environ |= {
         "LOCAL_RANK": str(rank % local_world),
         "LOCAL_WORLD_SIZE": str(local_world),
         "GROUP_RANK": str(rank // local_world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
     }
     try:
         ctx = DistributedContext.from_environment("cpu", timeout_s=timeout_s)

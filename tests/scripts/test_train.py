@@ -17,6 +17,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
+from utils.distributed.launch import torchrun_variables
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -232,9 +233,7 @@ def test_a_busy_port_is_one_line(world, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": port}  # fmt: skip
+        environment = os.environ | torchrun_variables(0, 2, taken.getsockname()[1])
         done = subprocess.run(
             [python(), "train.py", *flags(world, tmp_path)], cwd=ROOT, env=environment, capture_output=True,
             text=True, timeout=120, check=False,

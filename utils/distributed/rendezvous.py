@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from utils.distributed.launch import Launch, restarts_of_launcher
+from utils.distributed.launch import Launch
 from utils.distributed.store_barrier import process_identity, this_process
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current
-from utils.machine.resources import machine_name
 from utils.strings import counted, rank_list
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
@@ -62,7 +61,13 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
         store: dist.Store = dist.TCPStore(launch.address, launch.port, is_master=own_store, **options)
     except (RuntimeError, ValueError) as error:
         raise rendezvous_error(launch, error) from None
-    store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
+    # A static rendezvous of torchrun keeps its store, with all keys of former processes, when it restarts them. (Other
+    # kinds make a new store each time, and their torchrun processes count different numbers of restarts.)
+    generation = 0
+    if launcher := _launcher_name(launch):
+        first = store.compare_set(f"lockstep/first/{launcher}", "", str(launch.restarts))
+        generation = launch.restarts - int(first)
+    store = dist.PrefixStore(f"lockstep/{generation}", store)
     try:
         _check_in(store, launch, waiting)
     except dist.DistError as error:
@@ -77,28 +82,9 @@ def rendezvous_error(launch: Launch, error: Exception) -> UserError:
     return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
 
 
-def all_gather_json(store: dist.Store, title: str, launch: Launch, value: object) -> list[object]:
-    """Every process's value (converted to JSON and back), by rank, on every process."""
-    store.set(f"{title}/{launch.rank}", json.dumps(value))
-    return [json.loads(text) for text in store.multi_get([f"{title}/{rank}" for rank in range(launch.world_size)])]
-
-
-def launcher_name() -> str:
+def _launcher_name(launch: Launch) -> str:
     """Identifies the torchrun process that started this one, on any machine; "" without torchrun."""
-    run, _ = restarts_of_launcher()
-    return f"{run} {process_identity(os.getppid())}" if run else ""
-
-
-def _generation(store: dist.Store) -> int:
-    """How often torchrun has restarted the processes on this store.
-
-    A static rendezvous keeps its store, with all the keys that former processes have set. Other kinds make a new store
-    each time (and their torchrun processes count different numbers of restarts).
-    """
-    launcher, restarts = launcher_name(), restarts_of_launcher()[1]
-    if not launcher:
-        return 0
-    return int(restarts) - int(store.compare_set(f"lockstep/first/{launcher}", "", restarts))
+    return f"{launch.run_id} {process_identity(os.getppid())}" if launch.run_id else ""
 
 
 def _wait_for_address(launch: Launch, waiting: _Wait) -> None:
@@ -167,7 +153,7 @@ def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> dict
     except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
         raise rendezvous_error(launch, error) from None
     own = {"rank": rank, "world_size": world_size, "backend": backend, "devices": (position.device,), "store": store}
-    return {**position._asdict(), **own, "launcher": launcher_name(), "eval_ranks": eval_ranks}
+    return {**position._asdict(), **own, "launcher": _launcher_name(launch), "eval_ranks": eval_ranks}
 
 
 def evaluators(store: dist.Store) -> dist.Store:
@@ -183,40 +169,32 @@ class _NodePosition(NamedTuple):
 
 
 def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _NodePosition:
-    """The position of this process on its node. What the launcher does not set is derived from the machines' names, in
-    the same way on all processes. Every process of the run must call this.
+    """The position of this process on its node. Every process of the run must call this.
 
     Ranks on the node are counted separately for the processes that train and those that evaluate. The latter use the
     CPU unless every node has as many GPUs as processes of both kinds.
 
     Raises UserError on all training processes of a node that has fewer devices than these.
     """
-    devices = devices_for_ranks(device)
-    known = (launch.node_rank, launch.local_rank, launch.local_world_size)
-    notes: list[Any] = all_gather_json(store, "node", launch, [machine_name(), *known, identities(devices)])
-    machines = [note[0] for note in notes]
-    if any(None in note[1:4] for note in notes):
-        order = list(dict.fromkeys(machines))  # by the lowest rank on each
-        node_rank = order.index(machines[launch.rank])
-        local_rank = machines[: launch.rank].count(machines[launch.rank])
-        local_world_size = machines.count(machines[launch.rank])
-        nodes = machines
-    else:
-        node_rank, local_rank, local_world_size = notes[launch.rank][1:4]
-        nodes = [note[1] for note in notes]
-    ranks = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes}
+    devices, node_rank = devices_for_ranks(device), launch.node_rank
+    store.set(f"node/{launch.rank}", json.dumps([node_rank, identities(devices)]))
+    notes = [json.loads(text) for text in store.multi_get([f"node/{rank}" for rank in range(launch.world_size)])]
     # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
-    counts = {node: len({uuid for rank in ranks[node] for uuid in notes[rank][4]}) for node in nodes}
-    number, count = local_rank, counts[nodes[launch.rank]]
+    here: dict[int, list[int]] = {}
+    gpus: dict[int, set[str]] = {}
+    for rank, (node, uuids) in enumerate(notes):
+        here.setdefault(node, []).append(rank)
+        gpus.setdefault(node, set()).update(uuids)
+    local_rank, local_world_size, number = launch.local_rank, launch.local_world_size, launch.local_rank
     if eval_ranks:
-        here, first = ranks[nodes[launch.rank]], launch.world_size - eval_ranks
-        number = here.index(launch.rank)  # evaluating processes come last, and so do their GPUs
-        same = [rank for rank in here if (rank >= first) == (launch.rank >= first)]
+        number = here[node_rank].index(launch.rank)  # evaluating processes come last, and so do their GPUs
+        first = launch.world_size - eval_ranks
+        same = [rank for rank in here[node_rank] if (rank >= first) == (launch.rank >= first)]
         local_rank, local_world_size = same.index(launch.rank), len(same)
-        if launch.rank >= first and any(len(ranks[node]) > counts[node] for node in ranks):
+        if launch.rank >= first and any(len(here[node]) > len(gpus[node]) for node in here):
             devices = ()
     if not devices:
         return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
-    if local_world_size > count:
+    if local_world_size > (count := len(gpus[node_rank])):
         raise UserError(f"{local_world_size} processes on a node with {counted(count, 'GPU')}: lower --nproc_per_node")
     return _NodePosition(local_rank, local_world_size, node_rank, devices[number % len(devices)])

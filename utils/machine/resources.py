@@ -130,8 +130,3 @@ def cpu_multiplies_bf16() -> bool:
         capabilities = torch.cpu.get_capabilities()
         return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def machine_name() -> str:
-    """Identifies the machine by host name and boot id: hosts may share a name, and containers a kernel."""
-    return f"{os.uname().nodename} {boot_id()}"

@@ -21,16 +21,9 @@ from utils.distributed.collectives import (
     unwrap,
 )
 from utils.distributed.context import DistributedContext, report_errors_once
+from utils.distributed.launch import torchrun_variables
 from utils.errors import PeerFailure, UserError
 from utils.machine.devices import parse_devices
-
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_a_plain_process_has_rank_zero_of_one():
@@ -40,14 +33,6 @@ def test_a_plain_process_has_rank_zero_of_one():
         pass
     assert gather_arrays(ctx, {"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
     assert broadcast_object(ctx, "x") == "x"
-
-
-@pytest.mark.parametrize("names", [("RANK",), ("RANK", "WORLD_SIZE"), ("LOCAL_RANK",), VARIABLES[2:]])
-def test_an_incomplete_environment_is_refused(monkeypatch, names):
-    for name in names:
-        monkeypatch.setenv(name, "1")
-    with refused():
-        DistributedContext.from_environment("cpu")
 
 
 @pytest.mark.parametrize(
@@ -172,11 +157,8 @@ def _place(rank: int) -> tuple[int, int, int]:
 
 
 def _outlive_entry(rank, port, folder):
-    local_rank, local_world, node = _place(rank)
-    os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_world),
-        "GROUP_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+    place = zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), map(str, _place(rank)))
+    os.environ |= torchrun_variables(rank, 3, port) | dict(place)
     _outlive(DistributedContext.from_environment("cpu", timeout_s=60), folder)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.ranks import run_ranks
 from utils.distributed import rendezvous
 from utils.distributed.launch import Launch
 from utils.distributed.spawn import free_port
@@ -16,7 +15,7 @@ from utils.errors import UserError
 
 
 def launch_of(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> Launch:
-    return Launch("the environment", rank, world_size, rank, world_size, 0, address, port)
+    return Launch(rank, world_size, rank, world_size, 0, address, port)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def test_an_address_that_does_not_answer_is_one_line(caplog):
 def test_a_launcher_that_has_died_is_not_waited_for(monkeypatch):
     """torchrun's own store is there before the processes, so that one does not answer later either."""
     monkeypatch.setattr(rendezvous, "HOSTED_S", 1.0)
-    launch = replace(launch_of(1, 2, free_port()), launcher="torchrun", is_hosted=True)
+    launch = replace(launch_of(1, 2, free_port()), is_hosted=True, run_id="1")
     thread, outcome = meet_in_thread(launch, timeout_s=1800)
     thread.join(20)
     assert "where torchrun should be, does not answer in 1 s" in outcome[0]
@@ -91,17 +90,8 @@ def test_processes_of_different_runs_are_refused(rank, world_size, line):
     port = free_port()
     first, _ = meet_in_thread(launch_of(0, 3, port), timeout_s=8)
     time.sleep(0.5)
-    launch = Launch("the environment", rank, world_size, 0, 1, 0, "127.0.0.1", port, is_hosted=True)
+    launch = Launch(rank, world_size, 0, 1, 0, "127.0.0.1", port, is_hosted=True)
     thread, outcome = meet_in_thread(launch, timeout_s=5)
     thread.join(20)
     assert line in outcome[0]
     first.join(20)
-
-
-def _share(ctx):
-    launch = launch_of(ctx.rank, ctx.world_size, 1)
-    return rendezvous.all_gather_json(ctx.store, "test", launch, ctx.rank * 2)
-
-
-def test_every_process_gets_the_values_of_all():
-    assert run_ranks(3, _share) == [[0, 2, 4]] * 3
