@@ -10,52 +10,77 @@ import numpy as np
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import fit_letterbox, letterbox
+from data.sampler import BatchRequest, full_size_requests, validation_requests
 from utils.structures import Sample, SampleKey
 
 if TYPE_CHECKING:
     from data.cache.open import ImageCache
-    from data.index.tiles import TiledIndex
+
+VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
 
 
 class LoadImagesAndLabels:
     """The samples of a split. The same key gives the same sample in any process and any order.
 
     They are letterboxed, their longer side scaled to ``imgsz``, up or down, or, without ``imgsz``, their size
-    unchanged; `data.loading.augmented` has those of training. With ``tiles``, tiles take the place of images.
+    unchanged; `data.loading.augmented` has those of training, `data.loading.tiles` tiles of large images.
     """
 
     epochs = 0  # of the whole run, in training
+    tiles = None  # of the images, if these are the samples
 
-    def __init__(
-        self,
-        index: DatasetIndex,
-        *,
-        imgsz: int | None,
-        image_cache: ImageCache | None = None,
-        tiles: TiledIndex | None = None,
-    ) -> None:
+    def __init__(self, index: DatasetIndex, *, imgsz: int | None, image_cache: ImageCache | None = None) -> None:
         """
         Args:
-            index: the scanned split.
             imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
-            image_cache: of the same index and imgsz; with tiles, images of full size.
-            tiles: of the images of the index.
+            image_cache: of the same index and imgsz.
         """
-        self.index = index if tiles is None else tiles.index
-        self.tiles = tiles
+        self.index = index
         self.imgsz = imgsz
         self.image_cache = image_cache
-        is_full_size = imgsz is None or tiles is not None
-        self.source_hw = self.index.image_hw if is_full_size else reduced_sizes(index.image_hw, imgsz)
+        self.source_hw = index.image_hw if imgsz is None else reduced_sizes(index.image_hw, imgsz)
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
-        """(h, w, C), longer side at most imgsz, or a tile of full size as it is in ``epoch``; perhaps read-only.
-        UserError if the file is unreadable."""
-        if self.tiles is not None:
-            return self.tiles.pixels(self.image_cache[int(self.tiles.image[i])], i, epoch)
+    @property
+    def images(self) -> DatasetIndex:
+        """The split that the samples are from."""
+        return self.index
+
+    def requests(
+        self,
+        batch_size: int,
+        stride: int,
+        *,
+        rect: bool,
+        canvas_hw: tuple[int, int] | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> list[BatchRequest]:
+        """A rank's batches of a validation; over all ranks each sample comes once.
+
+        Args:
+            rect: sort images by aspect, and use the smallest canvas for each batch.
+            canvas_hw: of every image; None: as ``rect`` and `imgsz` say.
+        """
+        if self.imgsz is None:
+            requests = full_size_requests(self.index.image_hw)
+        else:
+            requests = validation_requests(
+                self.index.image_hw,
+                batch_size=batch_size,
+                imgsz=self.imgsz,
+                stride=stride,
+                rect=rect and canvas_hw is None,
+                pad=VALIDATION_PAD,
+            )
+            if canvas_hw is not None:
+                requests = [request.on_canvas(canvas_hw) for request in requests]
+        return requests[rank::world_size]
+
+    def source_image(self, i: int) -> np.ndarray:
+        """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
         if self.image_cache is not None:
             return self.image_cache[i]
         index = self.index
@@ -93,10 +118,5 @@ class LoadImagesAndLabels:
         gain_xy: tuple[float, float] = (1.0, 1.0),
         pad_xy: tuple[float, float] = (0.0, 0.0),
     ) -> Sample:
-        index, number = self.index, key.index
-        if self.tiles is not None:  # detections in a tile become those in its image
-            index, number = self.tiles.images, int(self.tiles.image[number])
-            left, top = self.tiles.windows[key.index, :2].tolist()
-            pad_xy = (pad_xy[0] - gain_xy[0] * left, pad_xy[1] - gain_xy[1] * top)
-        original = (int(index.image_hw[number, 0]), int(index.image_hw[number, 1]))
-        return Sample(image, labels, key.index, index.path(number), original, gain_xy, pad_xy)
+        height, width = self.index.image_hw[key.index].tolist()
+        return Sample(image, labels, key.index, self.index.path(key.index), (height, width), gain_xy, pad_xy)

@@ -162,7 +162,7 @@ def score(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
         postprocess=postprocess,
-        stitch=stitcher_of(loader.samples.tiles, iou_thres, config.max_det),
+        stitch=stitcher_of(loader, iou_thres, config.max_det),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),

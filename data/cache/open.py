@@ -41,8 +41,8 @@ def open_image_cache(
 
     Args:
         index: the images.
-        kind: "ram", "disk", or "full": on the disk, mapped, as for images of full size.
-        imgsz: longer side of the source images, pixels; 0 (ram, full): that of the files.
+        kind: "ram" or "disk".
+        imgsz: longer side of the source images, pixels; 0 (ram only): that of the files.
         cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
         ctx: of this process; None: of one that is alone. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
@@ -54,16 +54,14 @@ def open_image_cache(
     if kind == "disk":
         from data.cache.disk import open_disk_cache
 
-        return open_disk_cache(index, _made_folder(cache_dir, "--cache disk"), imgsz, decoding, ctx, leaders)
-    from data.cache.ram import open_full_cache, open_ram_cache
+        return open_disk_cache(index, made_folder(cache_dir, "--cache disk"), imgsz, decoding, ctx, leaders)
+    from data.cache.ram import open_ram_cache
 
-    if kind == "ram":
-        return open_ram_cache(index, SHARED_MEMORY, imgsz, decoding, ctx)
-    is_first = ctx is None or ctx.is_node_leader
-    return open_full_cache(index, _made_folder(cache_dir, "tile"), decoding, is_first=is_first)
+    return open_ram_cache(index, SHARED_MEMORY, imgsz, decoding, ctx)
 
 
-def _made_folder(cache_dir: str, flag: str) -> Path:
+def made_folder(cache_dir: str, flag: str) -> Path:
+    """The cache folder. Raises UserError, which begins with ``flag``, if it cannot be created."""
     folder = cache_folder(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,10 @@
 
 The file holds raw pixels without a header, whose offsets follow from the image sizes. The first process of the node
 makes it, keeps it locked, and removes it at its end; what a killed run has left is removed by the next one.
-
-Tiles of large images (`data.index.tiles`) are views of such a file with images of full size, by default on the disk,
-where it gets its name when it is complete, and stays for later runs until the data set changes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import mmap
@@ -21,22 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path, discard, remove_older
+from data.cache.decoding import Decoding
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
-from utils.files.locks import FileLock
-from utils.files.safe_io import atomic_write, flock, is_still_named, open_descriptor, remove_abandoned
+from utils.files.safe_io import flock, is_still_named, open_descriptor, remove_abandoned
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.strings import counted
 
 _PREFIX, _SUFFIX = f"lockstep-{os.getuid()}-", ".ram"  # of the names of files in memory
-_LAYOUT = 4  # part of the name of a file that stays; increase it when the layout or `read_source` changes
 
 
 class RamCache:
@@ -47,7 +41,7 @@ class RamCache:
         it has another size or cannot be opened."""
         self.path = path
         self.source_hw, self.pixels = source_hw, pixels
-        self._offsets = _offsets(source_hw, pixels)
+        self._offsets = pixel_offsets(source_hw, pixels)
         handle, status = open_descriptor(path)
         try:
             if status.st_size != self._offsets[-1]:
@@ -68,7 +62,7 @@ class RamCache:
         return RamCache, (self.path, self.source_hw, self.pixels)
 
 
-def _offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
+def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * pixels.nbytes)])
 
 
@@ -83,13 +77,13 @@ def open_ram_cache(
     if not folder.is_dir():
         raise UserError(f"--cache ram: this system has no {folder}; use --cache disk")
     remove_abandoned(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
-    size, disk = int(_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder)
+    size, disk = int(pixel_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder)
     remedy = "use --cache disk or none"
     remedy += ", or make it larger (docker run --shm-size)" if size > disk.total else ""
-    _check_space(size, folder, min(disk.free, available_memory()), "--cache ram", remedy)
+    check_space(size, folder, min(disk.free, available_memory()), "--cache ram", remedy)
     handle, path = _locked_file(folder)
     try:
-        _fill(handle, index, source_hw, decoding, f"--cache ram: {folder}")
+        fill(handle, index, source_hw, decoding, f"--cache ram: {folder}")
         cache = RamCache(path, source_hw, index.pixels)
     except BaseException:
         _remove(handle, path, os.getpid())
@@ -116,41 +110,15 @@ def _remove(handle: int, path: Path, owner: int) -> None:
         os.close(handle)
 
 
-def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding, *, is_first: bool) -> RamCache:
-    """Fills the node's file of images of full size in ``folder`` if necessary, and opens it. ``is_first``: of the
-    node's processes, the one that does so before the others."""
-    path, source_hw = cache_path(folder, index, 0, f"v{_LAYOUT}.pixels"), index.image_hw.astype(np.int32)
-    if not is_first:
-        return RamCache(path, source_hw, index.pixels)
-    remove_older(folder, index)
-    with contextlib.suppress(OSError):  # before the lock, which a read-only folder cannot have
-        return RamCache(path, source_hw, index.pixels)
-    with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
-        try:
-            return RamCache(path, source_hw, index.pixels)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            discard("tile", error, path)
-        size, free = int(_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder).free
-        _check_space(size, folder, free, "tile", "choose another --cache-dir")
-        # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
-        largest = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
-        decoding = decoding._replace(threads=max(min(decoding.threads, int(available_memory() / 4 / largest)), 1))
-        with atomic_write(path, durable=True, locked=True) as file:
-            _fill(file.fileno(), index, source_hw, decoding, f"tile: {path}")
-    return RamCache(path, source_hw, index.pixels)
-
-
-def _check_space(size: int, folder: Path, free: int, flag: str, remedy: str) -> None:
+def check_space(size: int, folder: Path, free: int, flag: str, remedy: str) -> None:
     if size > USABLE_FRACTION * free:
         need = f"needs {size / 2**30:.2f} GiB in {folder}, {free / 2**30:.2f} GiB are free"
         raise UserError(f"{flag}: {need}; {remedy}")
 
 
-def _fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, where: str) -> None:
+def fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, where: str) -> None:
     """Decodes all images into an open file."""
-    offsets = _offsets(source_hw, index.pixels)
+    offsets = pixel_offsets(source_hw, index.pixels)
     size = int(offsets[-1])
     get_logger().info("%s: %s, %.2f GiB", where, counted(len(index), "image"), size / 2**30)
     try:  # now: on a full disk, writing to a mapped file kills the process with SIGBUS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,13 +51,13 @@ class AugmentedImages(LoadImagesAndLabels):
 
             self._transforms = UserTransforms(hyp.albumentations, seed)
 
-    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
-        """As of `LoadImagesAndLabels`; images that are read from files are kept for the other samples of their
+    def source_image(self, i: int) -> np.ndarray:
+        """As in `LoadImagesAndLabels`; images that are read from files are kept for the other samples of their
         block."""
         image = self._recent.get(i)
         if image is None:
-            image = super().source_image(i, epoch)
-            if self.hyp.mosaic_block and self.tiles is None and self.image_cache is None:
+            image = super().source_image(i)
+            if self.hyp.mosaic_block and self.image_cache is None:
                 self._recent[i] = image
                 # Blocks are in order: the oldest goes first. An epoch's last block may be almost twice as long.
                 while len(self._recent) > 2 * self.hyp.mosaic_block:
@@ -69,7 +68,7 @@ class AugmentedImages(LoadImagesAndLabels):
         outs = [None] * len(keys) if outs is None else outs
         plans = self.plans(keys)
         samples = []
-        for key, plan, labels, out in zip(keys, plans, self._plan_labels(keys, plans), outs):
+        for key, plan, labels, out in zip(keys, plans, self.plan_labels(keys, plans), outs):
             image = render_plan(plan, self.source_images(keys), out, self.index.pixels)
             if self._transforms is not None:
                 image, labels = self._transforms(image, labels, key)
@@ -84,17 +83,19 @@ class AugmentedImages(LoadImagesAndLabels):
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
         """The training samples of ``keys`` without their images, which are (0, 0, C)."""
         empty = np.zeros((0, 0, self.index.pixels.channels), self.index.pixels.dtype)
-        return [self.sample(key, empty, rows) for key, rows in zip(keys, self._plan_labels(keys, plans))]
+        return [self.sample(key, empty, rows) for key, rows in zip(keys, self.plan_labels(keys, plans))]
+
+    def plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+        """`data.augment.plan.plan_labels` of the samples of ``keys``."""
+        return plan_labels(plans, self.source_hw, self.index.labels_of)
 
     def source_images(self, keys: Sequence[SampleKey]) -> Callable[[int], np.ndarray]:
         """`source_image` in the epoch of ``keys``."""
-        return self.source_image if self.tiles is None else partial(self.source_image, epoch=_epoch_of(keys))
+        return self.source_image
 
-    def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
-        tiles = self.tiles
-        labels_of = self.index.labels_of if tiles is None else partial(tiles.labels_of, epoch=_epoch_of(keys))
-        return plan_labels(plans, self.source_hw, labels_of)
+    def repeats(self) -> np.ndarray | None:
+        """How often an epoch has each sample, as `EpochOrder` takes it."""
+        return None
 
-
-def _epoch_of(keys: Sequence[SampleKey]) -> int:
-    return keys[0].epoch if keys else 0
+    def without_augmentation(self) -> LoadImagesAndLabels:
+        return LoadImagesAndLabels(self.index, imgsz=self.imgsz, image_cache=self.image_cache)

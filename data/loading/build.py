@@ -16,11 +16,8 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.sampler import (
     EpochOrder,
     KeyedDistributedSampler,
-    full_size_requests,
-    validation_requests,
 )
 from data.spec.dataset_spec import DatasetSpec
-from utils.boxes import TILE_OVERLAP
 from utils.config.checks import check_image_size
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
@@ -35,7 +32,6 @@ from utils.strings import counted
 # Most images of a validation batch, which one process evaluates. An image takes a seventh of its memory in training
 # (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
 MOST_VALIDATED = 64
-VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
 # Per rank. A worker renders about 600 images per second at 640 px; yolov8n on an H100 trains on about 2,500. More would
 # keep more batches in memory than they are worth.
 MOST_WORKERS = 8
@@ -58,8 +54,6 @@ def build_train_loader(
         UserError: an unfit image size, no images, processes that read different data, errors of the scan or the cache.
     """
     check_image_size(config.imgsz, stride)
-    if spec.tile and config.cache == "device":
-        raise UserError(f"--cache device: cannot keep tiles ('tile' in {spec.source}); use --cache ram or none")
     workers = loader_workers(config.workers, ctx, "train")
     dataset = _open_split(ctx, config, spec, "train", workers, tile=spec.tile, hyp=hyp)
     if len(dataset) == 0:
@@ -72,7 +66,7 @@ def build_train_loader(
         stride=stride,
         image_hw=dataset.index.image_hw if config.rect else None,
         block=0 if config.rect else hyp.mosaic_block,
-        repeats=_repeats(config, hyp, dataset),
+        repeats=_repeats(config, dataset),
     )
     if config.quad and len(order) < 4:
         raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
@@ -99,9 +93,9 @@ def build_train_loader(
     )
 
 
-def _repeats(config: TrainConfig, hyp: Hyperparameters, dataset: LoadImagesAndLabels) -> np.ndarray | None:
-    """How often an epoch has each image or tile, as `EpochOrder` takes it."""
-    repeats = None if dataset.tiles is None else dataset.tiles.repeats(hyp.tile_backgrounds)
+def _repeats(config: TrainConfig, dataset: LoadImagesAndLabels) -> np.ndarray | None:
+    """How often an epoch has each sample, as `EpochOrder` takes it."""
+    repeats = dataset.repeats()
     if config.repeat_factor:
         from data.loading.class_balance import logged_repeat_factors
 
@@ -141,34 +135,16 @@ def build_val_loader(
         check_image_size(config.tile, stride, flag="--tile")
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
-        split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), None
+        split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), not squares
     else:
-        split, batch_size, rect = config.task, config.batch_size, config.rect
+        split, batch_size = config.task, config.batch_size
+        rect = not squares if config.rect is None else config.rect
     workers = loader_workers(config.workers, ctx, split)
     dataset = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp)
-    if dataset.tiles is not None:
-        requests = dataset.tiles.requests(
-            canvas_hw or (config.imgsz, config.imgsz), batch_size, rank=ctx.rank, world_size=ctx.world_size
-        )
-    elif dataset.imgsz is None:
-        requests = full_size_requests(dataset.index.image_hw)[ctx.rank :: ctx.world_size]
-    else:
-        requests = validation_requests(
-            dataset.index.image_hw,
-            batch_size=batch_size,
-            imgsz=config.imgsz,
-            stride=stride,
-            rect=canvas_hw is None and (not squares if rect is None else rect),
-            pad=VALIDATION_PAD,
-        )[ctx.rank :: ctx.world_size]
-        if canvas_hw is not None:
-            requests = [request.on_canvas(canvas_hw) for request in requests]
-    return ValidationLoader(
-        dataset,
-        requests,
-        workers=workers,
-        pin_memory=ctx.device.type == "cuda",
+    requests = dataset.requests(
+        batch_size, stride, rect=rect, canvas_hw=canvas_hw, rank=ctx.rank, world_size=ctx.world_size
     )
+    return ValidationLoader(dataset, requests, workers=workers, pin_memory=ctx.device.type == "cuda")
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
@@ -291,8 +267,6 @@ def _open_split(
     cache = config.cache if isinstance(config, TrainConfig) else "none"
     if cache == "device":  # of training images, opened later
         cache = "none" if is_training else "ram"
-    if tile and cache != "ram":  # tiles are read from images that are decoded once
-        cache = "full"
     leaders = None  # or the nodes' first processes, which fill caches together if they read the same files
     if cache == "disk" and not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
         from utils.distributed.groups import one_per_node_group
@@ -311,37 +285,31 @@ def _open_split(
             repeats=not is_training,
             progress=ctx.is_node_leader,
         )
-    if tile not in (0, index.tile):  # of the checkpoint, not of the YAML
-        index = replace(index, tile=tile)
     check_same_data(ctx, split, index)  # before nodes send each other images of it
-    with torch_distributed_zero_first(ctx):
-        image_cache = None
-        if cache != "none" and len(index):
-            from data.cache.decoding import Decoding
-            from data.cache.open import open_image_cache
+    options = {"imgsz": None if isinstance(config, ValConfig) and config.tile else config.imgsz}
+    if is_training:
+        options |= {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
+    threads = min(max(workers, 2) * ctx.local_world_size, 64)  # those of the waiting ranks too
+    if tile:
+        from data.loading.tiles import open_tiles
 
-            threads = min(max(workers, 2) * ctx.local_world_size, 64)  # those of the waiting ranks too
-            image_cache = open_image_cache(
+        return open_tiles(ctx, config, replace(index, tile=tile), hyp, threads, options)
+    if cache != "none" and len(index):
+        from data.cache.decoding import Decoding
+        from data.cache.open import open_image_cache
+
+        with torch_distributed_zero_first(ctx):
+            options["image_cache"] = open_image_cache(
                 index,
                 cache,
-                imgsz=0 if tile else config.imgsz,
+                imgsz=config.imgsz,
                 cache_dir=config.cache_dir,
                 decoding=Decoding(threads, ctx.is_main),
                 ctx=ctx,
                 leaders=leaders,
             )
-    tiles = None
-    if tile:
-        from data.index.tiles import TiledIndex
-
-        seed = config.seed if is_training else None  # of training, where tiles move
-        overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
-        tiles = TiledIndex(index, tile, hyp=hyp, seed=seed, overlap=overlap)
-    options = {"image_cache": image_cache, "tiles": tiles}
     if not is_training:
-        imgsz = None if isinstance(config, ValConfig) and config.tile else config.imgsz
-        return LoadImagesAndLabels(index, imgsz=imgsz, **options)
-    from data.loading.augmented import AugmentedImages  # what validation does without
+        return LoadImagesAndLabels(index, **options)
+    from data.loading.augmented import AugmentedImages  # which validation does not need
 
-    own = {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
-    return AugmentedImages(index, imgsz=config.imgsz, **own, **options)
+    return AugmentedImages(index, **options)

@@ -93,7 +93,7 @@ class _RequestLoader(DataLoader):
     @property
     def index(self) -> DatasetIndex:
         """The scanned split that the batches are from."""
-        return self.samples.index if self.samples.tiles is None else self.samples.tiles.images
+        return self.samples.images
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from utils.distributed.context import DistributedContext
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, Targets, to_float
 
 if TYPE_CHECKING:
+    from data.loading.loader import ValidationLoader
     from models.losses.base import Criterion
 
 T = TypeVar("T")
@@ -253,31 +254,29 @@ def training_evaluator(
     model: nn.Module,
     criterion: Criterion,
     amp_dtype: torch.dtype | None,
-    ground_truth: GroundTruth,
-    tiles: Any = None,
+    loader: ValidationLoader,
 ) -> Evaluator:
-    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss. ``tiles``: see
-    `stitcher_of`."""
+    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss. ``loader``: what
+    will be evaluated."""
     return Evaluator(
-        ground_truth=ground_truth,
+        ground_truth=loader.index.ground_truth(),
         num_classes=model.num_classes,
         postprocess=detections_to_score,
         ctx=ctx,
         amp_dtype=amp_dtype,
         for_inference=lambda model: model.fuse(one_to_one=None),
-        stitch=stitcher_of(tiles, model.nms_iou, MAX_DETECTIONS),
+        stitch=stitcher_of(loader, model.nms_iou, MAX_DETECTIONS),
         criterion=criterion,
     )
 
 
-def stitcher_of(tiles: Any, iou_thres: float | None, max_det: int) -> Stitch | None:
-    """Joins detections in ``tiles``, a `data.index.tiles.TiledIndex`, which loaders yield instead of images; None if
-    they yield images."""
-    if tiles is None:
+def stitcher_of(loader: ValidationLoader, iou_thres: float | None, max_det: int) -> Stitch | None:
+    """Joins the detections in tiles; None if ``loader`` yields whole images."""
+    if loader.samples.tiles is None:
         return None
     from models.postprocess.stitching import TileStitcher
 
-    return TileStitcher(tiles.image, tiles.windows, iou_thres, max_det)
+    return TileStitcher(loader.samples.tiles.image, loader.samples.tiles.windows, iou_thres, max_det)
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -125,10 +125,8 @@ class _Scorer:
         self._model.load_state_dict(message["ema"])
         if self._evaluator is None:  # the loss copies anchors, which are the same in all epochs
             loss = self._model.head.build_loss(self._hyp, **self._loss)
-            self._criterion, truth = loss.to(self._ctx.device), self._loader.index.ground_truth()
-            self._evaluator = training_evaluator(
-                self._ctx, self._model, self._criterion, self._amp_dtype, truth, self._loader.samples.tiles
-            )
+            self._criterion = loss.to(self._ctx.device)
+            self._evaluator = training_evaluator(self._ctx, self._model, self._criterion, self._amp_dtype, self._loader)
         evaluator = self._evaluator
         self._criterion.set_closing(message["closing"])
         result = evaluator.run(self._model, self._loader)

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
-from data.loading.build import VALIDATION_PAD
 from data.loading.worker import collate
-from data.sampler import validation_requests
 from data.shared_memory import new_pixels
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.matching import Objects, all_pairs, match_by_overlap
@@ -149,10 +147,7 @@ def _spread(index: DatasetIndex, count: int) -> DatasetIndex:
 
 def _batches(index: DatasetIndex, options: ExportOptions, stride: int, size: int) -> Iterator[Batch]:
     samples, hw = LoadImagesAndLabels(index, imgsz=max(options.imgsz_hw)), options.imgsz_hw
-    for request in validation_requests(
-        index.image_hw, batch_size=size, imgsz=max(hw), stride=stride, rect=options.dynamic, pad=VALIDATION_PAD
-    ):
-        request = request if options.dynamic else request.on_canvas(hw)
+    for request in samples.requests(size, stride, rect=True, canvas_hw=None if options.dynamic else hw):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
         yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from data.dataset import LoadImagesAndLabels
-from data.index.tiles import TiledIndex
 from data.loading.augmented import AugmentedImages
 from engine.optim.schedule import new_layers_lr_mult
 from models.detector import Detector, build_detector
@@ -115,7 +113,7 @@ def score_on_objects(
         dataset: training samples; of those with objects, some are taken at equal distances.
     """
     device, side = next(detector.parameters()).device, dataset.imgsz
-    plain = _without_augmentation(dataset)
+    plain = dataset.without_augmentation()
     with_objects = np.unique(plain.index.image_of_box[~plain.index.crowd])
     places = np.linspace(0, len(with_objects) - 1, min(most, len(with_objects))).round().astype(np.int64)
     batches = [with_objects[places[first : first + BATCH]] for first in range(0, len(places), BATCH)]
@@ -136,13 +134,3 @@ def score_on_objects(
     by_batch = {int(number): values for part in parts for number, values in part.items()}
     values = np.concatenate([np.zeros(0), *(by_batch[number] for number in sorted(by_batch))])
     return values.mean().item() if len(values) else math.nan, len(values)
-
-
-def _without_augmentation(dataset: AugmentedImages) -> LoadImagesAndLabels:
-    tiles = dataset.tiles and TiledIndex(dataset.tiles.images, dataset.tiles.side, hyp=dataset.hyp)
-    return LoadImagesAndLabels(
-        dataset.tiles.images if dataset.tiles else dataset.index,
-        imgsz=dataset.imgsz,
-        image_cache=dataset.image_cache,
-        tiles=tiles,
-    )

@@ -130,8 +130,7 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         start["teacher"] = teacher.stored if teacher else {}
         description = describe_run(run, spec, model, step.optimizer.name, fingerprint, start)
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
-        truth, tiles = val_loader.index.ground_truth(), val_loader.samples.tiles
-        evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, truth, tiles)
+        evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val_loader)
         validation = Validation(evaluator, val_loader, config.val_every)
         hooks = build_hooks(ctx, config, fitness, train_loader, validation, attached)
         for hook in hooks:

@@ -17,9 +17,10 @@ import pytest
 
 from data.cache import decoding
 from data.cache import disk as disk_cache
-from data.cache.open import ImageCache, open_image_cache
+from data.cache.open import ImageCache, made_folder, open_image_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from data.loading.tiles import open_full_cache
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -48,6 +49,10 @@ def cached(tmp_path, monkeypatch):
     def opened(kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True) -> ImageCache:
         if anew:
             disk_cache._environment.cache_clear()
+        if kind == "full":
+            return open_full_cache(
+                index, made_folder(str(tmp_path / "disk"), "tile"), decoding.Decoding(), is_first=True
+            )
         return open_image_cache(index, kind, imgsz=imgsz, cache_dir=str(tmp_path / "disk"))
 
     return opened

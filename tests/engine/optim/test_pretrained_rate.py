@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from data.index.load import load_index
-from data.index.tiles import TiledIndex
 from data.loading.augmented import AugmentedImages
+from data.loading.tiles import AugmentedTiles, TiledIndex
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.optim import pretrained_rate
 from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score_on_objects
@@ -149,7 +149,7 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
         lines += [" ".join(map(repr, row)) + "\n" for row in labels[labels[:, 0] >= 0].astype(np.float64).tolist()]
     images = [cv2.imread(index.path(i))[..., ::-1] for i in range(len(index))]
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
-    moving = AugmentedImages(index, imgsz=SIDE, seed=3, tiles=tiles, image_cache=images)
+    moving = AugmentedTiles(tiles, imgsz=SIDE, seed=3, image_cache=images)
     detector = planned(200)
     score, objects = score_on_objects(detector, moving, 100, ALONE)
     assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))

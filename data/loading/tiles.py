@@ -1,4 +1,4 @@
-"""Tiles of large images as samples: ``tile`` in the data set's YAML.
+"""Tiles of large images as samples: ``tile`` in the data set's YAML, or as a checkpoint was trained.
 
 A grid of overlapping tiles covers each image, and each tile is a sample, as an image is elsewhere. In training a tile
 moves from epoch to epoch by at most half of the overlap, so that objects are not cut at the same places, and neighbors
@@ -13,19 +13,38 @@ Legend: N tiles of all images of a split, n of them requested. Corners are x, y 
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from data.augment.plan import SamplePlan, plan_labels
+from data.cache.decoding import Decoding, cache_path, discard, remove_older
+from data.cache.open import ImageCache, made_folder, open_image_cache
+from data.cache.ram import RamCache, check_space, fill, pixel_offsets
+from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
+from data.loading.augmented import AugmentedImages
 from data.sampler import BatchRequest
 from utils.boxes import TILE_OVERLAP, tile_windows
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.distributed.collectives import torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.locks import FileLock
+from utils.files.safe_io import atomic_write
 from utils.logger import get_logger
+from utils.machine.resources import available_memory
 from utils.rng import keyed_uniforms, named_stream
 from utils.strings import counted
-from utils.structures import SampleKey, padding_value
+from utils.structures import Sample, SampleKey, padding_value
+
+_CACHE_LAYOUT = 4  # part of the name of a cache; increase it when the layout or `read_source` changes
 
 
 class TiledIndex:
@@ -145,3 +164,136 @@ class TiledIndex:
             area_px=index.area_px * seen,
         )
         return result.with_boxes(seen > 0)
+
+
+class TiledImages(LoadImagesAndLabels):
+    """The tiles of a split, letterboxed."""
+
+    tiles: TiledIndex
+
+    def __init__(self, tiles: TiledIndex, *, image_cache: ImageCache, **options: Any) -> None:
+        """
+        Args:
+            image_cache: of ``tiles.images`` at full size.
+            options: of the other base class.
+        """
+        super().__init__(tiles.index, image_cache=image_cache, **options)
+        self.tiles = tiles
+        self.source_hw = tiles.index.image_hw
+
+    @property
+    def images(self) -> DatasetIndex:
+        return self.tiles.images
+
+    def requests(
+        self,
+        batch_size: int,
+        stride: int,
+        *,
+        rect: bool,
+        canvas_hw: tuple[int, int] | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> list[BatchRequest]:
+        return self.tiles.requests(canvas_hw or (self.imgsz, self.imgsz), batch_size, rank=rank, world_size=world_size)
+
+    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
+        """(side, side, C), the tile as it is in ``epoch``; perhaps read-only."""
+        return self.tiles.pixels(self.image_cache[int(self.tiles.image[i])], i, epoch)
+
+    def sample(
+        self,
+        key: SampleKey,
+        image: np.ndarray,
+        labels: np.ndarray,
+        gain_xy: tuple[float, float] = (1.0, 1.0),
+        pad_xy: tuple[float, float] = (0.0, 0.0),
+    ) -> Sample:
+        """Size and letterbox are those of the tile's image: detections in the tile become those in the image."""
+        left, top = self.tiles.windows[key.index, :2].tolist()
+        pad_xy = (pad_xy[0] - gain_xy[0] * left, pad_xy[1] - gain_xy[1] * top)
+        height, width = self.images.image_hw[self.tiles.image[key.index]].tolist()
+        return replace(super().sample(key, image, labels, gain_xy, pad_xy), original_hw=(height, width))
+
+
+class AugmentedTiles(TiledImages, AugmentedImages):
+    """The tiles of a training split, which move from epoch to epoch, augmented. All keys of a batch have one epoch."""
+
+    def source_images(self, keys: Sequence[SampleKey]) -> Callable[[int], np.ndarray]:
+        return partial(self.source_image, epoch=_epoch_of(keys))
+
+    def plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+        return plan_labels(plans, self.source_hw, partial(self.tiles.labels_of, epoch=_epoch_of(keys)))
+
+    def repeats(self) -> np.ndarray:
+        return self.tiles.repeats(self.hyp.tile_backgrounds)
+
+    def without_augmentation(self) -> TiledImages:
+        grid = TiledIndex(self.images, self.tiles.side, hyp=self.hyp)
+        return TiledImages(grid, imgsz=self.imgsz, image_cache=self.image_cache)
+
+
+def _epoch_of(keys: Sequence[SampleKey]) -> int:
+    return keys[0].epoch if keys else 0
+
+
+def open_tiles(
+    ctx: DistributedContext,
+    config: TrainConfig | ValConfig,
+    images: DatasetIndex,
+    hyp: Hyperparameters,
+    threads: int,
+    options: dict[str, Any],
+) -> TiledImages:
+    """The tiles of a split, of the side ``images.tile``. Its images are decoded once, into a file on the disk or, with
+    ``--cache ram``, into memory. Every process of the run must call this.
+
+    Args:
+        threads: that decode images.
+        options: of `AugmentedImages`, for a training split, or of `LoadImagesAndLabels`.
+    """
+    cache = config.cache if isinstance(config, TrainConfig) else "none"
+    if cache == "device":
+        raise UserError("--cache device: cannot keep tiles ('tile' in the data set's YAML); use --cache ram or none")
+    is_training = "hyp" in options
+    seed = config.seed if is_training else None
+    overlap = (isinstance(config, ValConfig) and config.overlap) or TILE_OVERLAP
+    decoding = Decoding(threads, ctx.is_main)
+    with torch_distributed_zero_first(ctx):
+        if cache == "ram":
+            image_cache = open_image_cache(images, "ram", imgsz=0, decoding=decoding, ctx=ctx)
+        else:
+            folder = made_folder(config.cache_dir, "tile")
+            image_cache = open_full_cache(images, folder, decoding, is_first=ctx.is_node_leader)
+    tiles = TiledIndex(images, images.tile, hyp=hyp, seed=seed, overlap=overlap)
+    return (AugmentedTiles if is_training else TiledImages)(tiles, image_cache=image_cache, **options)
+
+
+def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding, *, is_first: bool) -> RamCache:
+    """Fills the node's file of images of full size if necessary, and maps it. It gets its name when it is complete,
+    and stays for later runs until the data set changes.
+
+    Args:
+        is_first: of the node's processes, the one that fills the file before the others open it.
+    """
+    path, source_hw = cache_path(folder, index, 0, f"v{_CACHE_LAYOUT}.pixels"), index.image_hw.astype(np.int32)
+    if not is_first:
+        return RamCache(path, source_hw, index.pixels)
+    remove_older(folder, index)
+    with contextlib.suppress(OSError):  # before the lock, which a read-only folder cannot have
+        return RamCache(path, source_hw, index.pixels)
+    with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
+        try:
+            return RamCache(path, source_hw, index.pixels)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            discard("tile", error, path)
+        size, free = int(pixel_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder).free
+        check_space(size, folder, free, "tile", "choose another --cache-dir")
+        # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
+        largest = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
+        decoding = decoding._replace(threads=max(min(decoding.threads, int(available_memory() / 4 / largest)), 1))
+        with atomic_write(path, durable=True, locked=True) as file:
+            fill(file.fileno(), index, source_hw, decoding, f"tile: {path}")
+    return RamCache(path, source_hw, index.pixels)

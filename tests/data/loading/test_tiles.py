@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from data.cache import decoding
-from data.index.tiles import TiledIndex
 from data.loading.build import build_train_loader, build_val_loader
+from data.loading.tiles import TiledIndex
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import index_of
