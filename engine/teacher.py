@@ -89,13 +89,12 @@ class TeacherFile:
                 f"images of {spec.pixels.channels}"
             )
 
-    def build(self, model: Detector, *, channels_last: bool) -> Teacher:
+    def build(self, model: Detector) -> Teacher:
         """The teacher as the loss of ``model`` takes it."""
         from models.losses.distillation import Teacher
 
-        layout = torch.channels_last if channels_last else torch.contiguous_format
         built = Teacher(self.detector, model.names, dual=model.head.is_dual, unlabeled_only=self.flag == "--keep-old")
-        return built.to(memory_format=layout)
+        return built.to(memory_format=torch.channels_last)
 
 
 def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool = False) -> None:

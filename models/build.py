@@ -82,6 +82,5 @@ def build_starting_model(
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
-    layout = torch.channels_last if config.channels_last else torch.contiguous_format
     origin = download.origin_of_run(start) if start else RANDOM
-    return model.to(ctx.device, memory_format=layout), filled, origin
+    return model.to(ctx.device, memory_format=torch.channels_last), filled, origin

@@ -75,27 +75,23 @@ def trace(action: Callable[[], None], on_gpu: bool) -> Trace:
 
 def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
     """Lines of figures and tables for each model, size of batch and optimizer; of the models after the first, for the
-    largest batch and the last optimizer only, with and without ``channels_last``."""
+    largest batch and the last optimizer only."""
     first, *others = options.models
     for images, optimizer in itertools.product(options.batches, options.optimizers):
         yield from kernels_of(options, first, images, optimizer)
-    for model in options.models if others else ():
-        yield from kernels_of(options, model, options.batches[-1], options.optimizers[-1], channels_last=False)
     for model in others:
         yield from kernels_of(options, model, options.batches[-1], options.optimizers[-1])
 
 
-def kernels_of(
-    options: argparse.Namespace, model: str, images: int, optimizer: str, *, channels_last: bool = True
-) -> Iterator[str]:
-    take_step = build_step(model, device=options.device, optimizer=optimizer, channels_last=channels_last)
+def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: str) -> Iterator[str]:
+    take_step = build_step(model, device=options.device, optimizer=optimizer)
     on_gpu = take_step.ctx.device.type == "cuda"
     step = stepper(take_step, make_batches(2, images, options.imgsz, take_step.ctx.device))
     for _ in range(4):
         step()
     ms = seconds_of(step, 10 if on_gpu else 1, take_step.ctx.device.type) * 1000
     found = trace(step, on_gpu)
-    what = f"{model} batch {images} {optimizer}{'' if channels_last else ' contiguous'}"
+    what = f"{model} batch {images} {optimizer}"
     yield f"{what}: {counted(found, on_gpu)} a step; busy {found.busy_ms:.1f} ms of {ms:.1f} ms"
     yield f"| {what} | ms a step | share | calls |"
     yield "| --- | --- | --- | --- |"

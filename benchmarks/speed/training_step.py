@@ -66,8 +66,7 @@ def build_step(
         amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks, optimizer=optimizer, **settings
     )
     hyp = replace(hyperparameters_from(""), lr0=1e-4)
-    layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    detector = build_detector(model, classes).to(ctx.device, memory_format=layout)
+    detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
     return build(
         ctx,
         Run(Path(), config, hyp, None, []),

@@ -259,7 +259,7 @@ def build_loss(
         weights = class_weights(train.boxes_of_classes(model.num_classes), config.cls_pw)
         shown = [f"{model.names[c]} {weights[c]:.3g}" for c in weights.argsort(descending=True, stable=True).tolist()]
         get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
-    built = teacher.build(model, channels_last=config.channels_last) if teacher else None
+    built = teacher.build(model) if teacher else None
     smoothing = config.label_smoothing
     loss = model.head.build_loss(run.hyp, teacher=built, label_smoothing=smoothing, class_weights=weights)
     return loss.to(ctx.device)

@@ -46,7 +46,6 @@ class StepSettings:
     """How a step computes."""
 
     amp_dtype: torch.dtype | None = None  # of autocast; None: no autocast
-    channels_last: bool = False
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
@@ -136,7 +135,7 @@ class TrainStep:
         """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normalizer, then parts."""
         device, settings = self.ctx.device, self.settings
         batch = batch.to(device)
-        images = to_float(batch.images, device, self._image_dtype, settings.channels_last)
+        images = to_float(batch.images, device, self._image_dtype, channels_last=True)
         with settings.compilation.forward(batch_images) if settings.compilation else nullcontext():
             raw = self.strategy.forward(images)
         self._count_batch()
@@ -263,7 +262,6 @@ def build_step(
         compilation = plan_compilation(config, ctx, images=images, shards=shards)
     settings = StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
-        channels_last=config.channels_last,
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,

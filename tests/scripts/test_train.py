@@ -160,7 +160,7 @@ def test_training_options_work_together(world, tmp_path):
     last = tmp_path / "first" / "last.pt"
     run([python(), "train.py", "--resume", str(last), "--epochs", "4", "--no-image-weights", "--patience", "0"])
     assert read_checkpoint(last)["progress"]["epoch"] == 4
-    second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--no-channels-last",
+    second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2",
               "--weights", str(tmp_path / "first" / "last.pt"), "--epochs", "3", "--offline", "--exist-ok"]  # fmt: skip
     done = train(world, tmp_path, *second, "--model", str(model), "--name", "second")
     assert "each of 2 batches of 4 images at 64 px" in done.stdout + done.stderr

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("preloaded")
     "argv",
     [
         [],
-        ["--noplots", "--no-channels-last", "--workers", "-1", "--batch-size", "-1"],
+        ["--noplots", "--cos-lr", "--workers", "-1", "--batch-size", "-1"],
         ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
         ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
     ],

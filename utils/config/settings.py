@@ -38,7 +38,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "validation": "fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
-    "device and precision": "device amp channels_last compile threads workers",
+    "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
     "noplots save_json per_size verbose nosave save_txt save_conf save_crop view_img "
@@ -248,7 +248,6 @@ class TrainConfig(_DataConfig):
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
     nominal_batch: int = setting(0, low=0, help="accumulate the gradients of so many images per step; 0: of a batch")
     amp: str = setting("auto", choices=_AMP, help="autocast type; auto: bf16 if supported")
-    channels_last: bool = setting(True, help="NHWC memory format")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
         0,

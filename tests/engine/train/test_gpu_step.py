@@ -73,7 +73,7 @@ def build_step(
     with unset_fake_temporarily():  # a second head is a copy on meta, which some versions of torch refuse
         model = build_detector(MODELS[kind], 2, seed=1)
     model = model.to(CUDA)
-    settings = {"amp_dtype": torch.float16, "channels_last": True, **changes}
+    settings = {"amp_dtype": torch.float16, **changes}
     step = make_train_step(ctx, model, optimizer=optimizer, **settings)
     if sync_bn:
         convert_sync_bn(model)

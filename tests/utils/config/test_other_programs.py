@@ -155,7 +155,7 @@ def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str,
 
 def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(other_programs, "_table", None)
-    parse_config(TrainConfig, ["--img", "64", "--no-channels-last", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
+    parse_config(TrainConfig, ["--img", "64", "--no-cos-lr", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
     read_recipe("finetune", pretrained=True)
 
 

@@ -42,7 +42,7 @@ def test_flags_override_defaults():
     assert (config.imgsz, config.batch_size, config.freeze, config.cos_lr) == (320, 8, [0, 3], True)
     assert config.resume is None
     assert parse_config(TrainConfig, ["--resume"], "").resume == ""
-    assert parse_config(TrainConfig, ["--no-channels-last"], "").channels_last is False
+    assert parse_config(TrainConfig, ["--no-cos-lr"], "").cos_lr is False
 
 
 def test_given_flags_are_only_those_on_the_command_line():
