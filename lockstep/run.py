@@ -75,9 +75,8 @@ class Run:
         """What notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
-        from utils.drawing.figures import chart_picture, png
+        from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
         from utils.drawing.page import image, number
-        from utils.drawing.plots import history_charts, tile_images
 
         html = Markup("<p>{}</p>").format(self.folder)
         with contextlib.suppress(UserError):
@@ -86,6 +85,6 @@ class Run:
         with contextlib.suppress(UserError):
             columns = {name: values for name, values in self.history.items() if name.startswith(_CURVES)}
             if charts := history_charts(columns):
-                sheet = tile_images([chart_picture(chart) for chart in charts], _CURVES_COLUMNS)
-                html += image(png(sheet), "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
+                sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CURVES_COLUMNS)
+                html += image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)

@@ -11,7 +11,7 @@ from data.box_sizes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.index.index import DatasetIndex
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
-from utils.drawing.figures import bars_picture, heat_picture, histogram_picture
+from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram_picture
 from utils.strings import counted
 
 HEAT_CELLS = 24
@@ -96,7 +96,7 @@ def census_content(
     }
 
 
-def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, np.ndarray]:
+def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:
     """The number, sizes and centers of the boxes of a split, which has boxes: pictures by what they show."""
     order = np.argsort(-census.class_boxes, kind="stable")[:MOST_BARS]
     of = f"{MOST_BARS} of {len(names)} classes" if len(names) > MOST_BARS else "each class"

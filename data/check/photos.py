@@ -25,7 +25,7 @@ JPEG_QUALITY = 80
 LEAST_SIDE = 8  # pixels of a drawn box, which else would be a dot
 LINE_PX, TEXT_PX = 2, 14
 MOST_OUTLINES = 150  # in a photo, so that something is left to see
-# Of boxes, by what they are about; the kinds of errors are those of `engine.report.gallery.KIND_WORDS`.
+# Of boxes, by what they are about; the kinds of errors are those of `engine.report.image_errors.KIND_WORDS`.
 COLORS = {
     "correct": "#20c05c",
     "label": "#ffffff",

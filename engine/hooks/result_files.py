@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from torch import Tensor, nn
 
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.errors import UserError, first_line
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.structures import EvalResult
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 
 
 class Tracker:
@@ -99,7 +90,7 @@ class TensorBoardTracker(Tracker):
 
     def start(self, config: dict[str, Any], epoch: int) -> None:
         text = "\n".join(f"    {name}: {value}" for name, value in config.items())  # indented: preformatted Markdown
-        self._write(lambda writer: writer.add_text("config", text, epoch))
+        self.write(lambda writer: writer.add_text("config", text, epoch))
 
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
         def add(writer: SummaryWriter) -> None:
@@ -107,45 +98,17 @@ class TensorBoardTracker(Tracker):
                 writer.add_scalar(tag, value, epoch)
             writer.flush()
 
-        self._write(add)
-
-    def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """``image``: uint8 (H, W, 3) RGB."""
-        self._write(lambda writer: writer.add_image(tag, image, step, dataformats="HWC"))
-
-    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-        """Precision against recall at IoU 0.5, a curve for each class that has objects."""
-
-        def add(writer: SummaryWriter) -> None:
-            for index in np.flatnonzero(result.class_targets > 0):
-                counts = _pr_counts(result, index)
-                writer.add_pr_curve_raw(f"pr/{names[index]}", *counts, epoch, num_thresholds=PR_POINTS)
-
-        self._write(add)
-
-    def graph(self, model: nn.Module, example: Tensor) -> None:
-        """The graph of ``model``, traced with the input ``example``.
-
-        Traces a copy on the CPU, where ``example`` is: on a GPU, cuDNN would search for kernels of this type and
-        size, which training does not use. A model that cannot be traced costs one warning."""
-        if self._writer is None:
-            return
-        try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")  # of the tracer
-                self._writer.add_graph(copy.deepcopy(model).cpu().eval(), example, use_strict_trace=False)
-        except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run
-            get_logger().warning("no model graph in TensorBoard: %s", first_line(error))
+        self.write(add)
 
     def close(self) -> None:
-        self._write(lambda writer: writer.close())
+        self.write(lambda writer: writer.close())
 
-    def _write(self, add: Callable[[SummaryWriter], None]) -> None:
-        """Calls ``add``; if the disk refuses the events, goes on without TensorBoard."""
+    def write(self, add: Callable[..., None], *arguments: object) -> None:
+        """Calls ``add`` with the `SummaryWriter`; if the disk refuses the events, goes on without TensorBoard."""
         if self._writer is None:
             return
         try:
-            add(self._writer)
+            add(self._writer, *arguments)
         except OSError as error:
             _warn_off(error)
             writer, self._writer = self._writer, None
@@ -156,18 +119,6 @@ class TensorBoardTracker(Tracker):
 def _warn_off(error: Exception) -> None:
     reason = getattr(error, "strerror", None) or first_line(error)
     get_logger().warning("TensorBoard is off (%s); results.csv is kept", reason)
-
-
-def _pr_counts(result: EvalResult, index: int) -> tuple[np.ndarray, ...]:
-    """TP, FP, TN, FN, precision and recall of class ``index`` at evenly spaced thresholds, each (PR_POINTS,)."""
-    thresholds = np.linspace(0, 1, PR_POINTS)
-    known = result.curve_confidence
-    precision = np.interp(thresholds, known, np.nan_to_num(result.curve_precision[index]))
-    recall = np.interp(thresholds, known, np.nan_to_num(result.curve_recall[index]))
-    targets = float(result.class_targets[index])
-    tp = recall * targets
-    fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
-    return tp, fp, np.zeros(PR_POINTS), targets - tp, precision, recall
 
 
 class TrackerHook(Hook):

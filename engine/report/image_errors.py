@@ -1,20 +1,35 @@
-"""The errors in each image, and the images with the worst, for the galleries of a report.
+"""The errors in each image, and a gallery of the images with the most, for a report.
 
 Legend: D detections, M objects, N images.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
+from data.check.gallery import source_of
+from data.check.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
+from data.check.scanned import CheckedSplit
 from engine.evaluation.analysis import KINDS, MISSED, find_errors
 from engine.evaluation.matching import image_ranks, match_detections
 from utils.boxes import xywh_to_xyxy
+from utils.drawing.page import Card
 from utils.structures import DetectionTable, GroundTruth
 
 CORRECT, IGNORED = -1, -2  # outcomes besides the kinds of errors
+# By kind of error, in the order of `KINDS`: the words, and the style of the box.
+KIND_WORDS = ("wrong class", "badly placed", "wrong class and badly placed", "duplicate", "spurious", "missed")
+KIND_STYLES = ("class", "location", "both", "duplicate", "spurious", "missed")
+KIND_LEGEND = (
+    ("correct", COLORS["correct"]),
+    *((words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
+    ("label, not found", COLORS["label"]),
+)
+MOST_IMAGES, MOST_BYTES = 40, 1_800_000  # of JPEG files
+MOST_BOXES = 60  # errors of an image that are drawn
 
 
 class ImageErrors(NamedTuple):
@@ -60,7 +75,7 @@ class ImageErrors(NamedTuple):
 def find_image_errors(gt: GroundTruth, table: DetectionTable, num_classes: int, threshold: float) -> ImageErrors:
     """Matches the detections that score at least ``threshold`` as COCO does, at IoU 0.5."""
     kept = table.scores >= threshold
-    matches = match_detections(gt, DetectionTable(*(getattr(table, f)[kept] for f in table.__slots__)), num_classes)
+    matches = match_detections(gt, table.take(kept), num_classes)
     errors, ranked, objects = find_errors(matches), matches.ranked, matches.objects
     image_of_rank = np.argsort(image_ranks(gt.image_ids))
     outcome = np.where(errors.true_positive, CORRECT, IGNORED)
@@ -108,3 +123,47 @@ def worst_images(errors: ImageErrors, most: int) -> list[int]:
     chosen |= dict.fromkeys(image for _, image in examples)
     chosen |= dict.fromkeys(order.tolist())
     return list(chosen)[:most]
+
+
+class WorstImages:
+    """The gallery of the images with the most errors in ``split``, which has been validated."""
+
+    def __init__(self, split: CheckedSplit, errors: ImageErrors) -> None:
+        self._split, self._errors = split, errors
+
+    def cards(self) -> list[Card]:
+        """Labels next to detections; none if there is no error."""
+        album = Album(MOST_BYTES)
+        return [self._card(image, album) for image in worst_images(self._errors, MOST_IMAGES)]
+
+    def _card(self, image: int, album: Album) -> Card:
+        errors, names = self._errors, self._split.index.names
+        of_image, objects = np.flatnonzero(errors.image == image), np.flatnonzero(errors.object_image == image)
+        wrong = of_image[errors.outcome[of_image] >= 0]
+        wrong = wrong[np.argsort(-errors.scores[wrong], kind="stable")]
+        counts = Counter(KIND_WORDS[k] for k in errors.outcome[wrong].tolist())
+        counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[objects].sum())})
+        text = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+        plain = objects[~errors.crowd[objects]]
+        found = errors.found[plain]
+        labels = [
+            Outline(errors.object_boxes_xyxy_px[m], "missed" if errors.missed[m] else "label",
+                    names[errors.object_classes[m]])
+            for m in plain[~found][:MOST_BOXES].tolist()
+        ]  # fmt: skip
+        labels += outlines(errors.object_boxes_xyxy_px[plain[found]], "correct")
+        detections = [
+            Outline(errors.boxes_xyxy_px[row], KIND_STYLES[errors.outcome[row]],
+                    f"{names[errors.classes[row]]} {errors.scores[row]:.2f}")
+            for row in wrong[:MOST_BOXES].tolist()
+        ]  # fmt: skip
+        detections += outlines(errors.boxes_xyxy_px[of_image[errors.outcome[of_image] == CORRECT]], "correct")
+        name, source = self._split.index.paths[image], source_of(self._split, image)
+        pictures = album.pictures(
+            source,
+            source.whole(),
+            PHOTO_SIDE,
+            Version("labels", f"Labels of {name}", labels),
+            Version("detections", f"Detections in {name}: {text}", detections),
+        )
+        return Card(pictures, text, name)

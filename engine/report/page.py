@@ -18,6 +18,7 @@ import torch
 from markupsafe import Markup
 
 from data.check.census import census_content, take_census
+from data.check.gallery import LABEL_LEGEND, Galleries
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, Analysis, ErrorSplit, analyze
@@ -32,13 +33,12 @@ from engine.report.advice import (
     what_to_do,
     where_it_is_wrong,
 )
-from engine.report.gallery import KIND_LEGEND, LABEL_LEGEND, ErrorGalleries
-from engine.report.image_errors import find_image_errors
+from engine.report.figures import confusion_picture, errors_picture, metric_charts
+from engine.report.image_errors import KIND_LEGEND, WorstImages, find_image_errors
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.drawing import page
-from utils.drawing.figures import bars_picture, chart_picture, png
-from utils.drawing.plots import confusion_picture, history_charts, metric_charts, tile_images
+from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
 from utils.errors import first_line
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
@@ -123,7 +123,7 @@ class ReportPage:
         try:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():
-                write_whole(self._folder / name, png(picture))
+                write_whole(self._folder / name, picture.png)
             page.write_page(path, TEMPLATE, self._subject.title, self._subtitle(validation), **content)
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"
@@ -179,7 +179,6 @@ class ReportPage:
         checked = CheckedSplit(split, index)
         issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
-        galleries = ErrorGalleries(checked, validation.detections, errors)
         confusion_title = f"detections from confidence {result.confusion_confidence:.3f} on, IoU {CONFUSION_IOU}"
         return {
             "names": names,
@@ -191,10 +190,10 @@ class ReportPage:
             "scores": _score_table(result, names),
             "confusion": {"confusion_matrix": confusion_picture(result.confusion, names, confusion_title)},
             "pairs": _confused_pairs(result, names),
-            "costs": {} if np.isnan(analysis.errors.ap) else {"errors": _errors_picture(analysis.errors)},
+            "costs": {} if np.isnan(analysis.errors.ap) else {"errors": errors_picture(analysis.errors)},
             "counts": _count_table(analysis.errors, names),
-            "worst": galleries.worst(),
-            "label_errors": galleries.label_errors(issues),
+            "worst": WorstImages(checked, errors).cards(),
+            "label_errors": Galleries([checked], {split: validation.detections}).label_errors(issues),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }
@@ -208,10 +207,14 @@ class ReportPage:
         return f"Written {page.now()}."
 
 
-def _figure_files(content: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
     """By file name, the pictures on the page that are also files of the run's folder."""
     sheets = {"results.png": content["history"], "labels.png": content["data"]["figures"].get("train", {})}
-    files = {name: tile_images([*shown.values()], SHEET_COLUMNS) for name, shown in sheets.items() if shown}
+    files = {
+        name: Picture(tile_images([picture.pixels for picture in shown.values()], SHEET_COLUMNS))
+        for name, shown in sheets.items()
+        if shown
+    }
     if content["validation"] is not None:
         shown = content["curves"] | content["confusion"] | content["costs"]
         files |= {f"{name}.png": picture for name, picture in shown.items()}
@@ -282,15 +285,6 @@ def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
     listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MOST_PAIRS]]
     columns = ("true class", "mistaken for", "objects", "fraction of the true class")
     return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")
-
-
-def _errors_picture(errors: ErrorSplit) -> np.ndarray:
-    """What each kind of error costs (TIDE)."""
-    names = [*KINDS, "all false\npositives", "all not\nfound"]
-    costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
-    texts = [f"{c:.3f}" for c in costs]
-    texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
-    return bars_picture(names, costs, texts, ("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}"))
 
 
 def _count_table(errors: ErrorSplit, names: Sequence[str]) -> page.Table:

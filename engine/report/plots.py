@@ -3,12 +3,19 @@ those of a validation."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
+import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import Analysis
@@ -18,13 +25,23 @@ from engine.hooks.result_files import ResultFiles
 from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
-from utils.drawing.draw import write_image
-from utils.drawing.plots import draw_batch, draw_detections
+from utils.boxes import cxcywh_to_xyxy
+from utils.config.pixels import as_rgb8
+from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
+from utils.drawing.figures import tile_images
+from utils.errors import first_line
 from utils.files.results_csv import read_columns
+from utils.logger import get_logger
 from utils.machine.limits import require_package
-from utils.structures import EvalResult
+from utils.structures import Batch, Detections, EvalResult
 
-PICTURED_BATCHES = 3
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+PICTURED_BATCHES, PICTURED_IMAGES, PICTURED_PAIRS = 3, 16, 8  # images of a batch, and pairs of labels and detections
+DRAWN_SCORE = 0.25  # of detections
+CAPTION_COLOR = np.array([40, 40, 40])
+PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
@@ -55,7 +72,7 @@ class Plots(Hook):
         if run.checkpoint is None:
             self._draw_batches(trainer.loader)
             side = 2 * model.stride  # the graph of larger images is the same
-            self._tensorboard.graph(model, torch.zeros(1, model.channels, side, side))
+            self._tensorboard.write(add_graph, model, torch.zeros(1, model.channels, side, side))
             self._page.write({})
         return Action.CONTINUE
 
@@ -74,18 +91,18 @@ class Plots(Hook):
         """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
-            sheet = draw_batch(batch.images, batch.targets.rows, batch.paths, self._names)
+            sheet = draw_batch(batch, self._names)
             if sheet is not None:
                 write_image(self._folder / f"train_batch{number}.jpg", sheet)
-                self._tensorboard.image(f"train/batch{number}", sheet, 0)
+                self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
 
     def _draw(self, epoch: int, result: EvalResult | None) -> None:
         """The report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
         if result is not None:
-            self._tensorboard.pr_curves(result, self._names, epoch)
+            self._tensorboard.write(add_pr_curves, result, self._names, epoch)
             sheet = draw_preview(self._evaluator, self._names, self._folder / "val_predictions.jpg")
             if sheet is not None:
-                self._tensorboard.image("val/predictions", sheet, epoch)
+                self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
         table = self._folder / "results.csv"
         self._page.write(read_columns(table) if table.exists() else {})
 
@@ -123,10 +140,75 @@ def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: E
 
 def draw_preview(evaluator: Evaluator, names: Sequence[str], out: Path) -> np.ndarray | None:
     """Writes a picture of the first batch with its labels and detections, and returns it; None if there is none."""
-    if evaluator.preview is None:
-        return None
-    batch, detections = evaluator.preview
-    sheet = draw_detections(batch.images, detections, batch.targets.rows, batch.paths, names)
+    sheet = draw_batch(evaluator.preview[0], names, evaluator.preview[1]) if evaluator.preview else None
     if sheet is not None:
         write_image(out, sheet)
     return sheet
+
+
+def draw_batch(batch: Batch, names: Sequence[str], detections: Detections | None = None) -> np.ndarray | None:
+    """A sheet of the first images of a batch with their labels, uint8 (H, W, 3) RGB; None for an empty batch.
+
+    ``detections``: in canvas pixels; those from `DRAWN_SCORE` on are drawn in a second picture of each image.
+    """
+    limit = PICTURED_IMAGES if detections is None else PICTURED_PAIRS
+    images = as_rgb8(batch.images[:limit].numpy(force=True).transpose(0, 2, 3, 1))
+    if not len(images):
+        return None
+    drawn, rows = [], batch.targets.on_host
+    for i, (image, path) in enumerate(zip(images, batch.paths)):
+        height, width = image.shape[:2]
+        labels = rows[rows[:, 0] == i, 1:]
+        classes = labels[:, 0].astype(int)
+        boxes = cxcywh_to_xyxy(labels[:, 1:] * np.array([width, height, width, height]))
+        drawn.append(draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes)))
+        _caption(drawn[-1], f"{'' if detections is None else 'labels: '}{Path(path).name}")
+        if detections is not None:
+            drawn.append(_with_detections(image, names, *(values[i].numpy(force=True) for values in detections)))
+    if detections is None:
+        return tile_images(drawn, math.ceil(math.sqrt(len(drawn))))
+    return tile_images(drawn, min(len(drawn), 4))
+
+
+def _with_detections(
+    image: np.ndarray, names: Sequence[str], boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray, count: int
+) -> np.ndarray:
+    keep = (np.arange(len(scores)) < count) & (scores >= DRAWN_SCORE)
+    labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[keep], scores[keep])]
+    drawn = draw_boxes(image, boxes[keep], labels, class_colors(classes[keep]))
+    _caption(drawn, "detections")
+    return drawn
+
+
+def _caption(image: np.ndarray, text: str) -> None:
+    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOR)
+
+
+def add_image(writer: SummaryWriter, tag: str, image: np.ndarray, step: int) -> None:
+    writer.add_image(tag, image, step, dataformats="HWC")
+
+
+def add_pr_curves(writer: SummaryWriter, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+    """Precision against recall at IoU 0.5, a curve for each class that has objects."""
+    thresholds, known = np.linspace(0, 1, PR_POINTS), result.curve_confidence
+    for index in np.flatnonzero(result.class_targets > 0):
+        precision = np.interp(thresholds, known, np.nan_to_num(result.curve_precision[index]))
+        recall = np.interp(thresholds, known, np.nan_to_num(result.curve_recall[index]))
+        targets = float(result.class_targets[index])
+        tp = recall * targets
+        fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
+        counts = tp, fp, np.zeros(PR_POINTS), targets - tp
+        writer.add_pr_curve_raw(f"pr/{names[index]}", *counts, precision, recall, epoch, num_thresholds=PR_POINTS)
+
+
+def add_graph(writer: SummaryWriter, model: nn.Module, example: Tensor) -> None:
+    """The graph of ``model``, traced with the input ``example``.
+
+    Traces a copy on the CPU, where ``example`` is: on a GPU, cuDNN would search for kernels of this type and size,
+    which training does not use. A model that cannot be traced costs one warning."""
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")  # of the tracer
+            writer.add_graph(copy.deepcopy(model).cpu().eval(), example, use_strict_trace=False)
+    except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run
+        get_logger().warning("no model graph in TensorBoard: %s", first_line(error))

@@ -21,6 +21,8 @@ import val
 from engine.export.parity import largest_difference
 from engine.inference.predictor import load
 from engine.inference.runtimes.open import open_model
+from engine.report.plots import draw_batch
+from tests.engine.report.test_plots import make_batch
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
@@ -28,7 +30,6 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
 from utils.config.pixels import PixelFormat, as_rgb8
-from utils.drawing.plots import draw_batch
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 
@@ -62,7 +63,8 @@ def test_the_checkpoint_has_the_format_and_sheets_are_drawn(trained):
     _, run = trained
     assert open_model(run / "best.pt", device=torch.device("cpu")).pixels == PixelFormat(5, 12)
     images = torch.zeros((2, 5, 64, 64), dtype=torch.uint16)
-    assert draw_batch(images, torch.tensor([[0, 1, 0.5, 0.5, 0.3, 0.3]]), (), ["light", "dark"]).dtype == np.uint8
+    batch = make_batch(images, [np.float32([[1, 0.5, 0.5, 0.3, 0.3]]), np.zeros((0, 5), np.float32)], ("a", "b"))
+    assert draw_batch(batch, ["light", "dark"]).dtype == np.uint8
 
 
 def test_files_arrays_and_tensors_give_the_same_detections(trained, tmp_path):

@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 from markupsafe import Markup
 
+from data.check.gallery import Galleries, corners_of
 from data.check.issues import DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import CROP_SIDE, Album, Outline, Source, Version
 from data.image_io.verify import check_image
-from engine.report.gallery import SMALL_CARD_PX, Galleries, corners_of, images_of
-from utils.drawing.page import Card, Gallery
+from utils.drawing.page import Card
 from utils.errors import UserError
 from utils.strings import listed
 
@@ -26,28 +26,25 @@ T = TypeVar("T")
 
 
 class IssueGalleries(Galleries):
-    """Makes the galleries of a page."""
-
-    def duplicates(self, issues: Sequence[Issue]) -> Gallery | None:
-        """Pairs of near-duplicates, those across splits first; None if there are none."""
+    def duplicates(self, issues: Sequence[Issue]) -> list[Card]:
+        """Pairs of near-duplicates."""
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
         album = Album(MOST_BYTES["pairs"])
-        return self._gallery([self._pair(issue, album) for issue in drawn], ("Found", "Split"), "Near-duplicates")
+        return [self._pair(issue, album) for issue in drawn]
 
-    def boxes(self, issues: Sequence[Issue]) -> Gallery | None:
-        """Images and boxes that are wrong without asking a model; None if there are none."""
+    def boxes(self, issues: Sequence[Issue]) -> list[Card]:
+        """Images and boxes that are wrong, whatever a model says of them."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         drawn = list(chain(*(alternating(_by_split(group))[:MOST_OF_KIND] for group in groups.values())))
         of_image: dict[tuple[str, str], list[Issue]] = {}
         for issue in drawn:
             of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
         album = Album(MOST_BYTES["boxes"])
-        cards = [card for group in of_image.values() if (card := self._image_card(group, album))]
-        return self._gallery(cards, ("Finding", "Split", "Class"), "Findings", SMALL_CARD_PX)
+        return [card for group in of_image.values() if (card := self._image_card(group, album))]
 
     def _pair(self, issue: Issue, album: Album) -> Card:
-        images = images_of(issue)
+        images = list(zip(issue.splits or (issue.split,) * len(issue.images), issue.images))
         first = images[0]
         second = next((image for image in images[1:] if image[0] != first[0]), images[1])
         pictures = []
@@ -56,8 +53,7 @@ class IssueGalleries(Galleries):
             version = Version(f"{split}: {name}", f"{name} with its labels", self._labels(split, rows))
             pictures += album.pictures(source, source.whole(), PAIR_SIDE, version)
         others = f"{len(images) - 2:,} more like these." if len(images) > 2 else ""
-        tags = [(issue.kind, split) for split in dict.fromkeys(split for split, _ in images)]
-        return Card(pictures, issue.kind, others, tags)
+        return Card(pictures, "", others, issue.kind)
 
     def _image_card(self, issues: Sequence[Issue], album: Album) -> Card | None:
         """All that has been found in one image."""
@@ -80,13 +76,11 @@ class IssueGalleries(Galleries):
             label = f"{listed(list(dict.fromkeys(issue.kind for issue in issues)))} in {name}"
             version = Version("", label, drawn + self._labels(split, rows, boxes))
             pictures = album.pictures(source, window, CROP_SIDE, version)
-        tags = {(i.kind, split, str(b.class_id) if b.class_id >= 0 else "") for i in issues for b in i.boxes}
-        tags |= {(issue.kind, split, "") for issue in issues if not issue.boxes}
         texts = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
         texts[MOST_TEXTS:] = [f"... and {len(texts) - MOST_TEXTS} more"] * (len(texts) > MOST_TEXTS)
         places = list(dict.fromkeys(issue.where or name for issue in issues))[:MOST_TEXTS]
         text = Markup("<br>").join(texts)
-        return Card(pictures, text, f"{split}: {', '.join(places)}", sorted(tags))
+        return Card(pictures, text, f"{split}: {', '.join(places)}", issues[0].kind)
 
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image that has no usable label, and no rows; None if it cannot be read."""

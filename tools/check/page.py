@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from data.check.census import census_content, take_census
+from data.check.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS
 from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.labels import SIZE_STEP
 from data.check.photos import COLORS
 from data.check.scanned import CheckedSplit
 from data.spec.dataset_spec import DatasetSpec
-from engine.report.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS
 from tools.check.cards import IssueGalleries
 from utils.drawing import page
 from utils.errors import UserError, first_line

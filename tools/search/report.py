@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Space, values_text
 from tools.search.study import REASON, SharedStudy, best_of
-from utils.drawing.figures import Chart, Line, chart_picture, png
+from utils.drawing.figures import Chart, Line, Picture, chart_picture
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
 
@@ -38,7 +38,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, u
     """
     trials = study.trials()
     write_csv(folder / TABLE, _rows(trials, space, fitness, unit))
-    write_whole(folder / FIGURE, png(_figure(trials, fitness)))
+    write_whole(folder / FIGURE, _figure(trials, fitness).png)
     lines = format_trials(trials, fitness)
     if (best := best_of(trials)) is not None:
         recipe = folder / BEST
@@ -83,7 +83,7 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
         )
 
 
-def _figure(trials: Sequence[FrozenTrial], fitness: str) -> np.ndarray:
+def _figure(trials: Sequence[FrozenTrial], fitness: str) -> Picture:
     """The fitness of the complete trials, and the best so far; that of the recipe's own values, if known."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     numbers, values = np.array([(t.number, t.value) for t in complete], np.float64).reshape(-1, 2).T

@@ -1,12 +1,13 @@
-"""Figures with axes, drawn by Matplotlib, as pictures: uint8 (H, W, 3) RGB, for PNG files and for pages. Matplotlib is
-imported when a figure is created."""
+"""Figures with axes, drawn by Matplotlib, which is imported when a figure is created; the charts of results.csv; and
+sheets of several images."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,40 @@ COLORS = (
     "#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f",
 )  # fmt: skip
 FAINT, MARK = "#d9dde2", "#7f7f7f"
+SHEET_GAP = 2  # white pixels between images
+_AXIS_NAMES = {
+    "time": "time since the start (s)",
+    "lr": "learning rate",
+    "precision": "precision at IoU 0.5",
+    "recall": "recall at IoU 0.5",
+    "f1": "F1 at IoU 0.5",
+    "AP50": "AP at IoU 0.5",
+    "AP75": "AP at IoU 0.75",
+    "AP": "AP at IoU 0.50:0.95",
+    "images_per_s": "images per second",
+    "data_wait": "fraction of the time",
+}
+_TITLES = {
+    "time": "Time",
+    "lr": "Learning rates",
+    "images_per_s": "Training images per second",
+    "data_wait": "Waiting for data",
+}
+
+
+class Picture:
+    """A figure as ``pixels``, uint8 (H, W, 3) RGB, and as a PNG file."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels = pixels
+
+    @cached_property
+    def png(self) -> bytes:
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.fromarray(self.pixels).save(file, format="png")
+        return file.getvalue()
 
 
 @dataclass(frozen=True)
@@ -61,24 +96,14 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def picture_of(figure: Figure) -> np.ndarray:
-    """uint8 (H, W, 3) RGB."""
+def picture_of(figure: Figure) -> Picture:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
         figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+    return Picture(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
 
 
-def png(picture: np.ndarray) -> bytes:
-    """A picture as a PNG file."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, format="png")
-    return file.getvalue()
-
-
-def chart_picture(chart: Chart) -> np.ndarray:
+def chart_picture(chart: Chart) -> Picture:
     """A chart with its title, and a legend below if it has several lines."""
     names = [short_label(line.name) for line in chart.lines if line.style != "faint"]
     columns = int(np.clip(LEGEND_LETTERS // (max(map(len, names), default=0) + 6), 1, 4))
@@ -142,7 +167,7 @@ def histogram_picture(
     labels: tuple[str, str, str],
     mark: tuple[float, str] | None = None,
     note: str = "",
-) -> np.ndarray:
+) -> Picture:
     """Bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2. ``labels``: of
     the x and the y axis, and the title."""
     figure = new_figure(WIDTH, HEIGHT)
@@ -159,7 +184,7 @@ def histogram_picture(
     return picture_of(figure)
 
 
-def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "") -> np.ndarray:
+def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "") -> Picture:
     """Cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
     ``labels``: as of `histogram_picture`."""
     figure = new_figure(WIDTH, HEIGHT)
@@ -171,7 +196,7 @@ def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "
 
 def bars_picture(
     names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: tuple[str, str, str]
-) -> np.ndarray:
+) -> Picture:
     """A bar with a text above it for each name. ``labels``: as of `histogram_picture`."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
@@ -189,3 +214,42 @@ def short_label(text: str) -> str:
     formula; and with a space before a first underscore, which would leave the line out of the legend."""
     text = (text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
+
+
+def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
+    """The columns of results.csv that have a finite value over epochs. ``train/box`` and ``val/box`` share a chart, and
+    so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
+    panels: dict[str, list[str]] = {}  # columns by the quantity that they measure
+    for name, values in columns.items():
+        if name != "epoch" and np.isfinite(values).any():
+            head, _, tail = name.partition("/")
+            panels.setdefault(head if head == "lr" or not tail else tail, []).append(name)
+    if not panels:
+        return []
+    first, last = columns["epoch"][[0, -1]]
+    span = max(last - first, 1)
+    return [
+        Chart(
+            title=_TITLES.get(panel, panel if names[0].startswith("metrics/") else f"{panel} loss"),
+            lines=[Line(name, columns["epoch"], columns[name]) for name in names],
+            x_label="epoch",
+            y_label=_AXIS_NAMES.get(panel, "loss (no unit)"),
+            x_is_whole=True,
+            x_range=(first - 0.02 * span, first + 1.02 * span),
+            y_range=(0, None) if names[0].startswith("metrics/") or panel == "data_wait" else None,
+        )
+        for panel, names in panels.items()
+    ]
+
+
+def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
+    """Arranges one or more images in rows of ``columns`` on a white sheet, `SHEET_GAP` apart."""
+    columns = min(columns, len(images))
+    height, width = np.max([image.shape[:2] for image in images], axis=0)
+    rows = -(-len(images) // columns)
+    shape = (rows * (height + SHEET_GAP) - SHEET_GAP, columns * (width + SHEET_GAP) - SHEET_GAP, 3)
+    sheet = np.full(shape, 255, np.uint8)
+    for i, image in enumerate(images):
+        y, x = i // columns * (height + SHEET_GAP), i % columns * (width + SHEET_GAP)
+        sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
+    return sheet

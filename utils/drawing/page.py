@@ -1,13 +1,12 @@
 """Writes a self-contained HTML page from a Jinja2 template, which lies next to the module that fills it in.
 
-The page loads nothing: styles, the script and pictures are in the file, and its content security policy forbids
-requests. Templates escape all text, as class names and paths may contain anything; only `Markup` is taken as it is.
+Styles and pictures are in the file, and its content security policy forbids requests and scripts. Templates escape all
+text, as class names and paths may contain anything; only `Markup` is taken as it is.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -16,16 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from utils.drawing.figures import DPI, WIDTH, png
+from utils.drawing.figures import DPI, WIDTH, Picture
 from utils.files.safe_io import write_whole
 from utils.strings import counted
 
 ROOT = Path(__file__).parents[2]
-LAYOUT, SCRIPT = "utils/drawing/page.html", "utils/drawing/page.js"
 UNKNOWN = "not known"
 FIGURE_PX = 460  # width of a chart in a wide page
 _LONG_WORD = re.compile(r"\S{17,}")
@@ -40,23 +37,12 @@ class Table(NamedTuple):
 
 
 class Card(NamedTuple):
-    """Pictures side by side, each with its title, in a gallery.
-
-    ``tags``: for each menu of the gallery, in their order, the chosen values that show this card. A card with several
-    tags is shown if one of them fits all menus.
-    """
+    """Pictures side by side, each with its title, in a gallery; cards of the same ``kind`` are shown together."""
 
     pictures: Sequence[tuple[str, Markup]]
     text: str
     note: str | Markup = ""
-    tags: Sequence[tuple[str, ...]] = ()
-
-
-class Gallery(NamedTuple):
-    cards: Sequence[Card]
-    menus: Sequence[tuple[str, Sequence[tuple[str, str]]]]  # a name, and its choices: value and text
-    label: str  # what the cards are, for screen readers
-    card_px: int = 560  # least width of a card, if the page is wide enough
+    kind: str = ""
 
 
 @cache
@@ -73,15 +59,8 @@ def render(template: str, title: str, subtitle: str = "", **values: Any) -> str:
     environment = _environment()
     sections: list[str] = []  # titles: filled in by the macro `section`
     body = environment.get_template(template).render(values, sections=sections)
-    script = (ROOT / SCRIPT).read_text(encoding="utf-8")
-    return environment.get_template(LAYOUT).render(
-        title=title,
-        subtitle=subtitle,
-        sections=sections,
-        body=Markup(body),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
+    layout = environment.get_template("utils/drawing/page.html")
+    return layout.render(title=title, subtitle=subtitle, sections=sections, body=Markup(body))
 
 
 def write_page(path: str | Path, template: str, title: str, subtitle: str = "", **values: Any) -> None:
@@ -96,9 +75,8 @@ def image(content: bytes, kind: str, label: str, style: str, width: float) -> Ma
     return Markup('<img class="{}" alt="{}" width="{:.0f}" src="{}">').format(style, label, width, uri)
 
 
-def figure(picture: np.ndarray, label: str) -> Markup:
-    """A picture of `utils.drawing.figures` in the page."""
-    return image(png(picture), "png", label, "figure", picture.shape[1] * FIGURE_PX / (WIDTH * DPI))
+def figure(picture: Picture, label: str) -> Markup:
+    return image(picture.png, "png", label, "figure", picture.pixels.shape[1] * FIGURE_PX / (WIDTH * DPI))
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -3,16 +3,11 @@ import csv
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from engine.hooks.result_files import CsvTracker, TensorBoardTracker, _pr_counts
-from tests.helpers.fake_gpu import fake_gpu
+from engine.hooks.result_files import CsvTracker, TensorBoardTracker
 from tests.helpers.messages import refused
 from utils.logger import configure_logging, get_logger
-from utils.structures import EvalResult
 
 
 def rows_of(path):
@@ -20,26 +15,10 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def make_result(classes: int = 2) -> EvalResult:
-    confidence = np.linspace(0, 1, 1000)
-    recall = np.stack([1 - confidence**2] * classes)
-    precision = np.stack([0.5 + 0.5 * confidence] * classes)
-    per_class = np.full(classes, 0.5)
-    return EvalResult(
-        metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=0.1,
-        ap_medium=0.5, ap_large=np.nan, class_targets=np.array([8] + [0] * (classes - 1)),
-        confusion=np.eye(classes + 1, dtype=np.int64), confusion_confidence=0.4,
-        curve_confidence=confidence, curve_precision=precision, curve_recall=recall,
-        pr_recall=np.linspace(0, 1, 101), pr_precision=np.full((classes, 101), 0.5), num_images=4,
-    )  # fmt: skip
-
-
 CALLS = {
     "start": ({"epochs": 3}, 1),
     "epoch": (1, {"loss": 1.0}),
-    "image": ("a", np.zeros((2, 2, 3), np.uint8), 1),
-    "pr_curves": (make_result(), ["a", "b"], 1),
-    "graph": (nn.Identity(), torch.zeros(1)),
+    "write": (lambda writer, *given: writer.add_scalar(*given), "a", 1.0, 1),
     "finish": (Path("absent"),),
     "close": (),
 }
@@ -133,56 +112,11 @@ def test_tensorboard_files_contain_all_results(tmp_path):
     tracker.start({"epochs": 3, "data": "coco.yaml"}, 0)
     tracker.epoch(0, {"train/box": 1.5})
     tracker.epoch(1, {"train/box": 0.5})
-    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    tracker.image("mosaic", image, 3)
-    tracker.pr_curves(make_result(), ["cat", "dog"], 1)
     tracker.close()
     events = events_of(tmp_path)
     assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(0, 1.5), (1, 0.5)]
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text == "    epochs: 3\n    data: coco.yaml"
-    assert events.Images("mosaic")[0].width == 4
-    assert "pr/cat" in events.Tags()["tensors"]
-    assert "pr/dog" not in events.Tags()["tensors"]  # no ground truth
-
-
-@pytest.mark.usefixtures("tensorboard_available")
-def test_tracing_the_graph_does_not_change_the_model(tmp_path):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
-    model.train()
-    model[1].eval()  # a frozen norm stays frozen
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    rng = torch.get_rng_state()
-    tracker = TensorBoardTracker(tmp_path)
-    tracker.graph(model, torch.zeros(1, 3, 8, 8))
-    tracker.close()
-    assert events_of(tmp_path).Tags()["graph"]
-    assert (model.training, model[0].training, model[1].training) == (True, True, False)
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert torch.equal(rng, torch.get_rng_state())
-
-
-@pytest.mark.usefixtures("tensorboard_available")
-def test_the_graph_of_a_model_on_a_gpu_is_traced_on_the_cpu(tmp_path, monkeypatch):
-    traced = []
-    tracker = TensorBoardTracker(tmp_path)
-    monkeypatch.setattr(tracker._writer, "add_graph", lambda *args, **options: traced.extend(args))
-    with fake_gpu(), torch.device("cuda"):
-        tracker.graph(nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8, device="cpu"))
-    tracker.close()
-    assert [next(traced[0].parameters()).device.type, traced[1].device.type] == ["cpu", "cpu"]
-
-
-@pytest.mark.usefixtures("tensorboard_available", "plain_log")
-def test_an_untraceable_model_causes_one_warning(tmp_path, capsys):
-    class Stubborn(nn.Module):
-        def forward(self, x):
-            raise RuntimeError("not today\nsecond line")
-
-    tracker = TensorBoardTracker(tmp_path)
-    tracker.graph(Stubborn(), torch.zeros(1))
-    tracker.close()
-    assert capsys.readouterr().out == "warning: no model graph in TensorBoard: not today\n"
 
 
 @pytest.mark.usefixtures("plain_log")
@@ -213,7 +147,7 @@ class _FailingWriter:
 
 
 @pytest.mark.usefixtures("tensorboard_available", "plain_log")
-@pytest.mark.parametrize("call", ["start", "image", "pr_curves", "epoch", "close"])
+@pytest.mark.parametrize("call", ["start", "write", "epoch", "close"])
 def test_events_that_cannot_be_written_do_not_end_the_run(tmp_path, capsys, call):
     tracker = TensorBoardTracker(tmp_path)
     tracker._writer.close()
@@ -222,15 +156,6 @@ def test_events_that_cannot_be_written_do_not_end_the_run(tmp_path, capsys, call
     for name, arguments in CALLS.items():
         getattr(tracker, name)(*arguments)
     assert capsys.readouterr().out == "warning: TensorBoard is off (No space left on device); results.csv is kept\n"
-
-
-def test_pr_counts_reproduce_precision_and_recall():
-    tp, fp, tn, fn, precision, recall = _pr_counts(make_result(), 0)
-    assert np.allclose(tp + fn, 8)
-    assert np.allclose(tp / 8, recall)
-    seen = tp > 0
-    assert np.allclose((tp / np.maximum(tp + fp, 1e-12))[seen], precision[seen])
-    assert not tn.any()
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])

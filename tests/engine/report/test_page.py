@@ -1,7 +1,6 @@
 """report.html: its numbers are those of the metrics, its text is escaped, its size is bounded."""
 
 import re
-import time
 from pathlib import Path
 
 import cv2
@@ -18,7 +17,6 @@ from data.labels.findings import BAD_ROW, Finding, ScanReport
 from engine.evaluation.analysis import analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
-from engine.report.plots import TimeBudget
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL
@@ -184,7 +182,7 @@ def test_hostile_names_and_findings_are_text(index, tmp_path):
     text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
     page = check_self_contained(text)
     assert not re.search(r"https?://", text)
-    assert all(HOSTILE in page.sections[name] for name in ("Data", "Precision, recall and F1", "Worst images"))
+    assert all(HOSTILE in page.sections[name] for name in ("Data", "Precision, recall and F1"))
     assert text.count(HOSTILE) == 0
 
 
@@ -248,28 +246,6 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     report.validation = Validation(score_detections(index.ground_truth(), detections, 3), detections, 4)
     report.write({})
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
-
-
-def test_work_after_epochs_takes_its_share_of_the_time():
-    done = []
-
-    def work(epoch: int, result: None) -> None:
-        done.append(epoch)
-        time.sleep(0.02)
-
-    rare, frequent = TimeBudget(work, 1e-4), TimeBudget(work, 1.0)
-    for epoch in (1, 2, 3):
-        rare.after_epoch(epoch, None)
-    assert done == [1]  # the others would have to wait for 200 s
-    for _ in range(2):
-        rare.finish()
-    assert done == [1, 3]
-    until, epoch = time.monotonic() + 20, 4
-    while done[-1] < 5 and time.monotonic() < until:
-        frequent.after_epoch(epoch, None)
-        epoch = done[-1] + 1
-        time.sleep(0.01)
-    assert done == [1, 3, 4, 5]
 
 
 def test_training_and_validation_write_the_page(tmp_path):

@@ -7,37 +7,21 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from utils.drawing.draw import class_colors, draw_boxes, text_mask
-from utils.drawing.figures import Chart, Line, bars_picture, chart_picture, heat_picture, histogram_picture, png
-from utils.drawing.plots import (
-    confusion_picture,
-    draw_batch,
-    draw_detections,
+from utils.drawing.figures import (
+    Chart,
+    Line,
+    Picture,
+    bars_picture,
+    chart_picture,
+    heat_picture,
+    histogram_picture,
     history_charts,
-    metric_charts,
     tile_images,
 )
-from utils.structures import Detections, EvalResult
 
 NAMES = ("Katze", "größer", "снег", "猫")
-
-
-def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
-    n = len(targets)
-    confidence = np.linspace(0, 1, 200)
-    present = np.array(targets) > 0
-    per_class = np.where(present, 0.6, np.nan)
-    recall = np.where(present[:, None], 1 - confidence, np.nan)
-    return EvalResult(
-        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
-        ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets),
-        confusion=np.diag([5, 0, 3, 1, 0])[: n + 1, : n + 1], confusion_confidence=0.4, curve_confidence=confidence,
-        curve_precision=np.where(present[:, None], confidence, np.nan), curve_recall=recall,
-        pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
-        num_images=4,
-    )  # fmt: skip
 
 
 def columns(text: str) -> dict[str, np.ndarray]:
@@ -56,15 +40,16 @@ def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float
     y = np.array([low, high, np.nan, high, low])
     known = np.isfinite(y)
 
-    def drawn(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def drawn(x: np.ndarray, y: np.ndarray) -> Picture:
         lines = [Line("a", x, y), Line("猫", X, X / 4, "strong"), Line("gray", X, X, "faint")]
         return chart_picture(Chart("t", lines, "epoch", "loss", (0, 4), mark=(3.0, "m"), note="n"))
 
     picture = drawn(X, y)
-    assert picture.dtype == np.uint8
-    assert picture.std() > 5
-    assert np.array_equal(picture, drawn(X[known], y[known]))
-    assert np.array_equal(cv2.imdecode(np.frombuffer(png(picture), np.uint8), cv2.IMREAD_COLOR)[..., ::-1], picture)
+    assert picture.pixels.dtype == np.uint8
+    assert picture.pixels.std() > 5
+    assert np.array_equal(picture.pixels, drawn(X[known], y[known]).pixels)
+    read = cv2.imdecode(np.frombuffer(picture.png, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    assert np.array_equal(read, picture.pixels)
 
 
 def test_columns_share_a_chart_by_what_they_measure():
@@ -78,19 +63,6 @@ def test_columns_share_a_chart_by_what_they_measure():
     assert history_charts(columns("epoch,train/box")) == []
 
 
-def test_of_many_classes_the_worst_have_colors_and_not_all_are_drawn():
-    result = make_result((1,) * 150)
-    result.class_metrics["AP50"][:] = np.linspace(1, 0, 150)
-    pr = metric_charts(result, [f"c{i}" for i in range(150)])["PR"]
-    colored = [line.name for line in pr.lines if not line.style]
-    assert colored == [f"c{i} {1 - i / 149:.3f}" for i in range(149, 141, -1)]
-    assert sum(line.style == "faint" for line in pr.lines) == 100
-    assert pr.note == "the 8 classes with the lowest AP50 have colors, 100 of the other 142 are gray"
-    few = metric_charts(make_result(), NAMES)
-    assert [line.style for line in few["F1"].lines] == ["strong", "", "", ""]
-    assert metric_charts(make_result((0, 0, 0, 0)), NAMES) == {}
-
-
 def test_names_are_drawn_as_text(recwarn):
     """Dollars are no formula, an underscore does not hide a line in the legend, and long names leave space for axes."""
     given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
@@ -98,9 +70,8 @@ def test_names_are_drawn_as_text(recwarn):
     for names in (given, shown):
         lines = [Line(name, X, X + i) for i, name in enumerate(names)]
         drawn.append([
-            chart_picture(Chart(names[3], lines, names[1], names[3])),
-            confusion_picture(np.eye(5, dtype=int), names, "t"),
-            bars_picture(names, np.arange(4.0), ["1"] * 4, ("", "", "")),
+            chart_picture(Chart(names[3], lines, names[1], names[3])).pixels,
+            bars_picture(names, np.arange(4.0), ["1"] * 4, ("", "", "")).pixels,
         ])  # fmt: skip
     assert all(map(np.array_equal, *drawn))
     assert not recwarn.list
@@ -108,16 +79,15 @@ def test_names_are_drawn_as_text(recwarn):
 
 @pytest.mark.filterwarnings("error")
 def test_other_figures_are_drawn():
-    many = confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t")
     sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), ("x", "y", "t"), (3.0, "m"))
     heat = heat_picture(np.array([[0, 1], [2, 4]]), ("x", "y", "t"), "n")
-    assert min(picture.std() for picture in (many, sizes, heat)) > 5
+    assert min(picture.pixels.std() for picture in (sizes, heat)) > 5
     from matplotlib import _pylab_helpers
 
     assert not _pylab_helpers.Gcf.figs  # pyplot, which has global state, is not used
 
 
-PLOT = "run_main(lambda argv: open('c.png', 'wb').write(png(confusion_picture(np.eye(2, dtype=int), ['a'], 't'))))"
+PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), 'xyt').png))"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +95,8 @@ PLOT = "run_main(lambda argv: open('c.png', 'wb').write(png(confusion_picture(np
 )
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
-    code = "import numpy as np; from utils.drawing.draw import text_mask; from utils.drawing.figures import png; "
-    code += f"from utils.drawing.plots import confusion_picture; from utils.entrypoint import run_main; {work}"
+    code = "import numpy as np; from utils.drawing.draw import text_mask; from utils.entrypoint import run_main; "
+    code += f"from utils.drawing.figures import heat_picture; {work}"
     environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -190,39 +160,8 @@ def test_text_is_drawn_without_matplotlib(monkeypatch):
 
 def test_tiles_fill_the_sheet_row_by_row():
     tiles = [np.full((4, 6, 3), i, np.uint8) for i in range(2)] + [np.full((3, 5, 3), 2, np.uint8)]
-    sheet = tile_images(tiles, 2, gap=1)
-    assert sheet.shape == (9, 13, 3)
-    assert (sheet[5:8, 0:5] == 2).all()
-    assert (sheet[8, 0:6] == 255).all()
-    assert (sheet[5:9, 7:] == 255).all()
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_batch_sheet_shows_targets_of_the_right_image(channels_last):
-    images = torch.zeros(3, 3, 64, 64, dtype=torch.uint8)
-    if channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
-    targets = torch.tensor([[1, 0, 0.5, 0.5, 0.5, 0.5]])
-    sheet = draw_batch(images, targets, (), ["thing"])
-    assert sheet.shape == (130, 130, 3)
-    assert sheet[:64, 66:].any()
-    assert not sheet[:64, :64].any()
-    assert not sheet[66:, :64].any()
-    assert draw_batch(images[:0], targets[:0], (), ["thing"]) is None
-
-
-def test_detection_sheet_pairs_labels_with_predictions():
-    images = np.zeros((2, 3, 64, 64), np.uint8)
-    detections = Detections(
-        boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
-        scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),
-        classes=torch.zeros(2, 2, dtype=torch.long),
-        counts=torch.tensor([2, 0]),
-    )
-    sheet = draw_detections(images, detections, np.zeros((0, 6)), ["a/x.jpg", "y.jpg"], ["t"])
-    right = sheet[:64, 66:130]
-    assert sheet.shape == (64, 4 * 66 - 2, 3)
-    assert right[31:48, 8:24].any()
-    assert not right[31:48, 30:].any()  # below the confidence threshold
-    assert not sheet[:48, 132:196].any()  # the second image has neither
-    assert not sheet[:48, 198:].any()
+    sheet = tile_images(tiles, 2)
+    assert sheet.shape == (10, 14, 3)
+    assert (sheet[6:9, 0:5] == 2).all()
+    assert (sheet[9, 0:6] == 255).all()
+    assert (sheet[6:10, 8:] == 255).all()

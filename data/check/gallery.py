@@ -1,0 +1,117 @@
+"""The gallery of label errors on a page: photos with labels, detections and corrections drawn over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from data.check.issues import LABEL_ERRORS, MISSED, SPURIOUS, Box, Issue
+from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version, in_window, outlines
+from data.check.scanned import CheckedSplit, learned_names
+from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.drawing.page import Card, code
+from utils.structures import DetectionTable
+
+LABEL_LEGEND = (
+    ("label that the error is about", COLORS["label"]),
+    ("other labels", COLORS["correct"]),
+    ("detection, or suggested box", COLORS["location"]),
+    ("suggested box without a label", COLORS["missed"]),
+)
+STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
+MOST_LABEL_ERRORS, MOST_LABEL_BYTES = 60, 700_000  # of JPEG files
+DRAWN_SCORE = 0.25  # of detections next to label errors
+MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
+
+
+class Galleries:
+    """The gallery of label errors, and what other galleries share with it.
+
+    ``detections``: by split, if a model has looked for label errors.
+    """
+
+    def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DetectionTable]) -> None:
+        self._detections = detections
+        self._splits = {split.name: split for split in splits}
+        self._names = splits[0].index.names
+        self._numbers: dict[str, dict[str, int]] = {}  # of images by name, by split
+
+    def label_errors(self, issues: Sequence[Issue]) -> list[Card]:
+        """The most probable label errors: labels, detections, and corrected labels."""
+        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
+        album = Album(MOST_LABEL_BYTES)
+        return [self._label_error(issue, album) for issue in drawn]
+
+    def _number(self, split: str, name: str) -> int | None:
+        """Of an image; None if the scan left it out."""
+        if split not in self._numbers:
+            paths = self._splits[split].index.paths if split in self._splits else ()
+            self._numbers[split] = {path: i for i, path in enumerate(paths)}
+        return self._numbers[split].get(name)
+
+    def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
+        """An image, and the rows of its boxes in the index; None if the scan left it out."""
+        if (i := self._number(split, name)) is None:
+            return None
+        index = self._splits[split].index
+        return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
+
+    def _labels(self, split: str, rows: np.ndarray, but: Sequence[Box] = ()) -> list[Outline]:
+        """The labels of an image, in ``rows`` of the index, without ``but``."""
+        boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
+        boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
+        return outlines(boxes[:MOST_LABELS], "correct")
+
+    def _label_error(self, issue: Issue, album: Album) -> Card:
+        name, suggestion = issue.images[0], issue.suggestion
+        source, rows = self._image(issue.split, name)
+        window = source.around(corners_of((*issue.boxes, *([suggestion] if suggestion else ()))))
+        others = self._labels(issue.split, rows, issue.boxes)
+        labels = [Outline(box.xyxy_px, "label", box.class_name) for box in issue.boxes]
+        style = STYLES.get(issue.kind, "location")
+        suggested = [Outline(suggestion.xyxy_px, style, suggestion.class_name)] if suggestion else []
+        pictures = album.pictures(
+            source,
+            window,
+            CROP_SIDE,
+            Version("labels", f"Labels in {name}", labels + others),
+            Version("detections", f"Detections in {name}", self._seen(window, issue)),
+            Version("suggested labels", f"Corrected labels in {name}", suggested + others),
+        )
+        note = Markup("{}: {}<br>{}").format(issue.split, issue.where or name, self._correction(issue, source))
+        return Card(pictures, f"{issue.score:.2f} {issue.kind}: {issue.text}", note, issue.kind)
+
+    def _seen(self, window: np.ndarray, issue: Issue) -> list[Outline]:
+        """The detections in an issue's image that score at least `DRAWN_SCORE`, the most confident first."""
+        table = self._detections[issue.split]
+        i = self._number(issue.split, issue.images[0])
+        rows = np.flatnonzero((table.image_index == i) & (table.scores >= DRAWN_SCORE))
+        rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
+        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS]
+        texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
+        return [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
+
+    def _correction(self, issue: Issue, source: Source) -> Markup:
+        """What to write into the labels."""
+        if issue.suggestion is None:
+            return Markup("delete this label")
+        box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
+        part, _ = self._splits[issue.split].part_of(self._number(issue.split, issue.images[0])) or (None, 0)
+        names = learned_names(part) if part and part.scan.source.normalized else []
+        if name in names:
+            box = clip_xyxy(box, source.width, source.height)
+            cxcywh = scale_boxes(xyxy_to_cxcywh(box), 1 / source.width, 1 / source.height)
+            row = " ".join([str(names.index(name)), *(f"{v:.6f}" for v in cxcywh)])
+        else:
+            row = f"{name}, corners {', '.join(f'{v:.1f}' for v in box)} px"
+        return Markup("{} {}").format("write" if issue.boxes else "add", code(row))
+
+
+def source_of(split: CheckedSplit, image: int) -> Source:
+    return Source(split.index.path(image), *split.index.image_hw[image].tolist(), split.index.pixels)
+
+
+def corners_of(boxes: Sequence[Box]) -> np.ndarray:
+    return np.array([box.xyxy_px for box in boxes], np.float64).reshape(-1, 4)

@@ -1,0 +1,100 @@
+"""The figures of a validation in the report: precision and recall, confusions, and what errors cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.evaluation.analysis import KINDS, ErrorSplit
+from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
+from utils.structures import EvalResult
+
+MANY_CLASSES = 20  # with more, most curves are gray, and confusion matrices have no numbers
+MOST_COLORED, MOST_FAINT = 8, 100  # of many classes in a figure
+MOST_CONFUSED = 60  # classes in a confusion matrix
+CURVE_POINTS = 200  # of a line over all confidences
+
+
+def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
+    """Curves at IoU 0.5 named PR, F1, P and R: a line for each class that has objects, and a thick one for their mean;
+    of many classes, those with the lowest AP50 have colors. Empty if no class has objects."""
+    shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
+    if not shown.size:
+        return {}
+    class_ap50 = result.class_metrics["AP50"]
+    colored = shown[np.argsort(class_ap50[shown], kind="stable")]
+    faint, note = colored[:0], ""
+    if shown.size > MANY_CLASSES:
+        colored, faint = np.split(colored, [MOST_COLORED])
+        note = f"the {MOST_COLORED} classes with the lowest AP50 have colors"
+        if faint.size > MOST_FAINT:
+            note += f", {MOST_FAINT} of the other {faint.size} are gray"
+            faint = faint[np.linspace(0, faint.size - 1, MOST_FAINT).round().astype(int)]
+
+    def chart(
+        title: str,
+        x: np.ndarray,
+        y: np.ndarray,
+        axes: tuple[str, str],
+        *,
+        mean: str = "mean",
+        labels: Sequence[str] = names,
+        mark: tuple[float, str] | None = None,
+    ) -> Chart:
+        sampled = np.unique(np.linspace(0, x.size - 1, min(x.size, CURVE_POINTS)).round().astype(int))
+        lines = [Line(mean, x[sampled], y[shown].mean(0)[sampled], "strong")]
+        lines += [Line(labels[c], x[sampled], y[c, sampled]) for c in colored]
+        lines += [Line(labels[c], x[sampled], y[c, sampled], "faint") for c in faint]
+        return Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)
+
+    precision, recall = (np.nan_to_num(v) for v in (result.curve_precision, result.curve_recall))
+    f1 = np.nan_to_num(result.curve_f1)
+    best, threshold, confidence = f1[shown].mean(0).max(), result.threshold, result.curve_confidence
+    mark = (threshold, f"best: {best:.3f} at {threshold:.3f}") if threshold is not None else None
+    of_detections, of_objects = "precision (fraction of the detections)", "recall (fraction of the objects)"
+    with_ap50 = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
+    return {
+        "PR": chart(
+            "Precision and recall", result.pr_recall, np.nan_to_num(result.pr_precision), (of_objects, of_detections),
+            mean=f"mean AP50 {result.metrics['AP50']:.3f}", labels=with_ap50,
+        ),
+        "F1": chart("F1", confidence, f1, ("confidence threshold", "F1"), mark=mark),
+        "P": chart("Precision", confidence, precision, ("confidence threshold", of_detections)),
+        "R": chart("Recall", confidence, recall, ("confidence threshold", of_objects)),
+    }  # fmt: skip
+
+
+def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:
+    """A confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of a
+    column. Of many classes, those with the most errors are shown."""
+    confusion = np.asarray(confusion)
+    fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
+    labels = np.array([*map(short_label, names), "background"])
+    if len(names) > MOST_CONFUSED:
+        wrong = (confusion.sum(0) + confusion.sum(1) - 2 * np.diag(confusion))[:-1]
+        shown = np.r_[np.sort(np.argsort(-wrong, kind="stable")[:MOST_CONFUSED]), len(names)]
+        confusion, fractions, labels = confusion[np.ix_(shown, shown)], fractions[np.ix_(shown, shown)], labels[shown]
+        title += f"; the {MOST_CONFUSED} of {len(names)} classes with the most errors"
+    side = float(np.clip(0.5 * len(labels) + 2, 5, 12))
+    figure = new_figure(side * 1.15, side)
+    axes = figure.subplots()
+    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, label="fraction of the true class", shrink=0.8)
+    axes.set_xticks(np.arange(len(labels)), labels, rotation=90, fontsize=8)
+    axes.set_yticks(np.arange(len(labels)), labels, fontsize=8)
+    axes.set(xlabel="true class", ylabel="predicted class", title=title)
+    if len(labels) <= MANY_CLASSES + 1:
+        for row, column in np.argwhere(confusion > 0):
+            ink = "white" if fractions[row, column] > 0.5 else "black"
+            axes.text(column, row, str(confusion[row, column]), ha="center", va="center", fontsize=7, color=ink)
+    return picture_of(figure)
+
+
+def errors_picture(errors: ErrorSplit) -> Picture:
+    """What each kind of error costs (TIDE)."""
+    names = [*KINDS, "all false\npositives", "all not\nfound"]
+    costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
+    texts = [f"{c:.3f}" for c in costs]
+    texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
+    return bars_picture(names, costs, texts, ("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}"))
