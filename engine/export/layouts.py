@@ -1,4 +1,4 @@
-"""What an exported model returns: one tensor, in one of three layouts.
+"""What an exported model returns: one tensor, in one of two layouts.
 
 Only operations that every runtime has are used, and no shape depends on values, so the same modules serve ONNX,
 OpenVINO, TorchScript and torch.export.
@@ -49,20 +49,8 @@ class Raw(_Export):
         return torch.cat((xyxy_to_cxcywh(boxes).transpose(1, 2), scores.transpose(1, 2)), 1)
 
 
-class DeepStream(_Export):
-    """float32 (B, N, 6): x1, y1, x2, y2, score and number of the best class. There is no NMS inside."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        boxes, scores = self.boxes_and_scores(images)
-        best, classes = scores.max(-1, keepdim=True)
-        return torch.cat((boxes, best, classes.float()), -1)
-
-
 class EndToEnd(_Export):
     """float32 (B, 300, 6): x1, y1, x2, y2, score, class, by descending score, zeros after the last detection.
-
-    ``nms_iou``: boxes of one class that overlap a better one by more are suppressed; None: there is no NMS.
-    ``box_voting``: see `select_detections`.
 
     NMS compares the `CANDIDATES` best pairs of an image. Greedy suppression is repeated for all of them at once
     (Cluster-NMS, Zheng et al. 2021) `ROUNDS` times; it is exact unless a chain of boxes, each of which suppresses the
@@ -91,7 +79,10 @@ class EndToEnd(_Export):
         if self.box_voting:
             rows = voted_rows(rows, order, pairs, self.nms_iou)
         rows = torch.where(ranked[..., None] > 0, rows, 0.0)
-        return best_first(rows) if self.box_voting else rows
+        if self.box_voting:  # scores have changed
+            order = rows[..., 4].topk(MAX_DETECTIONS).indices
+            rows = rows.gather(1, order[..., None].expand(-1, -1, 6))
+        return rows
 
 
 def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,12 +136,6 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
     return torch.cat((boxes, score[None], a[5:, ..., 0])).permute(1, 2, 0)
 
 
-def best_first(rows: Tensor) -> Tensor:
-    """``rows`` (B, D, 6) by descending score, their fifth column."""
-    order = rows[..., 4].topk(rows.shape[1]).indices
-    return rows.gather(1, order[..., None].expand(-1, -1, 6))
-
-
 def make_layout(
     detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
 ) -> nn.Module:
@@ -158,10 +143,10 @@ def make_layout(
 
     Args:
         detector: fused.
-        layout: "raw", "end2end" or "deepstream".
-        nms_iou: threshold of the NMS inside the end2end layout; None: the detections need none.
-        box_voting: whether that NMS includes it.
+        layout: "raw" or "end2end".
+        nms_iou: threshold of the NMS inside end2end: boxes of one class that overlap a better one by more are
+            suppressed. None: the detections need no NMS.
+        box_voting: of that NMS, see `select_detections`.
     """
-    if layout == "end2end":
-        return EndToEnd(detector, half, nms_iou, box_voting).eval()
-    return {"raw": Raw, "deepstream": DeepStream}[layout](detector, half).eval()
+    module = EndToEnd(detector, half, nms_iou, box_voting) if layout == "end2end" else Raw(detector, half)
+    return module.eval()

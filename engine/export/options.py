@@ -53,8 +53,6 @@ def check_flags(config: ExportConfig) -> None:
         raise UserError("--half and --int8: a file has one of these precisions; choose one")
     if config.int8 and (torch_formats := [name for name in config.format if name in ("torchscript", "pt2")]):
         raise UserError(f"--int8: not for {' and '.join(torch_formats)}; use --format onnx or openvino")
-    if config.iou_thres is not None and config.layout == "deepstream":
-        raise UserError("--iou-thres: the layout deepstream has no NMS inside; set the threshold in DeepStream")
     if not config.box_voting and config.layout != "end2end":
         raise UserError(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
     if config.dynamic and config.batch > 1:
@@ -88,8 +86,3 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
         nms_iou=nms_iou,
         box_voting=config.box_voting and config.layout == "end2end" and nms_iou is not None,
     )
-
-
-def remaining_nms(options: ExportOptions) -> float | None:
-    """The IoU threshold of the NMS that is left to the reader of an exported file; None if it needs none."""
-    return None if options.layout == "end2end" else options.nms_iou

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
@@ -28,12 +28,12 @@ from engine.evaluation.matching import Objects, all_pairs, match_by_overlap
 from engine.evaluation.metrics import mean_known
 from engine.export.options import ExportOptions
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import select_detections
+from models.postprocess.detections import detections_to_score
 from utils.boxes import xyxy_to_xywh
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.strings import counted
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
+from utils.structures import Batch, DetectionTable, EvalResult, to_float
 
 BATCH = 8
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched
@@ -41,7 +41,7 @@ MATCHED_SCORE = 0.05  # detections of lower scores are not matched
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The largest differences that are allowed; infinity where there is no limit."""
+    """The largest differences that are allowed."""
 
     least_iou: float  # of a match
     missing: float  # fraction of detections without a match; one detection is allowed in any case
@@ -77,7 +77,6 @@ class Parity:
 
     @property
     def line(self) -> str:
-        """The figures as text."""
         return (
             f"{counted(self.images, 'image')}: AP {self.ap:.4f} (checkpoint {self.ap_checkpoint:.4f}), F1 at "
             f"{self.threshold:.3f} {self.f1:.4f} ({self.f1_checkpoint:.4f}); detections: {self.matched} of both, "
@@ -87,7 +86,6 @@ class Parity:
 
     def violations(self, allowed: Tolerance) -> list[str]:
         """What is out of tolerance, as text."""
-        fraction = self.missing / max(self.matched + self.missing, 1)
         found = []
         if not self.matched:
             found.append("it has none of the checkpoint's detections")
@@ -98,11 +96,10 @@ class Parity:
             found.append(f"boxes differ by {box:.2g} of their size{how} (allowed: {allowed.box:g})")
         if not score <= allowed.score:
             found.append(f"scores differ by {score:.2g}{how} (allowed: {allowed.score:g})")
-        if self.missing > 1 and fraction > allowed.missing:
-            found.append(
-                f"{self.missing} of {self.matched + self.missing} detections have no counterpart of their class "
-                f"(allowed: {allowed.missing:.0%})"
-            )
+        total = self.matched + self.missing
+        if self.missing > 1 and self.missing / total > allowed.missing:
+            text = f"{self.missing} of {total} detections have no counterpart of their class"
+            found.append(f"{text} (allowed: {allowed.missing:.0%})")
         if not abs(self.ap - self.ap_checkpoint) <= allowed.ap:
             found.append(f"AP is {self.ap:.4f} instead of {self.ap_checkpoint:.4f} (allowed: {allowed.ap:g})")
         if not abs(self.f1 - self.f1_checkpoint) <= allowed.f1:
@@ -110,42 +107,21 @@ class Parity:
         return found
 
 
-def tolerance(*, half: bool, int8: bool) -> Tolerance:
-    """What is allowed for a precision."""
-    return INT8 if int8 else FLOAT16 if half else FLOAT32
-
-
-@dataclass(frozen=True)
-class CheckSet:
-    """Some images of a split, letterboxed to the canvases of an export, and their labels."""
-
-    batches: list[Batch]  # ``indices`` count the images of this set
-    ground_truth: GroundTruth
-    paths: list[str]
-
-
-def check_set(index: DatasetIndex, count: int, options: ExportOptions, stride: int) -> CheckSet:
-    """``count`` images of a split, evenly spread. A dynamic model gets rectangular canvases of several sizes."""
-    index = _spread(index, count)
-    return CheckSet(
-        list(_batches(index, options, stride, BATCH)), index.ground_truth(), [index.path(i) for i in range(len(index))]
-    )
-
-
-def calibration_images(index: DatasetIndex, count: int, options: ExportOptions) -> Iterator[np.ndarray]:
-    """Batches float32 (B, C, H, W) in [0, 1], letterboxed, each of ``options.batch`` images."""
-    for batch in _batches(_spread(index, count), replace(options, dynamic=False), 1, options.batch):
-        if len(batch.images) == options.batch:
-            yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
-
-
-def _spread(index: DatasetIndex, count: int) -> DatasetIndex:
+def spread(index: DatasetIndex, count: int) -> DatasetIndex:
     """At most ``count`` of its images, evenly spread, in their order."""
     chosen = np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(np.int64)
     return index.take(np.unique(chosen))
 
 
-def _batches(index: DatasetIndex, options: ExportOptions, stride: int, size: int) -> Iterator[Batch]:
+def calibration_images(index: DatasetIndex, options: ExportOptions) -> Iterator[np.ndarray]:
+    """Batches float32 (B, C, H, W) in [0, 1], letterboxed, each of ``options.batch`` images."""
+    for batch in letterboxed(index, replace(options, dynamic=False), 1, options.batch):
+        if len(batch.images) == options.batch:
+            yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
+
+
+def letterboxed(index: DatasetIndex, options: ExportOptions, stride: int, size: int) -> Iterator[Batch]:
+    """Batches of ``size`` images on the canvases of an export; a dynamic model gets rectangles of several sizes."""
     samples, hw = LoadImagesAndLabels(index, imgsz=max(options.imgsz_hw)), options.imgsz_hw
     for request in samples.requests(size, stride, rect=True, canvas_hw=None if options.dynamic else hw):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
@@ -155,13 +131,13 @@ def _batches(index: DatasetIndex, options: ExportOptions, stride: int, size: int
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
-    def __init__(self, model: InferenceModel, images: CheckSet, options: ExportOptions) -> None:
+    def __init__(self, model: InferenceModel, index: DatasetIndex, options: ExportOptions) -> None:
         """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
-        self._images, self._layout, self._classes = images, options.layout, model.num_classes
+        self._index, self._batches = index, list(letterboxed(index, options, model.stride, BATCH))
         self.result, self.table = self._run(model, options.nms_iou, options.box_voting)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
-                f"{model.path}: detects nothing in {counted(len(images.paths), 'validation image')} (no score is above "
+                f"{model.path}: detects nothing in {counted(len(index), 'validation image')} (no score is above "
                 f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
                 "or use --no-check"
             )
@@ -171,50 +147,33 @@ class Reference:
         """Runs an exported model on the same images."""
         result, table = self._run(exported, exported.nms_iou, False)
         image, box, score, missing = match_tables(self.table, table, allowed.least_iou)
-        worst = np.zeros(len(self._images.paths))
+        worst = np.zeros(len(self._index))
         np.maximum.at(worst, image, box + score)
         worst[missing] += 1
-        matched = len(image)
         return Parity(
             images=len(worst),
-            matched=matched,
+            matched=len(image),
             missing=len(missing),
             box=float(box.max(initial=0)),
-            mean_box=float(box.sum() / max(matched, 1)),
+            mean_box=float(box.sum() / max(len(image), 1)),
             score=float(score.max(initial=0)),
-            mean_score=float(score.sum() / max(matched, 1)),
-            ap=_number(result.ap),
-            ap_checkpoint=_number(self.result.ap),
+            mean_score=float(score.sum() / max(len(image), 1)),
+            ap=float(np.nan_to_num(result.ap)),
+            ap_checkpoint=float(np.nan_to_num(self.result.ap)),
             f1=f1_at(result, self.threshold),
             f1_checkpoint=f1_at(self.result, self.threshold),
             threshold=self.threshold,
-            worst_image=self._images.paths[int(worst.argmax())],
+            worst_image=self._index.path(int(worst.argmax())),
         )
 
     def _run(self, model: InferenceModel, nms_iou: float | None, box_voting: bool) -> tuple[EvalResult, DetectionTable]:
         evaluator = Evaluator(
-            ground_truth=self._images.ground_truth,
-            num_classes=self._classes,
-            postprocess=partial(
-                _postprocess, nms_iou=nms_iou, box_voting=box_voting, multi_label=self._layout != "deepstream"
-            ),
+            ground_truth=self._index.ground_truth(),
+            num_classes=model.num_classes,
+            postprocess=partial(detections_to_score, iou_thres=nms_iou, box_voting=box_voting),
             ctx=DistributedContext.single(torch.device("cpu")),
         )
-        result = evaluator.run(model, self._images.batches)
-        return result, evaluator.detections
-
-
-def _postprocess(
-    model: nn.Module, raw: list[Tensor], *, nms_iou: float | None, box_voting: bool, multi_label: bool
-) -> Detections:
-    return select_detections(
-        *model.decode(raw),
-        conf_thres=0.001,
-        iou_thres=nms_iou,
-        max_det=300,
-        multi_label=multi_label,
-        box_voting=box_voting,
-    )
+        return evaluator.run(model, self._batches), evaluator.detections
 
 
 @torch.no_grad()
@@ -241,9 +200,14 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     A detection counts as missing if its score is clearly above `MATCHED_SCORE`, so that rounding does not decide.
     """
     classes = 1 + max(int(t.classes.max(initial=0)) for t in (first, second))
-    a, b = (_grouped(table, classes) for table in (first, second))
-    objects = Objects(_groups(b, classes), xyxy_to_xywh(b.boxes_xyxy_px), np.zeros(len(b.scores), bool))
-    pairs = all_pairs(_groups(a, classes), a.boxes_xyxy_px, objects, least_iou)
+
+    def groups(table: DetectionTable) -> np.ndarray:
+        return table.image_index * classes + table.classes
+
+    a, b = (table.take(table.scores > MATCHED_SCORE / 2) for table in (first, second))
+    a, b = (table.take(np.argsort(groups(table), kind="stable")) for table in (a, b))
+    objects = Objects(groups(b), xyxy_to_xywh(b.boxes_xyxy_px), np.zeros(len(b.scores), bool))
+    pairs = all_pairs(groups(a), a.boxes_xyxy_px, objects, least_iou)
     alike = -np.abs(a.scores[pairs.detection] - b.scores[pairs.target])
     partner = match_by_overlap(pairs, alike, len(a.scores), len(b.scores))
 
@@ -264,21 +228,7 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     )
 
 
-def _grouped(table: DetectionTable, classes: int) -> DetectionTable:
-    """The detections that may be matched, sorted by image and class."""
-    order = np.argsort(_groups(table, classes), kind="stable")
-    return table.take(order[table.scores[order] > MATCHED_SCORE / 2])
-
-
-def _groups(table: DetectionTable, classes: int) -> np.ndarray:
-    return table.image_index * classes + table.classes
-
-
 def f1_at(result: EvalResult, threshold: float) -> float:
     """The mean F1 of the classes that have objects, at a confidence."""
     at = min(int(np.searchsorted(result.curve_confidence, threshold)), len(result.curve_confidence) - 1)
-    return _number(float(mean_known(result.curve_f1[:, at])))
-
-
-def _number(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
+    return float(np.nan_to_num(mean_known(result.curve_f1[:, at])))

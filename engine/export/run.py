@@ -8,23 +8,37 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.spec.dataset_spec import DatasetSpec, DataSource
-from engine.export.formats.int8 import activation_ranges, quantize
-from engine.export.formats.onnx_file import build_onnx, write_onnx
-from engine.export.formats.openvino_folder import build_openvino, write_openvino
-from engine.export.formats.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
+from engine.export.formats import (
+    build_onnx,
+    build_openvino,
+    build_pt2,
+    build_torchscript,
+    write_onnx,
+    write_openvino,
+    write_torch,
+)
+from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
-from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.options import ExportOptions, require_packages, resolve_options
-from engine.export.parity import Parity, Reference, calibration_images, check_set, largest_difference, tolerance
+from engine.export.parity import (
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    Reference,
+    calibration_images,
+    largest_difference,
+    spread,
+)
 from engine.inference.data_set import open_for_models
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
@@ -33,12 +47,14 @@ from models.detector import Detector
 from models.weights.download import fetch_weights, origin_of
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
+from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
-from utils.files.folders import Origin, describe_location, file_bytes, replace_path, temporary_folder
-from utils.files.safe_io import write_whole
+from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explanation, require_package
+from utils.program import VERSION
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -71,28 +87,25 @@ def export(config: ExportConfig) -> list[Path]:
     if config.check or config.int8:
         instead = "" if config.int8 else ", or export without a check with --no-check"
         source = DataSource(config.data, cache_dir=config.cache_dir)
-        spec = open_for_models([model], source, ctx, single_cls=is_single_cls(model), instead=instead)
+        spec = open_for_models([model], source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
     job = _Job(config, options, detector, model, spec)
     job.read_data()
-    done: dict[Path, Parity | None] = {}
+    done: list[Path] = []
     failed: dict[str, Exception] = {}
     formats = list(dict.fromkeys(config.format))
     for name in formats:
         try:
-            path, parity = job.run(name)
-            done[path] = parity
+            done.append(job.run(name))
         except Exception as error:
             if len(formats) == 1:
                 raise
             failed[name] = error
             get_logger().warning("%s: %s", name, _summary(error))
-    if done:
-        job.write_texts(done)
     if failed:
         name, error = next(iter(failed.items()))
         kind = FailedCheck if all(isinstance(e, FailedCheck) for e in failed.values()) else UserError
         raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_summary(error)})")
-    return list(done)
+    return done
 
 
 def _check_writable(weights: Path) -> None:
@@ -107,7 +120,7 @@ def _check_writable(weights: Path) -> None:
 
 
 def export_best(best: Path, config: TrainConfig) -> None:
-    """The exports that ``--export`` asks for after the last epoch, next to ``best``, the best checkpoint of the run."""
+    """Exports ``best``, the run's best checkpoint, after the last epoch (``--export``)."""
     if best.is_file():
         export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
     else:
@@ -115,11 +128,8 @@ def export_best(best: Path, config: TrainConfig) -> None:
 
 
 def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
-    """Exports ``detector``, which need not be trained, to a temporary folder, and runs each file on noise.
-
-    Raises what `export` raises. Its check compares detections, of which there may be none before training: here all
-    boxes and scores are compared.
-    """
+    """Exports ``detector`` to a temporary folder and compares all boxes and scores on noise: before training there may
+    be no detections to compare. Raises what `export` raises."""
     started = time.monotonic()
     require_packages(formats)
     with tempfile.TemporaryDirectory() as folder:
@@ -129,12 +139,11 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
         job = _Job(config, resolve_options(config, model.detector, imgsz), detector, model, None)
         images = torch.rand(job.options.input_shape, generator=torch.Generator().manual_seed(0))
         for name in dict.fromkeys(formats):
-            form = FORMATS[name]
-            path = Path(folder, job.stem + form.suffix)
-            form.write(form.build(job), path, job.metadata)
+            suffix, write = FORMATS[name]
+            path = Path(folder, job.stem + suffix)
+            write(job.build(name), path, job.metadata)
             box, score = largest_difference(model, open_model(path, device=CPU, trust=True), images)
-            allowed = tolerance(half=False, int8=False)
-            if not (box <= allowed.box and score <= allowed.score):
+            if not (box <= FLOAT32.box and score <= FLOAT32.score):
                 raise FailedCheck(
                     f"--export {name}: the file does not compute what the model does: boxes differ by {box:.2g} of the "
                     f"image, scores by {score:.2g}"
@@ -144,15 +153,9 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
 
 
 def _summary(error: Exception) -> str:
-    """Why a format failed, in one line."""
     if isinstance(error, UserError):
         return str(error)
     return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
-
-
-def is_single_cls(model: CheckpointModel) -> bool:
-    """Whether the checkpoint was trained with all classes of its data set as one."""
-    return bool(model.info.get("config", {}).get("single_cls"))
 
 
 @dataclass
@@ -170,50 +173,72 @@ class _Job:
         return self.model.path.stem + ("_int8" if self.options.int8 else "")
 
     @cached_property
-    def origin(self) -> Origin:
-        return origin_of(self.model.info, self.model.path)
-
-    @property
-    def data(self) -> dict[str, str]:
-        """Where the data set is, as checkpoints store it."""
-        if self.spec is not None:
-            return describe_location(self.spec.source, str(self.spec.root), self.model.path.parent)
-        return {key: value for key, value in self.model.info.get("data", {}).items() if key != "fingerprint"}
-
-    @cached_property
     def metadata(self) -> ExportMetadata:
-        model = self.model
-        return export_metadata(model, self.options, data=self.data, license=self.origin.license)
+        """What a file says about itself, before its check."""
+        model, options, detector, info = self.model, self.options, self.model.detector, self.model.info
+        config, data, ap = info.get("config", {}), info.get("data", {}), info.get("progress", {}).get("best_fitness")
+        scored_by_ap = str(config.get("fitness", "AP")).upper() == "AP"
+        if self.spec is not None:
+            location = describe_location(self.spec.source, str(self.spec.root), model.path.parent)
+        else:
+            location = {key: value for key, value in data.items() if key != "fingerprint"}
+        return ExportMetadata(
+            names=detector.names,
+            stride=detector.stride,
+            imgsz_hw=options.imgsz_hw,
+            batch=options.batch,
+            dynamic=options.dynamic,
+            channels=model.pixels.channels,
+            bits=model.pixels.bits,
+            # Readers of YOLO exports take an end-to-end output for rows of detections.
+            end2end=options.layout == "end2end",
+            layout=options.layout,
+            nms_iou=None if options.layout == "end2end" else options.nms_iou,
+            box_voting=options.box_voting,
+            validation_iou=detector.head.validation_iou,
+            squares=detector.head.squares,
+            confidence=model.confidence,
+            data=location,
+            description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            author="Lockstep",
+            version=f"{VERSION}+{product_version()}",
+            license=origin_of(info, model.path).license,
+            details={
+                "half": options.half,
+                "int8": options.int8,
+                "classes": config.get("classes", []),
+                "keep_old": config.get("keep_old", False),
+                "tile": info.get("tile", 0),
+                "val_images": info.get("val_images", []),
+                "data_fingerprint": data.get("fingerprint"),
+                "ap": ap if scored_by_ap and isinstance(ap, float) and 0 <= ap <= 1 else None,  # in training
+                "checked": "no",
+            },
+        )
 
-    def split(self, name: str) -> DatasetIndex:
-        single_cls = is_single_cls(self.model)
-        return load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
-
-    @cached_property
-    def calibration_split(self) -> DatasetIndex:
-        return self.split("train")
+    def split(self, name: str, count: int) -> DatasetIndex:
+        """``count`` images of a split."""
+        single_cls = bool(self.model.stored("single_cls"))
+        index = load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
+        return spread(index, count)
 
     def read_data(self) -> None:
         """Reads what all formats need of the data set, so that its errors are reported once."""
-        if self.config.int8:
-            count = min(len(self.calibration_split), self.config.calibration_images)
-            if count < self.options.batch:
-                raise UserError(
-                    f"--batch {self.options.batch}: is more than there are images to calibrate --int8 with ({count})"
-                )
+        if self.config.int8 and (count := len(self.calibration_split)) < self.options.batch:
+            raise UserError(
+                f"--batch {self.options.batch}: is more than there are images to calibrate --int8 with ({count})"
+            )
         if self.config.check:
             _ = self.reference
 
     @cached_property
-    def reference(self) -> Reference:
-        images = check_set(self.split("val"), self.config.check_images, self.options, self.model.stride)
-        return Reference(self.model, images, self.options)
+    def calibration_split(self) -> DatasetIndex:
+        return self.split("train", self.config.calibration_images)
 
-    def module(self, *, half: bool | None = None) -> torch.nn.Module:
-        """``half``: other than ``--half`` says."""
-        fused, options = self.detector.fuse(one_to_one=not self.config.nms), self.options
-        half = options.half if half is None else half
-        return make_layout(fused, options.layout, half=half, nms_iou=options.nms_iou, box_voting=options.box_voting)
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self.model, self.split("val", self.config.check_images), self.options)
 
     @cached_property
     def float_onnx(self) -> ModelProto:
@@ -221,28 +246,41 @@ class _Job:
 
     @cached_property
     def activation_ranges(self) -> dict[str, tuple[float, float]]:
-        images = calibration_images(self.calibration_split, self.config.calibration_images, self.options)
-        return activation_ranges(self.float_onnx, images)
+        return activation_ranges(self.float_onnx, calibration_images(self.calibration_split, self.options))
 
-    def graph(self, *, outputs: bool) -> ModelProto:
-        """In float32 or with 8-bit convolutions; ``outputs``: see `quantize`."""
-        if not self.options.int8:
-            return self.float_onnx
-        return quantize(self.float_onnx, self.activation_ranges, outputs=outputs)
+    def module(self, *, half: bool) -> torch.nn.Module:
+        fused, options = self.detector.fuse(one_to_one=not self.config.nms), self.options
+        return make_layout(fused, options.layout, half=half, nms_iou=options.nms_iou, box_voting=options.box_voting)
 
-    def run(self, name: str) -> tuple[Path, Parity | None]:
+    def build(self, name: str) -> Any:
+        """What `FORMATS` writes as the format ``name``."""
+        options, stride = self.options, self.model.stride
+        if name == "torchscript":
+            return build_torchscript(self.module(half=options.half), options)
+        if name == "pt2":
+            return build_pt2(self.module(half=options.half), options, stride)
+        to_openvino = name == "openvino"
+        if options.int8:
+            graph = quantize(self.float_onnx, self.activation_ranges, outputs=not to_openvino)
+        elif options.half and not to_openvino:  # OpenVINO rounds float32 weights when it writes the file
+            graph = build_onnx(self.module(half=True), options, stride)
+        else:
+            graph = self.float_onnx
+        return build_openvino(graph) if to_openvino else graph
+
+    def run(self, name: str) -> Path:
         """Exports to one format. Raises FailedCheck if the result differs too much from the checkpoint."""
-        started, form = time.monotonic(), FORMATS[name]
-        built, path = form.build(self), self.model.path.with_name(self.stem + form.suffix)
+        started, (suffix, write) = time.monotonic(), FORMATS[name]
+        built, path = self.build(name), self.model.path.with_name(self.stem + suffix)
         with temporary_folder(path) as folder:  # a file appears under its name when it is complete and has passed
             candidate = folder / path.name
             with _errors_name(path):
-                form.write(built, candidate, self.metadata)
+                write(built, candidate, self.metadata)
             if not self.config.check:
                 replace_path(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
-                return path, None
-            allowed = tolerance(half=self.options.half, int8=self.options.int8)
+                return path
+            allowed = INT8 if self.options.int8 else FLOAT16 if self.options.half else FLOAT32
             parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
             if problems := parity.violations(allowed):
                 kept = path.with_name(f"{path.name}.failed")
@@ -251,51 +289,29 @@ class _Job:
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )
+            found = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
+            details = self.metadata.details | {"checked": "yes", "check": found}
             with _errors_name(path):
-                form.write(built, candidate, replace(self.metadata, details=checked(self.metadata, parity)))
+                write(built, candidate, replace(self.metadata, details=details))
             replace_path(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
         )
-        return path, parity
-
-    def write_texts(self, done: dict[Path, Parity | None]) -> None:
-        """The list of classes and the model card."""
-        model, sibling = self.model, self.model.path.with_name
-        labels, card_path = sibling(f"{self.stem}.labels.txt"), sibling(f"{self.stem}.md")
-        with _errors_name(labels):
-            write_whole(labels, labels_text(model.names))
-        results = {path.name: parity for path, parity in done.items()}
-        card = model_card(model.path, model.info, self.metadata, results, self.origin)
-        with _errors_name(card_path):
-            write_whole(card_path, card)
+        return path
 
 
-class Format(NamedTuple):
-    """``build`` makes what ``write`` writes, again with other metadata when it has passed the check."""
-
-    suffix: str
-    build: Callable[[_Job], Any]
-    write: Callable[[Any, Path, ExportMetadata], None]
-
-
-def _onnx_graph(job: _Job) -> ModelProto:
-    if job.options.half:
-        return build_onnx(job.module(), job.options, job.model.stride)
-    return job.graph(outputs=True)
-
-
-FORMATS = {
-    "onnx": Format(".onnx", _onnx_graph, write_onnx),
-    "openvino": Format(OPENVINO_FOLDER, lambda job: build_openvino(job.graph(outputs=False)), write_openvino),
-    "torchscript": Format(".torchscript", lambda job: build_torchscript(job.module(), job.options), write_torchscript),
-    "pt2": Format(".pt2", lambda job: build_pt2(job.module(), job.options, job.model.stride), write_pt2),
+# By name: the suffix, and what writes a file; once more, with other metadata, when the file has passed its check.
+FORMATS: dict[str, tuple[str, Callable[[Any, Path, ExportMetadata], None]]] = {
+    "onnx": (".onnx", write_onnx),
+    "openvino": (OPENVINO_FOLDER, write_openvino),
+    "torchscript": (".torchscript", write_torch),
+    "pt2": (".pt2", write_torch),
 }
 
 
 @contextlib.contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
-    """Turns errors of a block that writes ``path`` into UserErrors that name it, not its temporary file."""
+    """Errors of the block name ``path``, which it writes, not the temporary file."""
     try:
         yield
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from engine.export.formats.onnx_file import build_onnx
+from engine.export.formats import build_onnx
 from engine.export.layouts import make_layout
 from engine.export.options import ExportOptions
 from models.detector import Detector, build_detector

@@ -19,7 +19,7 @@ from utils.structures import GRAY
 
 KEY = "lockstep"
 VERSION = 1
-LAYOUTS = ("raw", "end2end", "deepstream")
+LAYOUTS = ("raw", "end2end")
 _TEXTS = ("description", "date", "author", "version", "license")
 _OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "bits", "data")  # of `ExportMetadata`
 MOST_CLASSES = 100_000

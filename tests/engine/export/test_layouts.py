@@ -26,16 +26,12 @@ def images() -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_raw_and_deepstream(fused, images):
+def test_raw(fused, images):
     boxes, scores = fused.decode(fused(images))
     raw = make_layout(fused, "raw")(images)
     assert raw.shape == (2, 4 + 3, boxes.shape[1])
     torch.testing.assert_close(cxcywh_to_xyxy(raw[:, :4].transpose(1, 2)), boxes, rtol=1e-5, atol=1e-4)
     assert torch.equal(raw[:, 4:].transpose(1, 2), scores)
-    rows = make_layout(fused, "deepstream")(images)
-    assert torch.equal(rows[..., :4], boxes)
-    assert torch.equal(rows[..., 4], scores.amax(-1))
-    assert torch.equal(scores.gather(2, rows[..., 5:].long())[..., 0], rows[..., 4])
 
 
 @pytest.mark.parametrize("box_voting", [True, False])

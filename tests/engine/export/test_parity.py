@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
-from engine.export.formats.torch_files import build_torchscript, write_torchscript
+from engine.export.formats import build_torchscript, write_torch
 from engine.export.layouts import make_layout
 from engine.export.parity import (
     FLOAT16,
@@ -22,8 +22,9 @@ from engine.export.parity import (
     Reference,
     Tolerance,
     calibration_images,
-    check_set,
+    letterboxed,
     match_tables,
+    spread,
 )
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
@@ -72,8 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     index = load_index(spec, "val", cache_dir=str(folder / "cache"))
     detector = lively(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
-    images = check_set(index, 64, options(imgsz_hw=(64, 64)), 32)
-    return folder, detector, Reference(model, images, options(nms_iou=0.7))
+    return folder, detector, Reference(model, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
 
 
 def compared(world, mistake: str, allowed: Tolerance = FLOAT32):
@@ -82,7 +82,7 @@ def compared(world, mistake: str, allowed: Tolerance = FLOAT32):
     if not path.exists():
         module = Broken(make_layout(detector.fuse(), "raw"), mistake).eval()
         metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
-        write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64))), path, metadata)
+        write_torch(build_torchscript(module, options(imgsz_hw=(64, 64))), path, metadata)
     return reference.compare(open_model(path, device=CPU, trust=True), allowed)
 
 
@@ -123,12 +123,12 @@ def test_an_empty_comparison_does_not_pass(world, allowed: Tolerance):
 
 def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=2))
-    images = check_set(load_index(spec, "val", cache_dir=str(tmp_path)), 2, options(imgsz_hw=(64, 64)), 32)
+    index = load_index(spec, "val", cache_dir=str(tmp_path))
     untrained = CheckpointModel(
         build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse(), {"imgsz": 64}, Path("a.pt"), CPU
     )
     with refused():
-        Reference(untrained, images, options(nms_iou=0.7))
+        Reference(untrained, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
 
 
 def test_half_passes(world):
@@ -136,7 +136,7 @@ def test_half_passes(world):
     folder, detector, reference = world
     module = make_layout(copy.deepcopy(detector).fuse(), "raw", half=True)
     metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
-    write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64))), folder / "half.torchscript", metadata)
+    write_torch(build_torchscript(module, options(imgsz_hw=(64, 64))), folder / "half.torchscript", metadata)
     parity = reference.compare(open_model(folder / "half.torchscript", device=CPU, trust=True), FLOAT16)
     assert parity.violations(FLOAT32)
     assert replace(parity, ap=parity.ap_checkpoint).violations(FLOAT16) == []  # AP of chance detections is a lottery
@@ -207,19 +207,18 @@ def test_check_images_and_labels_belong_together(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=9))
     index = load_index(spec, "val", cache_dir=str(tmp_path / "cache"))
     every = index.ground_truth()
-    images = check_set(index, 4, options(imgsz_hw=(64, 96)), 32)
-    chosen = [0, 3, 5, 8]
-    assert images.paths == [index.path(i) for i in chosen]
-    truth = images.ground_truth
+    some, chosen = spread(index, 4), [0, 3, 5, 8]
+    assert [some.path(i) for i in range(4)] == [index.path(i) for i in chosen]
+    truth = some.ground_truth()
     for number, i in enumerate(chosen):
         own, whole = (slice(*gt.offsets[n : n + 2]) for gt, n in ((truth, number), (every, i)))
         np.testing.assert_array_equal(truth.boxes_xywh_px[own], every.boxes_xywh_px[whole])
-    assert check_set(index, 64, options(imgsz_hw=(64, 96)), 32).paths == [index.path(i) for i in range(9)]
-    (batch,) = images.batches
+    assert len(spread(index, 64)) == 9
+    (batch,) = letterboxed(some, options(imgsz_hw=(64, 96)), 32, 8)
     assert batch.images.shape == (4, 3, 64, 96)
     assert batch.indices.tolist() == [0, 1, 2, 3]
     assert batch.letterbox[0].tolist() == [1, 1, 16, 0]  # 64 x 64 pixels in the middle
-    calibration = list(calibration_images(index, 5, options(imgsz_hw=(64, 96), batch=2)))
+    calibration = list(calibration_images(spread(index, 5), options(imgsz_hw=(64, 96), batch=2)))
     assert [c.shape for c in calibration] == [(2, 3, 64, 96)] * 2
     assert calibration[0].dtype == np.float32
     assert 0.5 < calibration[0].max() <= 1

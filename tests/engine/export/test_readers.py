@@ -1,5 +1,5 @@
-"""Exported files in the hands of other programs' rules, against the detector that they were made of. Frigate and
-DeepStream are not run: the functions here decode as these programs' documentation and configuration files say."""
+"""Exported files, decoded by the rules of other programs, against the detector that they were made of. Frigate is not
+run: a function here decodes as its documentation and source say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from utils.boxes import clip_xyxy
 ROOT = Path(__file__).parents[3]
 HEIGHT, WIDTH = 64, 96  # of the canvas
 FRIGATE_SCORE, FRIGATE_IOU, FRIGATE_MOST = 0.4, 0.4, 20
-DEEPSTREAM_IOU = 0.45
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4) xyxy, scores (D,), classes (D,)
 
 
@@ -30,11 +29,6 @@ def documented_code() -> str:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "onnxruntime.InferenceSession" in block]
     return code
-
-
-def best_classes(output: np.ndarray) -> Found:
-    """Layout raw (4 + C, N) to cx, cy, w, h (N, 4), the best score and its class."""
-    return output[:4].T, output[4:].max(0), output[4:].argmax(0)
 
 
 def frigate_boxes(output: np.ndarray, width: int, height: int) -> np.ndarray:
@@ -46,26 +40,13 @@ def frigate_boxes(output: np.ndarray, width: int, height: int) -> np.ndarray:
     """
     rows = np.squeeze(output)
     rows = rows.T if rows.shape[0] < rows.shape[1] else rows
-    boxes, scores, classes = best_classes(rows.T)
+    boxes, scores, classes = rows[:, :4], rows[:, 4:].max(1), rows[:, 4:].argmax(1)
     good = scores > FRIGATE_SCORE
     corners = np.concatenate((boxes[good, :2] - boxes[good, 2:] / 2, boxes[good, :2] + boxes[good, 2:] / 2), 1)
     keep = cv2.dnn.NMSBoxes(corners, scores[good], FRIGATE_SCORE, FRIGATE_IOU)
     keep = np.array(keep, int).ravel()[:FRIGATE_MOST]
     fractions = corners[keep][:, [1, 0, 3, 2]] / (height, width, height, width)
     return np.concatenate((classes[good][keep, None], scores[good][keep, None], fractions), 1)
-
-
-def deepstream_boxes(output: np.ndarray, width: int, height: int, threshold: float) -> Found:
-    """DeepStream-Yolo's parser on rows x1, y1, x2, y2, score, class (N, 6): rows below the threshold are dropped,
-    corners clipped to the canvas, boxes thinner than a pixel dropped. DeepStream's clustering follows: NMS by class at
-    0.45, and the 300 best."""
-    rows = output[output[:, 4] >= threshold]
-    boxes = rows[:, :4].clip(0, (width, height, width, height))
-    large = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1)
-    boxes, scores, classes = boxes[large], rows[large, 4], rows[large, 5].astype(int)
-    sides = np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)
-    keep = np.array(cv2.dnn.NMSBoxesBatched(sides, scores, classes, threshold, DEEPSTREAM_IOU), int)[:300]
-    return boxes[keep], scores[keep], classes[keep]
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +59,9 @@ def decoded(detector, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         return detector.decode(detector(pixels))
 
 
-def layout(detector, name: str, pixels: torch.Tensor) -> np.ndarray:
-    with torch.no_grad():
-        return make_layout(detector, name)(pixels).numpy()
-
-
-def best(
-    detector, pixels: torch.Tensor, *, confidence: float, iou: float, clip: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes, scores and classes of one image after NMS without box voting, which keeps a box's best class only."""
+def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Found:
+    """The detections in one image after NMS without box voting, which keeps a box's best class only."""
     boxes, scores = decoded(detector, pixels)
-    if clip:
-        boxes = clip_xyxy(boxes, WIDTH, HEIGHT)
     rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
     found = select_detections(boxes, scores, **rules)
     count = int(found.counts[0])
@@ -124,7 +96,8 @@ def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.
 def test_frigate_reads_the_layout_raw(detector):
     """Model type yolo-generic: see `frigate_boxes`."""
     pixels = noise()[:1]
-    rows = frigate_boxes(layout(detector, "raw", pixels), WIDTH, HEIGHT)
+    with torch.no_grad():
+        rows = frigate_boxes(make_layout(detector, "raw")(pixels).numpy(), WIDTH, HEIGHT)
     boxes, scores = decoded(detector, pixels)
     assert 0 < len(rows) <= 20
     strongest = scores[0].amax(1)
@@ -136,19 +109,6 @@ def test_frigate_reads_the_layout_raw(detector):
         found = torch.tensor((x1 * WIDTH, y1 * HEIGHT, x2 * WIDTH, y2 * HEIGHT))
         torch.testing.assert_close(found, boxes[0, place].double(), rtol=1e-4, atol=1e-3, check_dtype=False)
         assert score > 0.4
-
-
-def test_deepstream_reads_its_layout(detector):
-    """DeepStream-Yolo's parser and clustering: see `deepstream_boxes`."""
-    pixels = noise()[:2]
-    rows = layout(detector, "deepstream", pixels)
-    assert rows.dtype == np.float32  # the parser reads an array of floats, six for each box
-    for image in range(2):
-        boxes, scores, classes = deepstream_boxes(rows[image], WIDTH, HEIGHT, 0.25)
-        expected = best(detector, pixels[image : image + 1], confidence=0.25, iou=0.45, clip=True)
-        assert len(scores) == len(expected[1]) > 2
-        for found, wanted in zip((boxes, scores, classes), expected):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-3)
 
 
 def test_model_api_needs_nothing_but_the_path(detector, tmp_path: Path):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.export.formats.onnx_file import INPUT, quiet
+from engine.export.formats import INPUT
+from engine.inference.runtimes.backends import quiet
 from utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.export.formats.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
-from engine.export.formats.onnx_file import INPUT
+from engine.export.formats import INPUT
+from engine.export.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
 from tests.engine.export.test_formats import NAMES
 from tests.helpers.exports import lively, noise, tiny_graph
 from tests.helpers.messages import refused
