@@ -137,7 +137,7 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
     """
     groups = int(group.max(initial=-1)) + 1
     if groups < folds:
-        raise UserError(f"--folds {folds}: only {counted(groups, 'group')} of images, and each is in one fold")
+        raise UserError(f"--folds {folds}: the images form only {counted(groups, 'group')}, each of one fold")
     boxes = np.zeros((groups, counts.shape[1]), np.int64)
     np.add.at(boxes, group, counts)
     images = np.bincount(group, minlength=groups)

@@ -173,7 +173,7 @@ def _kind_of(path: Path, images: frozenset[str]) -> str:
 def _check_kind(path: Path, named: str, images: frozenset[str]) -> None:
     """Raises UserError, which begins with ``named``, if ``path`` is neither an image nor a video."""
     if not _kind_of(path, images):
-        what = f"neither an image nor a video by its suffix '{path.suffix}'"
+        what = f"'{path.suffix}' is not the suffix of an image or a video"
         raise UserError(f"{named}: {unread_image(path) or what}")
 
 
@@ -351,7 +351,7 @@ def _stream_frames(
             is_empty = is_empty and not isinstance(item, Frame)
             yield item
         if is_empty:
-            raise UserError(f"{source}: no frame of it can be read; download it and name the file")
+            raise UserError(f"{source}: no frame can be read; download the video and give its path")
         return
     fps = _fps(capture)
     stream = LiveStream(capture)

@@ -105,4 +105,4 @@ def check_text(*flags: str) -> None:
         except UnicodeEncodeError:
             is_wrong = True
         if is_wrong:
-            raise UserError(f"{one_line(flag)}: contains a control character or half a character, as in {flag[:80]!r}")
+            raise UserError(f"{one_line(flag)}: contains a control character or an unpaired surrogate: {flag[:80]!r}")

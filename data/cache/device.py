@@ -15,7 +15,7 @@ from utils.distributed.groups import node_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_memory
-from utils.strings import counted
+from utils.strings import counted, format_bytes
 
 MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest
 BROADCAST_BYTES = 2**28
@@ -35,8 +35,8 @@ def open_device_cache(
     nbytes = layout.pixels * index.pixels.nbytes
     _check_memory(nbytes, ctx.device)
     if ctx.is_main:
-        size = nbytes / 2**30
-        get_logger().info("--cache device: %s, %.2f GiB on %s", counted(len(index), "image"), size, ctx.device)
+        images = counted(len(index), "image")
+        get_logger().info("--cache device: %s, %s on %s", images, format_bytes(nbytes), ctx.device)
     shape = (layout.pixels, index.pixels.channels)
     cache = torch.empty(shape, dtype=index.pixels.torch_dtype, device=ctx.device)
     # One node uses the default group, whose backend is the fastest; several nodes use one group each.
@@ -79,6 +79,6 @@ def _check_memory(size: int, device: torch.device) -> None:
         return
     if size > MAX_FRACTION * free:
         raise UserError(
-            f"--cache device: needs {size / 2**30:.2f} GiB, but may use only {MAX_FRACTION:.0%} of the "
-            f"{free / 2**30:.2f} GiB free on {device}; use --cache ram"
+            f"--cache device: needs {format_bytes(size)}, but may use only {MAX_FRACTION:.0%} of the "
+            f"{format_bytes(free)} free on {device}; use --cache ram"
         )

@@ -39,6 +39,7 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.threads import map_ahead
+from utils.strings import format_bytes
 
 if TYPE_CHECKING:
     import lmdb
@@ -178,8 +179,8 @@ class _Writer:
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
         """Writes ``count`` images, given by number and pixels."""
         get_logger().info(
-            "--cache disk: %d of %d images, %.2f GiB in all, into %s",
-            count, len(self.index), int(self.sizes.sum()) / 2**30, self.path,
+            "--cache disk: %d of %d images, %s in all, into %s",
+            count, len(self.index), format_bytes(int(self.sizes.sum())), self.path,
         )  # fmt: skip
         with self._explained(), contextlib.closing(self._open()) as environment:
             batch: list[tuple[bytes, memoryview]] = []
@@ -213,8 +214,8 @@ class _Writer:
         free = shutil.disk_usage(self.path.parent).free
         if size - present > USABLE_FRACTION * free:
             raise UserError(
-                f"--cache disk: needs {(size - present) / 2**30:.2f} GiB more in {self.path.parent}, "
-                f"{free / 2**30:.2f} GiB are free; choose another --cache-dir or --cache none"
+                f"--cache disk: needs {format_bytes(size - present)} more in {self.path.parent}, "
+                f"but only {format_bytes(free)} is free; choose another --cache-dir or --cache none"
             )
         return lmdb.open(
             os.fspath(self.path), subdir=False, lock=False, readahead=False, meminit=False, map_size=max(size, present)

@@ -28,7 +28,7 @@ from utils.files.safe_io import flock, is_still_named, open_descriptor, remove_a
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
-from utils.strings import counted
+from utils.strings import counted, format_bytes
 
 _PREFIX, _SUFFIX = f"lockstep-{os.getuid()}-", ".ram"  # of the names of files in memory
 
@@ -112,7 +112,7 @@ def _remove(handle: int, path: Path, owner: int) -> None:
 
 def check_space(size: int, folder: Path, free: int, flag: str, remedy: str) -> None:
     if size > USABLE_FRACTION * free:
-        need = f"needs {size / 2**30:.2f} GiB in {folder}, {free / 2**30:.2f} GiB are free"
+        need = f"needs {format_bytes(size)} in {folder}, but only {format_bytes(free)} is free"
         raise UserError(f"{flag}: {need}; {remedy}")
 
 
@@ -120,7 +120,7 @@ def fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
     """Decodes all images into an open file."""
     offsets = pixel_offsets(source_hw, index.pixels)
     size = int(offsets[-1])
-    get_logger().info("%s: %s, %.2f GiB", where, counted(len(index), "image"), size / 2**30)
+    get_logger().info("%s: %s, %s", where, counted(len(index), "image"), format_bytes(size))
     try:  # now: on a full disk, writing to a mapped file kills the process with SIGBUS
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(handle, 0, size)
@@ -128,7 +128,7 @@ def fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
             os.truncate(handle, size)
     except OSError as error:
         if error.errno in (*DISK_FULL, errno.EFBIG):
-            raise UserError(f"{where}: the disk is full ({size / 2**30:.2f} GiB needed)") from None
+            raise UserError(f"{where}: the disk is full ({format_bytes(size)} needed)") from None
         raise
     pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
 

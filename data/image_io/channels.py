@@ -43,19 +43,19 @@ def to_format(
     Raises UserError that begins with ``path``.
     """
     if image.dtype not in (np.uint8, np.uint16):
-        raise UserError(f"{path}: {image.dtype} samples are not supported; convert it to 8 or 16 bits")
+        raise UserError(f"{path}: {image.dtype} pixels are not supported; convert the image to 8 or 16 bits")
     found = 1 if image.ndim == 2 else image.shape[2]
     conversion = (_FROM_RGB if is_rgb else _FROM_BGR).get((found, pixels.channels))
     if conversion is None and found != pixels.channels:
-        usual = "; supported are 1 (gray), 3 (color) and 4 (with alpha), or those that 'channels:' of the YAML names"
+        usual = "; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in the YAML"
         usual = usual if pixels == RGB8 else ""
-        of_file = f"; the data set or the model has {pixels.channels}: correct 'channels:' in the YAML, or this image"
+        of_file = f", but the data set or model has {pixels.channels}; correct 'channels' in the YAML, or the image"
         raise UserError(f"{path}: {counted(found, 'channel')}{usual or of_file}")
     if pixels.bits == 8:
         image = cv2.convertScaleAbs(image, alpha=1 / 257) if image.dtype == np.uint16 else image
     else:
         if image.dtype == np.uint16 and (most := int(image.max(initial=0))) >> pixels.bits:
-            raise UserError(f"{path}: has the value {most}, more than {pixels.bits} bits hold; correct 'bits:' or it")
+            raise UserError(f"{path}: has the value {most}, above {pixels.bits} bits; correct 'bits' in the YAML")
         image = as_16_bits(image, pixels.bits)
     image = np.ascontiguousarray(image if conversion is None else cv2.cvtColor(image, conversion))
     return with_channels(image)
@@ -81,7 +81,7 @@ def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray 
 def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
     """Raises UserError for a format that no JPEG has."""
     if pixels.channels not in (1, 3):
-        raise UserError(f"{path}: a JPEG has 3 channels at most, the data set or the model {pixels.channels}")
+        raise UserError(f"{path}: a JPEG has 3 channels at most, but the data set or model has {pixels.channels}")
 
 
 def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
@@ -111,11 +111,11 @@ def _npy_header(
     except Exception:  # of many kinds
         raise UserError(f"{path}: damaged .npy file (its header cannot be read)") from None
     if len(shape) not in (2, 3) or not all(type(side) is int and 0 < side < 1 << 24 for side in shape):
-        raise UserError(f"{path}: an array of shape {shape}; (H, W) or (H, W, channels) is expected")
+        raise UserError(f"{path}: has shape {shape}; expected (H, W) or (H, W, channels)")
     if len(shape) == 3 and shape[0] == pixels.channels != shape[2]:
-        raise UserError(f"{path}: an array of shape {shape}, channels first; save it as (H, W, channels)")
+        raise UserError(f"{path}: has shape {shape}, channels first; save it as (H, W, channels)")
     if dtype.newbyteorder("=") not in (np.uint8, np.uint16):
-        raise UserError(f"{path}: {dtype} samples are not supported; convert it to uint8 or uint16")
+        raise UserError(f"{path}: {dtype} pixels are not supported; convert the array to uint8 or uint16")
     if nbytes - file.tell() < math.prod(shape) * dtype.itemsize:
         raise UserError(f"{path}: damaged .npy file (truncated)")
     return shape, in_columns, dtype, file.tell()
@@ -124,7 +124,7 @@ def _npy_header(
 def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
     """All channels of a TIFF in its order, (H, W) or (H, W, c): those of its page, or one of each page. And its
     orientation, as in EXIF. Raises UserError."""
-    require_package("tifffile", f"{path}: a TIFF of other pixels than 8-bit RGB", "save it as PNG or .npy")
+    require_package("tifffile", f"{path}: reading a TIFF that is not 8-bit RGB", "save it as PNG or .npy")
     import tifffile
 
     logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it prints what is damaged

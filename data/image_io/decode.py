@@ -119,7 +119,7 @@ def unread_image(path: str | os.PathLike) -> str:
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _UNREAD_SUFFIXES:
-        return f"{suffix} is not read; convert it to JPEG or PNG"
+        return f"{suffix} files are not supported; convert them to JPEG or PNG"
     if suffix in IMAGE_SUFFIXES or suffix in _OTHER_SUFFIXES:
         return ""
     try:

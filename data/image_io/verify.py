@@ -107,7 +107,7 @@ def _check_npy(path: str | os.PathLike, pixels: PixelFormat) -> tuple[int, int]:
         start = read_bytes(path)  # raises its error
         nbytes = len(start)
     if start[:6] != NPY_MAGIC:
-        raise UserError(f"{path}: damaged .npy file (it does not begin like one)")
+        raise UserError(f"{path}: damaged .npy file (wrong signature)")
     return npy_size(start, nbytes, path, pixels)
 
 

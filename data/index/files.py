@@ -251,7 +251,7 @@ def _read_elsewhere(
                 )
     line, row = rows[0]
     raise UserError(
-        f"{file}:{line}: {row[:200]!r} is not an image, nor is any other row; name images by their paths relative to "
+        f"{file}:{line}: {row[:200]!r} is not an image, and neither is any other row; give paths of images relative to "
         f"{root}"
     )
 

@@ -39,11 +39,11 @@ MAX_UNLABELED = 0.1
 _OF_IMAGES = {
     ".txt": "move them to {there}",
     ".xml": "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
-    ".json": "one JSON per image is not read; convert them to YOLO txt or to one COCO JSON",
+    ".json": "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON",
 }
 _OTHERS = {
     ".json": "if it is COCO's, add 'annotations: {entry}' to the YAML",
-    ".csv": "CSV is not read; export the data set as YOLO txt, COCO JSON or Pascal VOC",
+    ".csv": "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC",
 }
 
 

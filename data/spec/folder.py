@@ -165,7 +165,7 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
             found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     first = next(iter(found), None)
     if other := next((path for path in found if found[path] != found[first]), None):
-        raise UserError(f"{other}: other classes than in {first}; make them agree")
+        raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
     return found.get(first, [])
 
 

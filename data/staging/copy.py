@@ -87,8 +87,8 @@ class StageCopy:
         free = shutil.disk_usage(self.folder).free
         if needed > USABLE_FRACTION * free:
             raise UserError(
-                f"--stage: {counted(missing.sum(), 'file')}, {format_bytes(needed)}, to be copied to {self.folder}, "
-                f"where {format_bytes(free)} are free; free some space or name another disk"
+                f"--stage: copying {counted(missing.sum(), 'file')} to {self.folder} needs {format_bytes(needed)}, "
+                f"but only {format_bytes(free)} is free; free some space or name another disk"
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], bytes]:

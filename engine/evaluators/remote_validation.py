@@ -321,7 +321,7 @@ def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
         return None
     stored = check(stored, _StoredEpoch, f"{checkpoint.path}: damaged checkpoint: hooks")
     if (taken := stored["after_epoch"]) and _shapes(taken["ema"]) != _shapes(checkpoint.ema):
-        raise UserError(f"{checkpoint.path}: damaged checkpoint: hooks: ema has other tensors than the model")
+        raise UserError(f"{checkpoint.path}: damaged checkpoint: hooks: ema and model have different tensors")
     progress = asdict(taken["progress"]) if taken else None
     number = progress["epoch"] if progress else checkpoint.progress.epoch
     epoch = Epoch(number, stored["row"], is_pending=True)

@@ -55,7 +55,7 @@ def build_onnx(module: nn.Module, options: ExportOptions, stride: int) -> ModelP
         )
         proto = program.model_proto
     if (written := proto.opset_import[0].version) != options.opset:
-        raise UserError(f"--opset {options.opset}: torch wrote opset {written}; use that, or another")
+        raise UserError(f"--opset {options.opset}: torch wrote opset {written} instead; use that")
     graph = proto.graph
     for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph, proto):
         part.doc_string = ""

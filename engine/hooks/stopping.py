@@ -43,7 +43,7 @@ class NonFiniteSteps(Hook):
             last = trainer.checkpointer.last
             what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
             raise UserError(
-                f"{counted(progress.bad_steps, 'step')} in a row not finite; stopped. {what} with a lower lr0 "
+                f"stopped: the last {progress.bad_steps} steps were not finite. {what} with a lower lr0 "
                 "(--set lr0=...) or with --amp off"
             )
         return Action.CONTINUE

@@ -94,22 +94,22 @@ def _read(path: str, pixels: PixelFormat) -> np.ndarray:
 
 def _from_array(array: np.ndarray, name: str, color: Color | None, pixels: PixelFormat) -> np.ndarray:
     if array.ndim not in (2, 3):
-        raise UserError(f"{name}: an array of shape {array.shape}; (H, W) or (H, W, channels) is expected")
+        raise UserError(f"{name}: has shape {array.shape}; expected (H, W) or (H, W, channels)")
     if 0 in array.shape:
-        raise UserError(f"{name}: an array of shape {array.shape} has no pixels")
+        raise UserError(f"{name}: an empty array of shape {array.shape}")
     if array.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{name}: an array of {array.dtype}; give uint8, from 0 to 255")
     has_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.shape[2] >= pixels.channels
     if has_color and color is None:
         raise UserError(
-            f"{name}: an array does not tell the order of its colors; add color='bgr' (images from cv2) or color='rgb'"
+            f"{name}: the order of an array's colors is unknown; give color='bgr' (images from cv2) or color='rgb'"
         )
     return to_format(array, name, pixels, is_rgb=color == "rgb" or not has_color)
 
 
 def _from_pillow(image: Image, name: str, pixels: PixelFormat) -> np.ndarray:
     if 0 in image.size:
-        raise UserError(f"{name}: an image of {image.width}x{image.height} pixels has no pixels")
+        raise UserError(f"{name}: an empty image of {image.width}x{image.height} pixels")
     if image.mode in ("I", "F"):
         raise UserError(f"{name}: PIL mode {image.mode} has no defined range; convert it to L or RGB")
     try:

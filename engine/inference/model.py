@@ -98,7 +98,7 @@ def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
     if model.format != "checkpoint":
         return None
     if amp == "fp16" and model.device.type == "cpu":
-        get_logger().warning("float16 (--half, --amp fp16): not on a CPU, which computes in float32")
+        get_logger().warning("float16 (--half, --amp fp16) is not supported on CPUs; computing in float32")
         return None
     return resolve_amp(amp, model.device)
 

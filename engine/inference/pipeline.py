@@ -87,7 +87,7 @@ class DetectionSettings:
         try:
             imgsz = operator.index(self.imgsz)
         except TypeError:
-            text = f"imgsz: must be one whole number, the pixels of the longer side, got {self.imgsz!r}"
+            text = f"imgsz: must be a whole number, the longer image side in pixels, got {self.imgsz!r}"
             raise UserError(text) from None
         try:
             if isinstance(self.classes, str):

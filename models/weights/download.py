@@ -72,8 +72,8 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
 
         if text := other_task(name_or_path):
             raise UserError(text)
-        hint = suggestion(name, known) or f"; names: {', '.join(known)}"
-        raise UserError(f"{name_or_path}: no such file or name of public weights{hint}")
+        hint = suggestion(name, known) or f"; public weights: {', '.join(known)}"
+        raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
     entry = build(WeightsEntry, known[name], f"{catalog}: {name}")
     if not is_url(entry.url):
         raise UserError(f"{catalog}: {name}: url must begin with http:// or https://, got {entry.url!r}")

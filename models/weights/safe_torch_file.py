@@ -140,7 +140,7 @@ def _check_program(program: bytes) -> None:
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
             highest = max(highest, int(argument))
     if highest > count:
-        raise pickle.UnpicklingError("its pickle numbers objects that it does not have")
+        raise pickle.UnpicklingError("its pickle refers to objects that it does not contain")
 
 
 class ForeignFile:

@@ -28,7 +28,7 @@ _PATTERNS = (  # what differs from run to run
     (r"\b(SESSION/[\w-]+?)\d+\b", r"\1"),
     (r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}\b", "DIGEST"),
     (rf"\blockstep-{os.getuid()}\b", "lockstep-UID"),
-    (r"\b\d+\.\d\d GiB free\b", "N GiB free"),
+    (r"\b[\d.]+ [kMG]?B free\b", "N GB free"),
     # the reason that a library gives, which may be another in other versions
     (r"cannot be opened \(.*", "cannot be opened (...)"),
     (r"malformed JSON \(.*", "malformed JSON (...)"),

@@ -46,7 +46,7 @@ def open_predictor(weights: str, *, imgsz: int, device: str, trust: bool = False
 def check_classes(predictor: Predictor, names: Sequence[str], weights: str) -> None:
     """Raises UserError unless the classes of the model are ``names``, in the same order."""
     if what := class_difference(tuple(predictor.names.values()), names):
-        raise UserError(f"--weights {weights}: the model has other classes than the data set ({what})")
+        raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({what})")
 
 
 def label_issues(

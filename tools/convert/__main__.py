@@ -75,7 +75,7 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         for file in files:
             FORMATS[name].read(normal_path(file), into)
         if not into.objects:
-            found = f"{counted(len(files), 'file')} of {FORMATS[name].title} without an object"
+            found = f"{counted(len(files), 'file')} of {FORMATS[name].title} without objects"
             raise UserError(f"{source}: {'; '.join(filter(None, (found, into.skipped_text())))}")
         written = _write(into, folder, out)
         if lost := {each: count - written[each] for each, count in into.objects.items() if count != written[each]}:
@@ -135,7 +135,7 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
             summary = read_folder(source).summary
         if summary:
             raise UserError(
-                f"{summary}: it trains as it is: {COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
+                f"{summary}: can be trained on directly: {COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
             )
     if len(found) != 1:
         what = "has files of several formats" if found else "no format is recognized"

@@ -75,7 +75,7 @@ def _check_value(value: Any) -> None:
         part, count = pending.pop(), count + 1
         if isinstance(part, str):
             if "\0" in part or (not part.isprintable() and _HALF_CHARACTER.search(part)):
-                problem = "text with a NUL or half a character"
+                problem = "contains a NUL or an unpaired surrogate"
         elif isinstance(part, int):
             problem = "" if fits_64_bits(part) else TOO_LONG
         elif isinstance(part, dict):
@@ -83,7 +83,7 @@ def _check_value(value: Any) -> None:
         elif isinstance(part, list | tuple | set):
             pending += part
         if count > MOST_VALUES:
-            problem = f"more than {MOST_VALUES:,} values, its aliases expanded, or one refers to what it is part of"
+            problem = f"more than {MOST_VALUES:,} values after expanding aliases, or an alias that contains itself"
     if problem:
         raise yaml.constructor.ConstructorError(problem=problem)
 

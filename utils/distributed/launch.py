@@ -79,7 +79,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
     if launch.rank >= launch.world_size:
-        raise UserError(f"{launch.launcher}: rank {launch.rank} of {launch.world_size} processes; ranks count from 0")
+        raise UserError(f"{launch.launcher}: rank {launch.rank} of {launch.world_size} processes; ranks start at 0")
     if not launch.local_rank < launch.local_world_size <= launch.world_size:
         raise UserError(
             f"{launch.launcher}: local rank {launch.local_rank} of {launch.local_world_size} processes on this node, "

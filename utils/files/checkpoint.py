@@ -154,7 +154,7 @@ def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
     entries = archive.infolist()
     why = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        why = "its entries are compressed, which PyTorch's are not"
+        why = "its entries are compressed, but PyTorch's never are"
     elif any(e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing, and says nothing
         why = "it holds folders"
     elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here

@@ -122,7 +122,7 @@ def replace_path(new: Path, path: Path) -> None:
             os.replace(new, path)
             return
         except IsADirectoryError:
-            raise UserError(f"{path}: is a folder, in the way of a file; rename or remove it") from None
+            raise UserError(f"{path}: a folder of this name is in the way of a file; rename or remove it") from None
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise

@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
 
 Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
-TOO_LONG = "a number of more than 64 bits"
+TOO_LONG = "the number does not fit in 64 bits"
 _LONGEST = 100  # characters of a value in a message
 _NAMES = {  # of types, as users say
     **{int: "a whole number", float: "a number", bool: "true or false", str: "text"},

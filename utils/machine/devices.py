@@ -40,7 +40,7 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
         have = f"this machine has GPUs 0 to {count - 1}" if count else "no CUDA GPU is available here; use --device cpu"
         raise UserError(f"--device {device}: there is no GPU {absent[0]}; {have}")
     if len(set(numbers)) < len(numbers):
-        raise UserError(f"--device {device}: a GPU is named twice")
+        raise UserError(f"--device {device}: lists a GPU twice")
     return tuple(torch.device("cuda", int(part)) for part in numbers)
 
 
@@ -75,5 +75,5 @@ def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
             return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
         return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bf16() else None
     if choice == "fp16" and device.type == "cpu":
-        raise UserError("--amp fp16: not on a CPU; use --amp bf16 or --amp off")
+        raise UserError("--amp fp16: not supported on CPUs; use --amp bf16 or --amp off")
     return _DTYPES[choice]

@@ -106,7 +106,7 @@ class ExportedModel(InferenceModel):
         hw = tuple(images.shape[2:])
         if self.input_hw not in (None, hw):
             raise UserError(
-                f"{self.path}: takes canvases of {_text(self.input_hw)} pixels (height x width), not {_text(hw)}"
+                f"{self.path}: takes inputs of {_text(self.input_hw)} pixels (height x width), not {_text(hw)}"
             )
         images = images.float()
         if self.batch in (None, len(images)):
@@ -131,7 +131,7 @@ class ExportedModel(InferenceModel):
             unknown = ~((classes > -0.5) & (classes < self.num_classes - 0.5)) & (scores > 0)
             if unknown.any():
                 number, last = classes[unknown][0].item(), self.num_classes - 1
-                raise UserError(f"{self.path}: detects the class {number:g}, but its classes are 0 to {last}")
+                raise UserError(f"{self.path}: predicts class {number:g}, but its classes are 0 to {last}")
             columns = scores.new_zeros((*scores.shape[:2], self.num_classes))
             numbers = classes.nan_to_num().round().long().clamp(0, self.num_classes - 1)
             return boxes, columns.scatter(-1, numbers, scores)

@@ -188,7 +188,7 @@ def test_files_of_every_suffix_are_read(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("name", "start", "told"),
     [
-        ("a.HEIC", b"", r"^\.heic is not read; convert it to JPEG or PNG$"),
+        ("a.HEIC", b"", r"^\.heic files are not supported; convert them to JPEG or PNG$"),
         (
             "a.jpg_large",
             b"\xff\xd8\xff\xe0",

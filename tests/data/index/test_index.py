@@ -229,7 +229,7 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
     }
     said = [line for line in told(lines) if not line.startswith("image without")]
     assert said[0].startswith("train: 3 images, ")
-    assert said[1].startswith("train: 1 file left out, first images/train/x.gif: .gif is not read; ")
+    assert said[1].startswith("train: 1 file left out, first images/train/x.gif: .gif files are not supported; ")
     assert said[2] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
     assert list(parts["val"].paths) == names[:2]
     assert sorted([*parts["train"].paths, *parts["val"].paths]) == list(whole.paths)
@@ -327,7 +327,9 @@ def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):
     (root / "images/train/a.jpg").rename(root / "images/train/a.JFIF")
     (root / "images/train/f.heic").write_bytes(bytes(20))
     (root / "images/train/sub/g").write_bytes((root / "images/train/sub/c.jpg").read_bytes())
-    line = "train: 2 files left out, first images/train/f.heic: .heic is not read; convert it to JPEG or PNG"
+    line = (
+        "train: 2 files left out, first images/train/f.heic: .heic files are not supported; convert them to JPEG or PNG"
+    )
     for _ in range(2):  # also from the cache
         index = load(root, tmp_path / "cache")
         assert index.paths[0] == "images/train/a.JFIF"

@@ -113,7 +113,7 @@ def test_a_set_without_labels(data, capsys):
     status, out = check(capsys, data.yaml, "--noplots")
     assert status == 1
     assert "'train' has 4 images and no label file; the first was expected at" in out
-    assert "_annotations.csv: CSV is not read" in out
+    assert "_annotations.csv: CSV is not supported" in out
 
 
 def test_a_set_without_a_usable_image(data, capsys):

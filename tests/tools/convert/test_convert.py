@@ -407,7 +407,9 @@ def test_a_folder_that_trains_is_not_converted(images):
     for name, text in rows.items():
         (images / f"{name}.txt").write_text(text)
     (images / "classes.txt").write_text("cat\n")
-    assert refusal(images) == f"{images}: YOLO txt; train .: it trains as it is: python train.py --data {images}"
+    assert (
+        refusal(images) == f"{images}: YOLO txt; train .: can be trained on directly: python train.py --data {images}"
+    )
 
 
 def test_a_pipe_is_refused_at_once(tmp_path):
@@ -437,7 +439,7 @@ def test_fractions_are_not_taken_for_pixels(images):
 def test_coco_with_a_class_called_shapes_is_not_labelme(images):
     content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}
     (images / "_annotations.coco.json").write_text(json.dumps(content))
-    assert "COCO JSON; train .: it trains as it is" in refusal(images)
+    assert "COCO JSON; train .: can be trained on directly" in refusal(images)
 
 
 def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):

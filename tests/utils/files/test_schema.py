@@ -45,7 +45,7 @@ def test_plain_data_becomes_dataclasses():
         ({"parts": 1}, "unknown key 'parts' (did you mean 'part'?)"),
         ({"part": {"size": True}}, "part: size: must be a whole number, got True"),
         ({"part": {"size": -1}}, "part: size: must be at least 0, got -1"),
-        ({"part": {"size": 2**63}}, "part: size: a number of more than 64 bits"),
+        ({"part": {"size": 2**63}}, "part: size: the number does not fit in 64 bits"),
         ({"part": {"size": 1, "ratio": "x"}}, "part: ratio: must be a number or null, got 'x'"),
         ({"part": {"size": 1, "ratio": 2}}, "part: ratio: must be at most 1, got 2.0"),
         ({"part": {"size": 1}, "sides": [1]}, "sides: must be 2 values, got (1,)"),
