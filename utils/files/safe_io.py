@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UserError
-from utils.strings import format_bytes
 
 POLL_S = 0.1  # of waiting for a lock
 _REASONS = {  # why a file is not opened, for the user
@@ -141,7 +140,7 @@ def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
     handle, status = open_descriptor(path)
     if most is not None and status.st_size > most:
         os.close(handle)
-        reason = f"has {format_bytes(status.st_size)}, more than such a file can need"
+        reason = f"has {status.st_size:,} bytes, more than such a file can need"
         raise OSError(errno.EFBIG, reason, os.fspath(path))
     return handle, status.st_size
 

@@ -314,7 +314,7 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
     assert "1 image without an entry in the annotations: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<ruler "))
-    assert "without an object; left out, as they have no area: 2 polyline, 1 ruler; the first" in refusal(images)
+    assert "without objects; left out, as they have no area: 2 polyline, 1 ruler; the first" in refusal(images)
 
 
 def test_labelme_points_and_lines_are_left_out(images, tmp_path):
