@@ -91,7 +91,7 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
         (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
         (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the images of a batch (4)"),
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
-        (["--amp", "fp16"], "--amp fp16: not on a CPU"),
+        (["--amp", "fp16"], "--amp fp16: not supported on CPUs"),
         (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
         (["--cache", "device"], "--cache device: images on the device can only be rendered there"),
         (["--render-on", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs images on the"),

@@ -214,7 +214,7 @@ def test_frozen_layers_do_not_change(world, tmp_path):
         (["--hyp", "none.yaml"], "none.yaml: no such file"),
         (["--set", "mosaik=1"], "did you mean 'mosaic'"),
         (["--freeze", "99"], "has layers 0 to"),
-        (["--amp", "fp16"], "not on a CPU"),
+        (["--amp", "fp16"], "not supported on CPUs"),
     ],
 )
 def test_mistakes_end_in_one_line(world, tmp_path, capsys, more, complaint):

@@ -106,7 +106,7 @@ def test_half_on_a_cpu_computes_in_float32(tiny, tmp_path, capsys):
         val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
     lines = capsys.readouterr().out.splitlines()
     assert "--quiet: --no-verbose leaves out the table of classes" in lines
-    assert "warning: float16 (--half, --amp fp16): not on a CPU, which computes in float32" in lines
+    assert "warning: float16 (--half, --amp fp16) is not supported on CPUs; computing in float32" in lines
     plain, half = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("plain", "half"))
     assert plain == half
 

@@ -473,7 +473,7 @@ def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, mon
     monkeypatch.setattr(get_logger(), "propagate", True)
     given = {"device": "cpu", "conf": 0.0, "max_det": 5}
     plain, half = predictor(picture(), color="rgb"), load(weights, **given, amp="fp16", save=False)
-    assert caplog.messages == ["float16 (--half, --amp fp16): not on a CPU, which computes in float32"]
+    assert caplog.messages == ["float16 (--half, --amp fp16) is not supported on CPUs; computing in float32"]
     assert rows(half(picture(), color="rgb", stream=False, show=None)) == rows(plain)
 
 

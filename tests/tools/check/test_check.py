@@ -213,7 +213,7 @@ def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
     assert "has no 'test' split" in error_of(capsys, main, data.yaml, "--split", "test")
     weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
-    assert "the model has other classes than the data set (3 classes against 2)" in line
+    assert "the classes of the model and of the data set differ (3 classes against 2)" in line
     assert not (tmp_path / "runs").exists()
     for score in ("1.5", "nan"):
         assert f"--min-score {score}: must be from 0 to 1" in error_of(capsys, main, data.yaml, "--min-score", score)
