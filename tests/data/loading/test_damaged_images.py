@@ -158,7 +158,7 @@ IRREGULAR = {
     "pipe": (os.mkfifo, "is a pipe or device"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "is a pipe or device"),
     "folder": (Path.mkdir, "is a folder"),
-    "hole": (lambda path: path.touch() or os.truncate(path, 2**40), "has 1,099,511,627,776 bytes, more than such a file can need"),
+    "hole": (lambda path: path.touch() or os.truncate(path, 2**40), "has 1,099,511,627,776 bytes, more than such a"),
 }
 
 
