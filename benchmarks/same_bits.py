@@ -1,11 +1,13 @@
-"""Proves that the numbers of processes and workers do not change a single bit of a training.
+"""Checks that the number of processes, or a change of the code, does not change a single bit of a training.
 
     python -m benchmarks.same_bits --data bccd.yaml
+    git worktree add ../before main && python -m benchmarks.same_bits --data bccd.yaml --against ../before
 
 Trains yolov8n and yolov5n (160 px, global batch 16, 4 virtual ranks, mosaic, mixup, HSV, multi-scale, float32) with SGD
-and Muon for three epochs on 1, 2 and 4 gloo processes with 0, 1 and 4 workers, and compares weights, EMA, optimizer
-state and batch norm buffers. Then yolov8n at 320 px with default settings except for 4 virtual ranks, ten epochs on 1
-and on 2 processes: the same results.csv except for times, the same best.pt. ``--only`` selects one of the two.
+and Muon for three epochs, and compares weights, EMA, optimizer state and batch norm buffers: on 1, 2 and 4 gloo
+processes with 0, 1 and 4 workers, or on one process with this checkout and with another one. Then yolov8n at 320 px
+with default settings except for 4 virtual ranks, ten epochs on 1 and on 2 processes, or with both checkouts: the same
+results.csv except for times, the same best.pt. ``--only`` selects one of the two parts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +28,17 @@ from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")
-LAYOUTS = ((1, 0), (2, 1), (4, 4))  # processes, workers
+
+
+class Side(NamedTuple):
+    """How and with which checkout a training is run."""
+
+    processes: int
+    workers: int = 0
+    root: Path = ROOT
+
+    def __str__(self) -> str:
+        return str(self.root) if self.root != ROOT else f"{self.processes} processes"
 
 
 def leaves(value, where: str = ""):
@@ -48,25 +62,24 @@ def differences(a: dict, b: dict) -> list[str]:
     return [key for key, equal in zip(ours, same) if not equal]
 
 
-def train(folder: Path, processes: int, *flags: str) -> Path:
+def train(folder: Path, side: Side, *flags: str) -> Path:
     """The folder of a run of train.py, one thread a process, of 4 virtual ranks and a global batch of 16."""
-    name = f"{len(list(folder.iterdir()))}-{processes}"
+    name = str(len(list(folder.iterdir())))
     launch = [sys.executable]
-    if processes > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    if side.processes > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(side.processes)]
     command = [
         *launch, "train.py", "--batch-size", "16", "--virtual-ranks", "4", "--deterministic", "--device", "cpu",
-        "--threads", "1",
-        "--noplots", "--project", str(folder), "--name", name, *flags,
+        "--threads", "1", "--workers", str(side.workers), "--noplots", "--project", str(folder), "--name", name, *flags,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=side.root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     return folder / name
 
 
-def compare_layouts(data: str, epochs: int) -> bool:
+def compare_bits(data: str, sides: Sequence[Side], epochs: int = 3) -> bool:
     every = True
     with tempfile.TemporaryDirectory() as folder:
         for model in ("yolov8n", "yolov5n"):
@@ -74,21 +87,18 @@ def compare_layouts(data: str, epochs: int) -> bool:
                 flags = ["--data", data, "--model", model, "--optimizer", optimizer, "--imgsz", "160", "--amp", "off",
                          "--epochs", str(epochs), "--multi-scale", "--val-every", "0",
                          "--set", "mixup=0.5", "close_mosaic=0", "close_scale=0"]  # fmt: skip
-                runs = [
-                    read_checkpoint(train(Path(folder), processes, *flags, "--workers", str(workers)) / "last.pt")
-                    for processes, workers in LAYOUTS
-                ]
-                for layout, content in zip(LAYOUTS[1:], runs[1:]):
+                runs = [read_checkpoint(train(Path(folder), side, *flags) / "last.pt") for side in sides]
+                for side, content in zip(sides[1:], runs[1:]):
                     differing = differences(runs[0], content)
                     verdict = "the same bits" if not differing else f"{len(differing)} differ: {differing[:3]}"
                     steps = content["progress"]["step"]
-                    print(f"{model} {optimizer}: 1 process against {layout[0]}, {steps} steps: {verdict}", flush=True)
+                    print(f"{model} {optimizer}: 1 process against {side}, {steps} steps: {verdict}", flush=True)
                     every &= not differing
     return every
 
 
-def compare_runs(data: str, epochs: int = 10) -> bool:
-    """A run as users see it: scored after each epoch, on one process and on two."""
+def compare_runs(data: str, sides: Sequence[Side], epochs: int = 10) -> bool:
+    """Runs as users see them: scored after each epoch."""
 
     def table(run: Path) -> list[dict[str, str]]:
         with open(run / "results.csv", encoding="utf-8", newline="") as file:
@@ -98,14 +108,15 @@ def compare_runs(data: str, epochs: int = 10) -> bool:
 
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--data", data, "--model", "yolov8n", "--imgsz", "320", "--epochs", str(epochs)]
-        one, two = (train(Path(folder), processes, *flags) for processes in (1, 2))
+        one, two = (train(Path(folder), side, *flags) for side in sides[:2])
         rows = table(one) == table(two)
         best = [read_checkpoint(run / "best.pt") for run in (one, two)]
         differing = [name for name, value in best[0]["ema"].items() if not torch.equal(value, best[1]["ema"][name])]
         verdict, epoch = "the same" if rows else "differs", best[0]["progress"]["best_epoch"]
         ap = [table(run)[-1]["metrics/AP"] for run in (one, two)]
-        print(f"{epochs} epochs, 1 process against 2: results.csv {verdict}, last AP {ap[0]} and {ap[1]}; best.pt of "
-              f"epoch {epoch}: {len(differing)} of {len(best[0]['ema'])} tensors differ", flush=True)  # fmt: skip
+        print(f"{epochs} epochs, 1 process against {sides[1]}: results.csv {verdict}, last AP {ap[0]} and {ap[1]}; "
+              f"best.pt of epoch {epoch}: {len(differing)} of {len(best[0]['ema'])} tensors differ",
+              flush=True)  # fmt: skip
         return rows and not differing and best[0]["progress"] == best[1]["progress"]
 
 
@@ -113,12 +124,13 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML")
     parser.add_argument("--only", choices=("bits", "run"))
+    parser.add_argument("--against", type=Path, help="folder of another checkout, to compare this one with")
     options = parser.parse_args()
-    parts = {
-        "bits": lambda: compare_layouts(options.data, epochs=3),
-        "run": lambda: compare_runs(options.data),
-    }
-    same = [part() for name, part in parts.items() if options.only in (None, name)]
+    sides = [Side(1), Side(2, 1), Side(4, 4)]
+    if options.against:
+        sides = [Side(1), Side(1, root=options.against.absolute())]
+    parts = {"bits": compare_bits, "run": compare_runs}
+    same = [part(options.data, sides) for name, part in parts.items() if options.only in (None, name)]
     sys.exit(0 if all(same) else 1)
 
 
