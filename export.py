@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from engine.input_files import check_scoring_files
 
     check_flags(config)
-    check_scoring_files([config.weights], config.data)
+    check_scoring_files(config.weights, config.data)
     from engine.export.run import export  # imports torch, once the flags and files are known to be valid
 
     write_result(files=[str(path) for path in export(config)])

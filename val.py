@@ -1,9 +1,7 @@
 """Scores checkpoints and exported files on a data set: COCO's AP, precision, recall and F1, per class and by size.
 
-Several files are compared in a table.
-
 python val.py --weights runs/train/exp/best.pt
-python val.py --weights best.pt best.onnx best_openvino_model --data DATA.yaml
+python val.py --weights best.onnx --data DATA.yaml
 torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
 """
 
@@ -13,14 +11,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
 from utils.distributed.launch import check_processes, read_launch
 from utils.entrypoint import run_main
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging
 from utils.machine.limits import explained, memory_advice
-
-REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_size", "verbose"})  # of a single file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,12 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device)
     configure_logging(ctx.is_main)
-    unused = given_flags(ValConfig, argv) & REPORT_SETTINGS if len(config.weights) > 1 else set()
-    if ctx.is_main and unused:
-        flags = ", ".join("--" + name.replace("_", "-") for name in sorted(unused))
-        get_logger().warning(
-            "no effect: %s (several files are compared in a printed table; no folder is written)", flags
-        )
     advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
         from engine.validate import validate  # in here, so that only one process reports a failing import

@@ -33,14 +33,12 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
     if config.model:
         load_spec(config.model)
     if config.weights:
-        _check_weights([config.weights])
+        _check_weights(config.weights)
     if has_recipe:
         read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
 
-def check_scoring_files(
-    weights: Sequence[str], data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()
-) -> None:
+def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
     """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``;
     ``data`` "": that of the weights."""
     if read_launch() is not None:
@@ -50,8 +48,7 @@ def check_scoring_files(
     _check_weights(weights)
 
 
-def _check_weights(paths: Sequence[str]) -> None:
+def _check_weights(path: str) -> None:
     from models.weights.download import check_weights
 
-    for path in paths:
-        check_weights(path)
+    check_weights(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,10 +9,11 @@ from pathlib import Path
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.spec.dataset_spec import DatasetSpec, DataSource
-from engine.evaluation import report
-from engine.evaluation.analysis import analyze
+from engine.evaluation import tables
+from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, stitcher_of
-from engine.inference.data_set import class_columns, open_for_models
+from engine.evaluation.matching import match_detections
+from engine.inference.data_set import class_columns, open_for_model
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
@@ -25,7 +25,7 @@ from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import check_run_dir, file_bytes, increment_path
+from utils.files.folders import check_run_dir, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.program import write_result
@@ -33,54 +33,33 @@ from utils.structures import EvalResult
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
-    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes. One file gets a
-    report in a folder of its own, several get a table."""
+    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes a report."""
     if ctx.is_main and not config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
-    models, spec = open_models(config, ctx)
-    canvas_hw = _common_canvas(models)
-    if len(models) == 1:
-        with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
-            if ctx.is_main:
-                check_run_dir(config.project, config.name, config.exist_ok)
-        result, evaluator, index = score(config, models[0], spec, canvas_hw, ctx)
-        if result is not None:
-            imgsz = max(canvas_hw) if canvas_hw else config.imgsz or models[0].imgsz
-            rect = not models[0].squares if config.rect is None else config.rect
-            _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, models[0].stride)
-        return
-    rows = []
-    for model in models:
-        result, _, _ = score(config, model, spec, model.input_hw or canvas_hw, ctx)
-        if result is not None:
-            rows.append(report.FileRow(str(model.path), result, file_bytes(model.path)))
-    if ctx.is_main:
-        for line in report.format_files(rows):
-            get_logger().info("%s", line)
+    model, spec = open_model_and_data(config, ctx)
+    with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
+    result, evaluator, index = score(config, model, spec, ctx)
+    if result is not None:
+        imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
+        rect = not model.squares if config.rect is None else config.rect
+        _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, model.stride)
 
 
-def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[InferenceModel], DatasetSpec]:
-    """The files of ``config.weights`` and the data to score them on. Every process of the run must call this.
+def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
+    """``config.weights`` and the data to score them on. Every process of the run must call this.
 
-    Raises UserError for a file that cannot be opened, and for one whose classes are not those of the data set.
+    Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
-    models = [_open_model(config, weights, ctx) for weights in config.weights]
-    classes = tuple(config.classes)
-    source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
-    spec = open_for_models(models, source, ctx, single_cls=config.single_cls)
-    for model in models:
-        check_same_model(ctx, model, model.state_dict().values())
-    return models, spec
-
-
-def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> InferenceModel:
-    path = Path(weights) if is_exported(weights) else fetch_weights(weights, ctx=ctx, offline=config.offline)
-    if config.tta and is_exported(weights):
+    weights, is_file = config.weights, is_exported(config.weights)
+    path = Path(weights) if is_file else fetch_weights(weights, ctx=ctx, offline=config.offline)
+    if config.tta and is_file:
         raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
-    if config.amp in ("bf16", "fp16") and is_exported(weights):
+    if config.amp in ("bf16", "fp16") and is_file:
         raise UserError(f"{weights}: --amp {config.amp}: computes in the type it was exported with; leave it out")
     # The views' boxes of an object are left to NMS.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
@@ -92,30 +71,21 @@ def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> Inf
         raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
     if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
         raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
-    return model
-
-
-def _common_canvas(models: Sequence[InferenceModel]) -> tuple[int, int] | None:
-    """The canvas on which all files are compared: the one that a file of fixed size takes; None if all take any."""
-    canvas_hw = next((model.input_hw for model in models if model.input_hw), None)
-    if canvas_hw and len(models) > 1:
-        text = "all files that take any size are scored on canvases of %dx%d pixels, as %s needs"
-        get_logger().info(text, *canvas_hw, next(model.path for model in models if model.input_hw))
-    return canvas_hw
+    classes = tuple(config.classes)
+    source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
+    spec = open_for_model(model, source, ctx, single_cls=config.single_cls)
+    check_same_model(ctx, model, model.state_dict().values())
+    return model, spec
 
 
 def score(
     config: ValConfig,
     model: InferenceModel,
     spec: DatasetSpec,
-    canvas_hw: tuple[int, int] | None,
     ctx: DistributedContext,
 ) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
-    """The scores of a file on rank 0, None elsewhere; the evaluator, with the detections; and the data.
-
-    ``canvas_hw``: the canvas of every image, as a file of fixed size needs it; None: as ``config`` says.
-    """
-    imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
+    """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data."""
+    imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
     if tiles := Tiles.of(config, model.tile or spec.tile):
         tiles.check(model.stride, model.input_hw)
     in_loader = tiles is not None and tiles.scaled  # as in training
@@ -125,7 +95,7 @@ def score(
         spec,
         stride=model.stride,
         tile=tiles.size if in_loader else 0,
-        canvas_hw=canvas_hw,
+        canvas_hw=model.input_hw,
         squares=model.squares,
     )
     iou_thres = model.nms_iou if config.iou_thres is None else config.iou_thres
@@ -181,24 +151,20 @@ def _report(
     """Prints the tables and writes the run's folder."""
     log, gt, names = get_logger(), evaluator.ground_truth, index.names
     folder = increment_path(config.project, config.name, config.exist_ok)
-    rows = report.result_rows(result, gt, names)
-    lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result, names)]
-    analysis = analyze(gt, evaluator.detections, len(names), per_size=config.per_size)
-    if analysis.sizes is not None:
-        by_size = list(report.size_rows(analysis.sizes, names))
-        lines += report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose)
-        report.write_rows(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
-    for line in (*lines, *report.format_errors(analysis.errors)):
+    matches = match_detections(gt, evaluator.detections, len(names))
+    rows, sizes = tables.result_rows(result, gt, names), tables.size_rows(score_sizes(matches), names)
+    errors = split_errors(matches)
+    for line in (*tables.format_table(rows), *tables.format_summary(result, names), *tables.format_errors(errors)):
         log.info("%s", line)
-    settings = asdict(config) | {"weights": config.weights[0]}
-    report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
-    report.write_rows(folder / "classes.csv", report.COLUMNS, rows)
+    tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
+    tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
+    tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
     if config.save_json:
-        report.write_predictions(folder / "predictions.json", evaluator.detections, gt)
+        tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
         from engine.report.page import Subject
         from engine.report.plots import write_plots
 
-        write_plots(folder, Subject.of_checkpoint(config, ctx, index, stride), result, evaluator, analysis)
+        write_plots(folder, Subject.of_checkpoint(config, ctx, index, stride), result, evaluator, errors)
     log.info("results are in %s", folder)
     write_result(folder=str(folder))

@@ -44,7 +44,7 @@ class Progress:
     finite_steps: Count = 0  # of the epoch
     bad_steps: Count = 0  # non-finite ones in a row
     buffers_averaged: bool = False  # over the ranks: the epoch's steps are done
-    best_fitness: float = -1.0  # of `engine.evaluation.fitness`
+    best_fitness: float = -1.0  # of `engine.evaluation.metrics`
     best_epoch: Annotated[int, Bounds(-1)] = -1
     confidence: float | None = None  # with the best F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform

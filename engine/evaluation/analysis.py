@@ -18,12 +18,10 @@ from engine.evaluation.matching import (
     Matches,
     Objects,
     known_outcomes,
-    match_detections,
     overlapping_pairs,
     sort_by_class,
 )
 from engine.evaluation.metrics import interpolated_precision, mean_known
-from utils.structures import DetectionTable, GroundTruth
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
@@ -218,13 +216,3 @@ def _mean(by_class: np.ndarray, targets: np.ndarray) -> float:
 def _count(errors: Errors, of_detection: np.ndarray, missed: np.ndarray, classes: int) -> np.ndarray:
     cell = np.r_[of_detection[errors.row] * len(KINDS) + errors.kind, missed * len(KINDS) + MISSED]
     return np.bincount(cell, minlength=classes * len(KINDS)).reshape(classes, len(KINDS)).astype(np.int64)
-
-
-class Analysis(NamedTuple):
-    errors: ErrorSplit
-    sizes: SizeScores | None  # None unless requested
-
-
-def analyze(gt: GroundTruth, table: DetectionTable, num_classes: int, *, per_size: bool = False) -> Analysis:
-    matches = match_detections(gt, table, num_classes)
-    return Analysis(errors=split_errors(matches), sizes=score_sizes(matches) if per_size else None)

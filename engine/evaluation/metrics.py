@@ -1,5 +1,5 @@
 """The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes;
-precision, recall and F1 curves; the confusion matrix.
+precision, recall and F1 curves; the confusion matrix; the fitness of an epoch.
 
 A new metric is a line of `METRICS`, which the printed table, classes.csv, results.json, results.csv and TensorBoard
 read.
@@ -9,12 +9,15 @@ Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds, R r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.evaluation.matching import Objects, Outcomes, all_pairs, match_by_overlap, match_detections, sort_by_class
+from utils.errors import UserError
+from utils.files.schema import suggestion
 from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_of
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
@@ -50,6 +53,58 @@ METRICS = (
     Metric("AP75", "AP75", lambda s: s.precision[:, 0, 5]),
     Metric("AP", "AP", lambda s: s.precision[:, 0]),
 )
+
+
+@dataclass(frozen=True)
+class Fitness:
+    """The number that decides which epoch is the best: a metric of all classes, or of one."""
+
+    metric: str  # a name of `METRICS`
+    name: str  # of the metric and the class, for readers
+    class_index: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, names: Sequence[str]) -> Fitness:
+        """``--fitness``: a metric in any case, ``METRIC:CLASS``, or a class, which means its AP. A class is given by
+        name or number. Raises UserError for a metric or a class that does not exist."""
+        titles = {metric.name: "F1" if metric.name == "f1" else metric.name for metric in METRICS}
+        metrics = {name.lower(): name for name in titles}
+        if metric := metrics.get(text.lower()):
+            return cls(metric, titles[metric])
+        kind, _, wanted = text.partition(":")
+        metric = metrics.get(kind.lower()) if wanted and text not in names else None
+        if metric is None:
+            metric, wanted = "AP", text
+            if text not in names:
+                hint = suggestion(text, [*titles.values(), *names])
+                known = ", ".join(titles.values())
+                raise UserError(f"--fitness {text}: neither a metric ({known}) nor a class of the data set{hint}")
+        if wanted in names:
+            index = list(names).index(wanted)
+        elif wanted.isascii() and wanted.isdecimal() and int(wanted) < len(names):
+            index = int(wanted)
+        else:
+            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise UserError(
+                f"--fitness {text}: no class '{wanted}'{suggestion(wanted, names)}; the classes are {shown}"
+            )
+        return cls(metric, f"{titles[metric]}:{names[index]}", index)
+
+    @property
+    def column(self) -> str:
+        """Its name in results.csv."""
+        return f"metrics/{self.metric if self.class_index is None else self.name}"
+
+    def of(self, result: EvalResult) -> float:
+        """nan if there is nothing to score."""
+        if self.class_index is None:
+            return result.metrics[self.metric]
+        return float(result.class_metrics[self.metric][self.class_index])
+
+    def check_objects(self, truth: GroundTruth) -> None:
+        """Raises UserError if the validation split has no object of the class, so that no epoch could be the best."""
+        if self.class_index is not None and not (~truth.crowd & (truth.classes == self.class_index)).any():
+            raise UserError(f"--fitness {self.name}: the validation images have no object of this class to score")
 
 
 def score_detections(

@@ -39,7 +39,7 @@ from engine.export.parity import (
     largest_difference,
     spread,
 )
-from engine.inference.data_set import open_for_models
+from engine.inference.data_set import open_for_model
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
@@ -87,7 +87,7 @@ def export(config: ExportConfig) -> list[Path]:
     if config.check or config.int8:
         instead = "" if config.int8 else ", or export without a check with --no-check"
         source = DataSource(config.data, cache_dir=config.cache_dir)
-        spec = open_for_models([model], source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+        spec = open_for_model(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
     job = _Job(config, options, detector, model, spec)
     job.read_data()
     done: list[Path] = []

@@ -10,7 +10,7 @@ from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.distributed.collectives import broadcast_object
 from utils.strings import counted

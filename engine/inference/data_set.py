@@ -12,65 +12,48 @@ from utils.config.checks import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
-from utils.logger import get_logger
 from utils.strings import class_difference, counted
 
 
-def open_for_models(
-    models: Sequence[InferenceModel],
-    source: DataSource,
-    ctx: DistributedContext,
-    *,
-    single_cls: bool,
-    instead: str = "",
+def open_for_model(
+    model: InferenceModel, source: DataSource, ctx: DistributedContext, *, single_cls: bool, instead: str = ""
 ) -> DatasetSpec:
-    """Opens ``source``, or if it names no data set, that of the first model that names one. Every process of the run
-    must call this.
+    """Opens ``source`` or, if it names no data set, that of the model's file. Every process of the run must call this.
 
     Args:
-        source: without classes, those with which a model was trained are used.
-        single_cls: all classes count as one, so that the names need not be the models'.
+        source: without classes, those with which the model was trained are used.
+        single_cls: all classes count as one, so that the names need not be the model's.
         instead: how to do without a data set, for messages.
 
     Raises:
-        UserError: no data set is named, it cannot be opened, or a model has other classes.
+        UserError: no data set is named, it cannot be opened, or the model has other classes or channels.
     """
-    classes = source.classes
-    for model in models:
-        if not source.data:
-            data, root = stored_location(model)
-            source = replace(source, data=data, known_root=root, stored_in=str(model.path))
+    classes, stored = source.classes, model.stored_words("classes")
     if not source.data:
-        raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
-    held_out = next((names for model in models if (names := model.stored_words("val_images"))), [])
+        data, root = stored_location(model)
+        source = replace(source, data=data, known_root=root, stored_in=str(model.path))
+    if not source.data:
+        raise UserError(f"{model.path}: does not name its data set; name a YAML with --data{instead}")
+    held_out = model.stored_words("val_images")
     if held_out:  # the data set may have no 'val'
         splits = dict.fromkeys("train" if split == "val" else split for split in source.splits)
         source = replace(source, splits=tuple(splits), optional=("val",))
     spec = open_data(source, ctx)
     if held_out and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(held_out)
-        for model in models:
-            if model.stored_words("val_images") not in ([], held_out):
-                text = "%s was trained with other validation images: it may have been trained on those that are scored"
-                get_logger().warning(text, model.path)
-    trained_on_some = [(model, stored) for model in models if (stored := model.stored_words("classes"))]
-    # With --keep-old, the data set does not label all of the model's classes.
-    keeper = next((model for model in models if model.stored("keep_old") is True), None)
-    if keeper and not single_cls and not classes:
-        common = [name for name in spec.names if name in keeper.names]
-        if keeper.stored_words("classes") and common:
+    if model.stored("keep_old") is True and not single_cls and not classes:
+        # The data set does not label all of the model's classes.
+        common = [name for name in spec.names if name in model.names]
+        if stored and common:
             spec = spec.use_classes(common)
-        spec = spec.extended(keeper.names, str(keeper.path))
-    elif trained_on_some and not classes:
-        model, stored = trained_on_some[0]
+        spec = spec.extended(model.names, str(model.path))
+    elif stored and not classes:
         chosen = typed_classes(stored) if single_cls else model.names
         if single_cls or set(chosen).issubset(spec.names):
             spec = with_classes(spec, chosen)
-    for model in models:
-        check_channels(model, spec)
+    check_channels(model, spec)
     if not single_cls:
-        for model in models:
-            check_names(model.names, spec, str(model.path))
+        check_names(model.names, spec, str(model.path))
     return spec
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from data.box_sizes import remedy_for_small_boxes
 from data.check.census import Census
 from engine.evaluation.analysis import KINDS, ErrorSplit
-from engine.evaluation.fitness import Fitness
-from engine.evaluation.report import silenced_text
+from engine.evaluation.metrics import Fitness
+from engine.evaluation.tables import silenced_text
 from utils.strings import counted, format_duration
 from utils.structures import EvalResult
 

@@ -21,10 +21,10 @@ from data.check.census import census_content, take_census
 from data.check.gallery import LABEL_LEGEND, Galleries
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
-from engine.evaluation.analysis import KINDS, Analysis, ErrorSplit, analyze
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
 from engine.evaluation.label_errors import find_label_errors, trust_lines
-from engine.evaluation.metrics import CONFUSION_IOU, METRICS
+from engine.evaluation.matching import match_detections
+from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
 from engine.report.advice import (
     BALANCING,
     Findings,
@@ -59,7 +59,7 @@ class Validation:
     result: EvalResult
     detections: DetectionTable
     epoch: int = 0  # after which the validation was; 0: of a checkpoint
-    analysis: Analysis | None = None  # None: not computed yet
+    errors: ErrorSplit | None = None  # None: not computed yet
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Subject:
     @classmethod
     def of_checkpoint(cls, config: ValConfig, ctx: DistributedContext, index: DatasetIndex, stride: int) -> Subject:
         """The validation of ``config.weights`` on ``index``, at ``config.imgsz`` pixels."""
-        title = f"Validation of {Path(config.weights[0]).name}"
+        title = f"Validation of {Path(config.weights).name}"
         return cls(title, config, None, ctx, config.imgsz, stride, {config.task: index})
 
     @property
@@ -154,7 +154,7 @@ class ReportPage:
             found = replace(
                 found,
                 result=validation.result,
-                errors=content["analysis"].errors,
+                errors=content["error_split"],
                 suspects=len(content["issues"]),
                 backgrounds=content["errors"].backgrounds(),
             )
@@ -174,7 +174,7 @@ class ReportPage:
     def _validation_content(self, validation: Validation) -> dict[str, Any]:
         split, index = list(self._subject.indexes.items())[-1]
         names, truth, result = index.names, index.ground_truth(), validation.result
-        analysis = validation.analysis or analyze(truth, validation.detections, len(names))
+        error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
         errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
         issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
@@ -182,7 +182,7 @@ class ReportPage:
         confusion_title = f"detections from confidence {result.confusion_confidence:.3f} on, IoU {CONFUSION_IOU}"
         return {
             "names": names,
-            "analysis": analysis,
+            "error_split": error_split,
             "errors": errors,
             "issues": issues,
             "trust": trust_lines(model, {split: result}, names, issues),
@@ -190,8 +190,8 @@ class ReportPage:
             "scores": _score_table(result, names),
             "confusion": {"confusion_matrix": confusion_picture(result.confusion, names, confusion_title)},
             "pairs": _confused_pairs(result, names),
-            "costs": {} if np.isnan(analysis.errors.ap) else {"errors": errors_picture(analysis.errors)},
-            "counts": _count_table(analysis.errors, names),
+            "costs": {} if np.isnan(error_split.ap) else {"errors": errors_picture(error_split)},
+            "counts": _count_table(error_split, names),
             "worst": WorstImages(checked, errors).cards(),
             "label_errors": Galleries([checked], {split: validation.detections}).label_errors(issues),
             "kinds": KIND_LEGEND,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from data.loading.loader import InfiniteDataLoader
-from engine.evaluation.analysis import Analysis
+from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.hooks.result_files import ResultFiles
@@ -130,10 +130,10 @@ class TimeBudget:
             self._cost_s = self._done_at - started
 
 
-def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, analysis: Analysis) -> None:
+def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit) -> None:
     """Writes the report of a validation with its figures, and predictions.jpg."""
     page = ReportPage(folder, subject)
-    page.validation = ScoredValidation(result, evaluator.detections, analysis=analysis)
+    page.validation = ScoredValidation(result, evaluator.detections, errors=errors)
     page.write({})
     draw_preview(evaluator, subject.validated.names, folder / "predictions.jpg")
 

@@ -19,7 +19,7 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run, claim_folder
 from engine.evaluation.evaluator import training_evaluator
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import Fitness
 from engine.hooks.checkpoints import Checkpoints
 from engine.hooks.hook import Hook
 from engine.hooks.progress_bar import ProgressBar

@@ -15,7 +15,7 @@ from benchmarks.speed.report import Comparison
 from data.index.files import list_split
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
-from engine.evaluation.report import write_predictions
+from engine.evaluation.tables import write_predictions
 from tests.helpers.scoring import random_case
 from tests.helpers.tiny import write_dataset
 

@@ -21,7 +21,7 @@ from data.folds import (
 )
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from tools.kfold.cross_validate import make_folds

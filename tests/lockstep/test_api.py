@@ -50,7 +50,7 @@ def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
     words = eval(capsys.readouterr().out)
     config = parse_config(ValConfig, words[1:], "")
     assert words[0] == "val"
-    assert (config.weights, config.device, config.rect, config.tta) == ([str(tmp_path / "best.pt")], "0", False, True)
+    assert (config.weights, config.device, config.rect, config.tta) == (str(tmp_path / "best.pt"), "0", False, True)
     given = {"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []}
     flags = flags_of_keywords("train", given)
     config = parse_config(TrainConfig, flags, "")

@@ -19,7 +19,7 @@ import val
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
-from engine.evaluation.report import write_predictions
+from engine.evaluation.tables import write_predictions
 from models.detector import build_detector
 from tests.helpers.exports import lively
 from tests.helpers.exports import write_weights as lively_weights
@@ -97,15 +97,14 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     assert cv2.imread(str(folder / "confusion_matrix.png")) is not None
     assert cv2.imread(str(folder / "predictions.jpg")) is not None
     assert cv2.imread(str(folder / "errors.png")) is not None
-    assert not (folder / "sizes.csv").exists()
-    assert "sizes" not in results
+    with open(folder / "sizes.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
 
 
 def test_half_on_a_cpu_computes_in_float32(tiny, tmp_path, capsys):
-    for name, more in {"plain": [], "half": ["--half", "--quiet"]}.items():
+    for name, more in {"plain": [], "half": ["--half"]}.items():
         val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
     lines = capsys.readouterr().out.splitlines()
-    assert "--quiet: --no-verbose leaves out the table of classes" in lines
     assert "warning: float16 (--half, --amp fp16) is not supported on CPUs; computing in float32" in lines
     plain, half = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("plain", "half"))
     assert plain == half
@@ -115,7 +114,7 @@ def test_spreadsheets_compute_no_class_name(tmp_path):
     data, names = render_set(tmp_path / "set"), ["=1+1", "@box"]
     data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
     weights = write_weights(tmp_path / "best.pt", names)
-    val.main(flags((data, weights), tmp_path, "--data", str(data), "--per-size", "--noplots"))
+    val.main(flags((data, weights), tmp_path, "--data", str(data), "--noplots"))
     for table in ("classes.csv", "sizes.csv"):
         with open(tmp_path / "runs/exp" / table, newline="") as file:
             rows = list(csv.DictReader(file))
@@ -164,10 +163,10 @@ def lasting(folder):
 
 @pytest.mark.slow
 def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsys):
-    more = ["--tta", "--per-size", "--conf-thres", "0.0001"]
+    more = ["--tta", "--conf-thres", "0.0001"]
     val.main(flags(tiny, tmp_path, "--name", "1", *more))
     printed = capsys.readouterr().out
-    for words in ("error at IoU 0.5", *KINDS, "all false positives", "medium"):
+    for words in ("error at IoU 0.5", *KINDS, "all false positives"):
         assert words in printed
     for world in ("2", "3"):
         command = [python(), "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
@@ -180,10 +179,7 @@ def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsy
         assert lasting(one) == lasting(other)
         for name in ("predictions.json", "classes.csv", "sizes.csv"):
             assert (one / name).read_bytes() == (other / name).read_bytes()
-    results = lasting(one)
-    assert len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
-    found = results["errors"]["kinds"]
-    assert found["missed"]["count"] <= 18
+    assert lasting(one)["errors"]["kinds"]["missed"]["count"] <= 18
 
 
 def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
@@ -226,7 +222,7 @@ def test_nms_for_a_model_with_one_branch_is_said_to_do_nothing(tiny, tmp_path, c
 
 
 def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
-    val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json", "--no-verbose"))
+    val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json"))
     results = json.loads((tmp_path / "runs/exp/results.json").read_text())
     assert len(results["classes"]) == 1
     assert results["classes"][0]["instances"] == 18
@@ -399,7 +395,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
 
 
 def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
-    """When it resumes, too, and as an exported file; beside a model of all classes."""
+    """Also when it resumes, and as an exported file."""
     runs, data = tmp_path / "runs", write_dataset(tmp_path / "set", train=8, val=4)
     command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
     command = [str(word) for word in [*command, "--cache-dir", tmp_path / "cache", "--epochs", "1"]]
@@ -409,15 +405,11 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
     train.main(["--resume", str(last), "--epochs", "2"])
     assert read_checkpoint(last)["names"] == ["dark"]
     export.main(["--weights", str(best), "--format", "torchscript", "--no-check"])
-    train.main([*command, "--name", "all"])
     base = ["--device", "cpu", "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache"), "--trust"]
     for weights in (best, best.with_suffix(".torchscript")):
         val.main(["--weights", str(weights), *base, "--project", str(tmp_path / "val"), "--name", weights.suffix[1:]])
         results = json.loads((tmp_path / "val" / weights.suffix[1:] / "results.json").read_text())
         assert [row["class"] for row in results["classes"]] == ["dark"]
-    capsys.readouterr()
-    val.main(["--weights", str(runs / "all" / "best.pt"), str(best), *base])
-    assert "1 of 2 classes used: dark" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -444,13 +436,6 @@ def test_flags_that_an_exported_file_cannot_follow_are_named(tiny, tmp_path, fla
     (tmp_path / "a.onnx").touch()
     with refused():
         val.main(flags(tiny, tmp_path, "--weights", str(tmp_path / "a.onnx"), *flag))
-
-
-def test_flags_of_the_report_are_named_where_several_files_give_none(tiny, tmp_path, capsys):
-    both = [str(tiny[1]), str(tiny[1])]
-    val.main(flags(tiny, tmp_path, "--weights", *both, "--per-size", "--noplots"))
-    assert "no effect: --per-size, --project" in capsys.readouterr().out
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.fixture(scope="module")

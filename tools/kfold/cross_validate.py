@@ -13,8 +13,7 @@ from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare
 from data.index.files import shards_of
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
-from engine.evaluation.fitness import Fitness
-from engine.evaluation.metrics import METRICS
+from engine.evaluation.metrics import METRICS, Fitness
 from tools.kfold.lists import TABLE, data_of, write_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
 from tools.training import TrainingFailed, train

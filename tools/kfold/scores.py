@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from engine.evaluation.metrics import METRICS, score_detections
-from engine.evaluation.report import number_text
-from engine.validate import open_models, score
+from engine.evaluation.tables import number_text
+from engine.validate import open_model_and_data, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.distributed.context import DistributedContext
@@ -43,9 +43,9 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
     shared = {name: getattr(config, name) for name in _SHARED} | {"device": device}
     if config.batch_size == FIND_BATCH_SIZE:
         del shared["batch_size"]
-    validation = ValConfig(weights=[str(weights)], data=str(data), **shared)
-    (model,), spec = open_models(validation, ctx)
-    _, evaluator, _ = score(validation, model, spec, None, ctx)
+    validation = ValConfig(weights=str(weights), data=str(data), **shared)
+    model, spec = open_model_and_data(validation, ctx)
+    _, evaluator, _ = score(validation, model, spec, ctx)
     fold = ScoredFold(evaluator.ground_truth, evaluator.detections)
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH}
     arrays |= {f"found_{name}": getattr(fold.found, name) for name in _FOUND}

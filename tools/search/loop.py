@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import Fitness
 from tools.kfold.cross_validate import make_folds, prepare
 from tools.kfold.lists import TABLE
 from tools.search.ranges import Space, values_text

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from optuna.trial import TrialState
 
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import Fitness
 from tools.kfold.cross_validate import CrossValidation, cross_validate, write_results
 from tools.search.ranges import Space
 from tools.search.study import Claim, SharedStudy

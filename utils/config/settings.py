@@ -41,7 +41,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
-    "noplots save_json per_size verbose nosave save_txt save_conf save_crop view_img "
+    "noplots save_json nosave save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
 
@@ -298,7 +298,7 @@ class TrainConfig(_DataConfig):
 class ValConfig(_DetectionsConfig, _DataConfig):
     """The flags of val.py."""
 
-    weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
+    weights: str = setting(help="checkpoint or exported file to evaluate")
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
@@ -315,8 +315,6 @@ class ValConfig(_DetectionsConfig, _DataConfig):
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
     )
     save_json: bool = setting(True, help="write predictions.json in COCO format")
-    per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects per class")
-    verbose: bool = setting(True, help="print one line per class")
     project: str = setting("runs/val", help="folder of runs", is_line=True)
 
 

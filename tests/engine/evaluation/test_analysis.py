@@ -9,7 +9,7 @@ import pytest
 from engine.evaluation.analysis import KINDS, SIZES, score_sizes, split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import score_detections
-from engine.evaluation.report import size_rows
+from engine.evaluation.tables import size_rows
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.structures import GroundTruth
 

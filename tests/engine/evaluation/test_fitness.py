@@ -11,8 +11,7 @@ import pytest
 
 import train
 from engine.checkpoint.checkpoint import Progress
-from engine.evaluation.fitness import Fitness
-from engine.evaluation.metrics import score_detections
+from engine.evaluation.metrics import Fitness, score_detections
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes

@@ -10,7 +10,7 @@ import pytest
 
 from engine.evaluation.matching import Pairs, match_by_overlap
 from engine.evaluation.metrics import confusion_matrix, score_detections
-from engine.evaluation.report import format_summary, silenced_text
+from engine.evaluation.tables import format_summary, silenced_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
 from utils.structures import GroundTruth

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.checkpoint.checkpoint import Progress
-from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import Fitness
 from engine.hooks import stopping
 from engine.hooks.checkpoints import Checkpoints
 from engine.hooks.hook import Action, Epoch, Hook, Hooks

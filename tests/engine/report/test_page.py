@@ -14,7 +14,8 @@ from data.box_sizes import size_that_shows
 from data.check.census import take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding, ScanReport
-from engine.evaluation.analysis import analyze
+from engine.evaluation.analysis import split_errors
+from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
@@ -125,7 +126,7 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     between = result.confusion[:-1, :-1].copy()
     np.fill_diagonal(between, 0)
     assert sum(int(row[2]) for row in pairs[0][1][1:]) == between.sum()
-    errors = analyze(truth, detections, 3).errors
+    errors = split_errors(match_detections(truth, detections, 3))
     (counts,) = (rows for name, rows in page.tables.items() if name.startswith("Errors of each class"))
     assert [row[1:] for row in counts[1:]] == [[str(n) for n in row] for row in errors.counts.tolist()]
     files = ["PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors"]

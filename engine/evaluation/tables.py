@@ -1,16 +1,16 @@
-"""The report of a validation: tables for the terminal, JSON and CSV for programs."""
+"""The scores of a validation as tables for the terminal, and as JSON and CSV files."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, SIZES, Analysis, ErrorSplit, SizeScores
+from engine.evaluation.analysis import KINDS, SIZES, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from utils.boxes import xyxy_to_xywh
@@ -39,43 +39,26 @@ def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> li
     return [every, *map(Row, *columns)]
 
 
-def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
-    """A row a size for all classes together, then for each. Columns: `SIZE_COLUMNS`."""
+def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
+    """A row for each size of all classes together, then of each class. Columns: `SIZE_COLUMNS`."""
     scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
     totals, means = sizes.targets.sum(0), mean_known(scores, axis=0)
-    for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores]):
-        for size, count, row in zip(SIZES, by_size.tolist(), values.tolist()):
-            yield Row(name, size, count, tuple(row))
+    return [
+        Row(name, size, count, tuple(row))
+        for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores])
+        for size, count, row in zip(SIZES, by_size.tolist(), values.tolist())
+    ]
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> list[str]:
-    """Aligned lines: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
-    shown = [row for row in rows if row.name == "all" or (row.instances and verbose)]
+def format_table(rows: Sequence[Row]) -> list[str]:
+    """Aligned lines of `result_rows`, without the classes that have no objects."""
+    shown = [row for row in rows if row.name == "all" or row.instances]
     cells = [(row.name, str(row.part), str(row.instances), *map(number_text, row.scores)) for row in shown]
-    return aligned([columns, *cells])
-
-
-class FileRow(NamedTuple):
-    """One of several files in a comparison."""
-
-    name: str
-    result: EvalResult
-    size: int  # bytes
-
-
-def format_files(rows: Sequence[FileRow]) -> list[str]:
-    """Aligned lines: for each file its AP, AP50, milliseconds per image and size."""
-    cells = [("file", "AP", "AP50", "ms per image", "MB")]
-    for name, result, size in rows:
-        milliseconds = result.extras["ms/inference"] + result.extras["ms/nms"]
-        scores = number_text(result.ap), number_text(result.metrics["AP50"])
-        cells.append((name, *scores, f"{milliseconds:.1f}", f"{size / 1e6:.1f}"))
-    return aligned(cells)
+    return aligned([COLUMNS, *cells])
 
 
 def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
-    """AP by size, the confidence of P, R and F1, the classes of which nothing is found there, and the time per image:
-    one to three lines."""
+    """AP by size, the confidence of P, R and F1, the classes of which it finds nothing, and the time per image."""
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
     lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
@@ -95,10 +78,8 @@ def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
     f1 = result.curve_f1[silenced]
     best = zip(silenced[:5], f1.max(1), result.curve_confidence[f1.argmax(1)])
     listed = ", ".join(f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best)
-    text = (
-        f"No object of {counted(silenced.size, 'class')} is found at confidence {result.best_confidence:.3f}: {listed}"
-    )
-    return text + ", ..." * (silenced.size > 5)
+    classes, more = counted(silenced.size, "class"), ", ..." * (silenced.size > 5)
+    return f"No object of {classes} is found at confidence {result.best_confidence:.3f}: {listed}{more}"
 
 
 def format_errors(errors: ErrorSplit) -> list[str]:
@@ -128,13 +109,17 @@ def write_results_json(
     path: str | Path,
     result: EvalResult,
     rows: Sequence[Row],
+    sizes: Sequence[Row],
+    errors: ErrorSplit,
     settings: dict[str, Any],
-    analysis: dict[str, Any] | None = None,
 ) -> None:
-    """Metrics of all classes and of each, the confusion matrix, ``analysis`` (see `analysis_content`), and the
-    ``settings`` of the validation; nan is null."""
+    """All scores, the confusion matrix, and the ``settings`` of the validation; nan is null.
+
+    ``rows`` and ``sizes``: see `result_rows` and `size_rows`.
+    """
     overall = {name.lower(): value for name, value in result.metrics.items()}
     overall |= {name: getattr(result, name) for name in ("best_confidence", "ap_small", "ap_medium", "ap_large")}
+    of_classes = zip(rows[1:], errors.counts, errors.class_cost)
     content = {
         **{name: plain_number(value) for name, value in overall.items()},
         "images": result.num_images,
@@ -145,36 +130,25 @@ def write_results_json(
             "confidence": result.confusion_confidence,
             "counts": result.confusion.tolist(),
         },
-        **(analysis or {}),
-        "extras": {name: plain_number(value) for name, value in result.extras.items()},
-        "settings": settings,
-    }
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]:
-    """As plain data for results.json; nan is None."""
-    errors, sizes = analysis
-    content: dict[str, Any] = {
         "errors": {
             "iou": 0.5,
             "ap50": plain_number(errors.ap),
             "kinds": _kinds(errors.counts.sum(0), errors.cost),
             "false_positives_cost": plain_number(errors.false_positive_cost),
             "not_found_cost": plain_number(errors.false_negative_cost),
-            "classes": [
-                {"class": name, **_kinds(count, cost)}
-                for name, count, cost in zip(names, errors.counts, errors.class_cost)
-            ],
+            "classes": [{"class": row.name, **_kinds(count, cost)} for row, count, cost in of_classes],
         },
+        "sizes": {
+            "areas_px": dict(zip(SIZES, AREA_RANGES.tolist())),  # least and largest
+            "rows": _json_rows(SIZE_COLUMNS, sizes),
+        },
+        "extras": {name: plain_number(value) for name, value in result.extras.items()},
+        "settings": settings,
     }
-    if sizes is not None:
-        areas = dict(zip(SIZES, AREA_RANGES.tolist()))  # least and largest
-        content["sizes"] = {"areas_px": areas, "rows": _json_rows(SIZE_COLUMNS, size_rows(sizes, names))}
-    return content
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def _json_rows(columns: Sequence[str], rows: Iterator[Row] | Sequence[Row]) -> list[dict[str, Any]]:
+def _json_rows(columns: Sequence[str], rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [dict(zip(columns, (*cells, *map(plain_number, scores)))) for *cells, scores in rows]
 
 
