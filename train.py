@@ -16,7 +16,7 @@ from utils.machine.limits import explained, memory_advice
 from utils.machine.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.checkpoint.run import Run
+    from engine.run import Run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,7 +51,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     with Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
         with ctx.closing(), report_errors_once(ctx):
-            from engine.checkpoint.run import open_run
+            from engine.run import open_run
             from engine.train.build import build_run  # in here, so that only one process reports a failing import
             from utils.distributed.agreement import check_same_start
 

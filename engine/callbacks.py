@@ -98,32 +98,30 @@ class UserCallbacks(Hook):
         self._flag, self._callbacks, self._path, self._failure = flag, callbacks, path, ""
         self._row: dict[str, float] = {}
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> None:
         run, ctx = trainer.run, trainer.ctx
         settings, model = {**asdict(run.config), **asdict(run.hyp)}, trainer.step.ema.module
         stop = partial(trainer.control.request, Action.STOP)
         self._state = RunState(run.folder, settings, ctx.rank, ctx.world_size, ctx.is_main, model, stop)
-        return self._call("on_start", trainer)
+        self._call("on_start", trainer)
 
-    def after_step(self, trainer: Training) -> Action:
-        return self._call("on_step", trainer)
+    def after_step(self, trainer: Training) -> None:
+        self._call("on_step", trainer)
 
-    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         self._row = epoch.row
-        return Action.CONTINUE
 
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self._state.metrics = broadcast_object(trainer.ctx, self._row)
-        return self._call("on_epoch", trainer)
+        self._call("on_epoch", trainer)
 
-    def finish(self, trainer: Training) -> Action:
+    def finish(self, trainer: Training) -> None:
         """Raises UserError if the callback fails."""
         self._call("on_end", trainer)
         if self._failure:
             raise UserError(self._failure)
-        return Action.CONTINUE
 
-    def _call(self, name: str, trainer: Training) -> Action:
+    def _call(self, name: str, trainer: Training) -> None:
         if name in self._callbacks and not self._failure:
             state, progress = self._state, trainer.progress
             state.epoch, state.epochs, state.step = progress.epoch, trainer.epochs, progress.updates
@@ -133,7 +131,6 @@ class UserCallbacks(Hook):
                 self._callbacks[name](state)
             except (Exception, SystemExit) as error:
                 self._fail(name, error, trainer)
-        return Action.CONTINUE
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         log = trainer.run.folder / "train.log"

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.parallel.ddp import resolve_virtual_ranks
 from models.heads.base import DetectionHead
 from utils.config.settings import (
     ALL_RANKS,
-    FIND_BATCH_SIZE,
     Hyperparameters,
     TrainConfig,
     changed_settings,
     closing_epochs,
 )
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 
@@ -43,27 +42,6 @@ def prepare_process(
     changed[0].pop("override", None)  # is in the hyper-parameters
     lists = [", ".join(f"{k}={'null' if v is None else v}" for k, v in part.items()) or "defaults" for part in changed]
     log.info("settings: %s; hyper-parameters: %s", *lists)
-
-
-def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
-    """The number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and adds
-    gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
-
-    Raises UserError for a number that does not fit this run.
-    """
-    wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
-    if not config.virtual_ranks and (world == 1 or config.pipeline > 1 or not config.deterministic):
-        return 0
-    if wanted & (wanted - 1) or wanted % world:
-        fix = f"--virtual-ranks {wanted}: must be a power of two and a multiple of the number of processes ({world})"
-        raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
-    if wanted > config.batch_size != FIND_BATCH_SIZE:
-        raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
-    if config.sync_bn:
-        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
-    if len(ctx.devices) > 1:
-        raise UserError("--virtual-ranks: one device per process; start with torchrun instead of --device 0,1")
-    return wanted
 
 
 def unused_settings(

@@ -51,8 +51,8 @@ def build_step(
     """
     import torch
 
-    from engine.checkpoint.run import Run
     from engine.optim.schedule import step_plan
+    from engine.run import Run
     from engine.train.step import build_step as build
     from models.detector import build_detector
     from utils.config.parser import hyperparameters_from

@@ -230,26 +230,25 @@ class RemoteValidation(Hook):
             self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
         return self._settle(trainer)
 
-    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         action = self._settle(trainer)
         is_due = self._validation.is_due(epoch.number, trainer.epochs)
         may_end = epoch.number == trainer.epochs
         may_end |= has_stalled(trainer.progress, trainer.run.config.patience, epoch=epoch.number)
-        if action is Action.CONTINUE and is_due and not may_end and self._evaluators and self._evaluators.is_free():
+        if action is None and is_due and not may_end and self._evaluators and self._evaluators.is_free():
             epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
             self._pending = _Pending(epoch, trainer.is_closing)
         return action
 
-    def before_epoch(self, trainer: Training) -> Action:
+    def before_epoch(self, trainer: Training) -> None:
         """Sends the weights of a pending epoch, which is saved now."""
         if self._pending is not None and self._pending.progress is None:
             self._take(trainer)
             self._evaluators.send(self._pending.epoch.number, self._pending.ema, closing=self._pending.is_closing)
-        return Action.CONTINUE
 
-    def after_training(self, trainer: Training) -> Action:
+    def after_training(self, trainer: Training) -> Action | None:
         if self._pending is None:
-            return Action.CONTINUE
+            return None
         action = self._settle(trainer)  # a callback has ended the run
         trainer.save()
         return action
@@ -270,12 +269,12 @@ class RemoteValidation(Hook):
         self._pending.ema = Snapshot({"ema": state}).content()["ema"]
         self._pending.progress = asdict(trainer.progress)
 
-    def _settle(self, trainer: Training) -> Action:
+    def _settle(self, trainer: Training) -> Action | None:
         """Counts the result of the pending epoch. If there is none, the training processes validate it; a signal that
         ends this leaves it pending."""
         pending = self._pending
         if pending is None:
-            return Action.CONTINUE
+            return None
         if pending.progress is None:
             self._take(trainer)
         epoch, criterion = pending.epoch, trainer.step.criterion
@@ -290,13 +289,13 @@ class RemoteValidation(Hook):
             if action is Action.STOP:
                 return action
         self._pending, epoch.is_pending = None, False
-        trainer.call("scored", epoch)
+        trainer.call("after_validation", epoch)
         if self._ctx.is_main:
             progress = pending.progress | {name: getattr(trainer.progress, name) for name in OF_RESULTS}
             result = {"metrics": epoch.metrics, "is_best": epoch.is_best}
             trainer.checkpointer.save_scored(pending.ema, progress, **result)
-        trainer.call("after_scores", epoch)
-        return Action.CONTINUE
+        trainer.call("after_validation_saved", epoch)
+        return None
 
     def _setup(self, trainer: Training) -> dict[str, Any]:
         """What the evaluating processes know of the run."""

@@ -1,7 +1,5 @@
-"""Hooks: what happens in a training besides its steps, at fixed points of the loop (engine/train/trainer.py).
-
-The design follows detectron2's ``HookBase``.
-"""
+"""Hooks: what happens in a training besides its steps, at fixed points of the loop (engine/train/trainer.py), as with
+detectron2's ``HookBase``."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ import numpy as np
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.run import Run
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl, StepFlags, StepValues
+from engine.run import Run
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
@@ -63,8 +61,9 @@ class Training(Protocol):
 class Hook:
     """Base class, which does nothing.
 
-    Every rank has the same hooks in the same order, and calls the same methods. All ranks must return the same action.
-    What a single rank wants, it requests (`RunControl.request`): the ranks agree on it after the next step or epoch.
+    Every rank has the same hooks in the same order, and calls the same methods. All ranks must return the same action;
+    None continues. A single rank requests an action (`RunControl.request`), which all take after the next step or
+    epoch.
 
     Attributes:
         decides_next_epoch: whether the images of the next epoch, or whether there is one, is known only after
@@ -73,49 +72,38 @@ class Hook:
 
     decides_next_epoch = False
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> Action | None:
         """Before the first step of this process."""
-        return Action.CONTINUE
 
-    def before_epoch(self, trainer: Training) -> Action:
+    def before_epoch(self, trainer: Training) -> Action | None:
         """Before the first step that this process takes of an epoch."""
-        return Action.CONTINUE
 
-    def after_step(self, trainer: Training) -> Action:
+    def after_step(self, trainer: Training) -> Action | None:
         """After each step of the optimizer."""
-        return Action.CONTINUE
 
-    def read(self, trainer: Training, values: StepValues) -> Action:
+    def read(self, trainer: Training, values: StepValues) -> Action | None:
         """When the host has the values of a step: one step late, or before something is saved."""
-        return Action.CONTINUE
 
-    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         """After the last step of an epoch; all ranks have the same model. The place to validate."""
-        return Action.CONTINUE
 
-    def before_validation(self, trainer: Training) -> Action:
-        return Action.CONTINUE
+    def before_validation(self, trainer: Training) -> Action | None:
+        """Before the training processes validate an epoch."""
 
-    def scored(self, trainer: Training, epoch: Epoch) -> Action:
-        """When it is known what the validation of an epoch gave, before this is saved. Also called for an epoch that is
-        not validated."""
-        return Action.CONTINUE
+    def after_validation(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """When the scores of an epoch are known, before they are saved; also for an epoch that is not validated."""
 
-    def after_scores(self, trainer: Training, epoch: Epoch) -> Action:
-        """When what `scored` changed is saved."""
-        return Action.CONTINUE
+    def after_validation_saved(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """When what `after_validation` changed is saved."""
 
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
         """At the end of an epoch, when it is saved; a pending one has no scores yet."""
-        return Action.CONTINUE
 
-    def after_training(self, trainer: Training) -> Action:
+    def after_training(self, trainer: Training) -> Action | None:
         """After the last step of this process, unless a signal has ended the run."""
-        return Action.CONTINUE
 
-    def finish(self, trainer: Training) -> Action:
+    def finish(self, trainer: Training) -> Action | None:
         """When all files are written. Not called after a signal or an error."""
-        return Action.CONTINUE
 
     def saved(self) -> None:
         """After each save."""
@@ -142,7 +130,7 @@ class Hooks:
         """Calls a method of all hooks, up to one that stops the run. Returns the greatest action."""
         action = Action.CONTINUE
         for hook in self._hooks:
-            action = max(action, getattr(hook, point)(trainer, *args))
+            action = max(action, getattr(hook, point)(trainer, *args) or Action.CONTINUE)
             if action is Action.STOP:
                 break
         return action

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.hook import Epoch, Hook, Training
 from utils.logger import get_logger, terminal_bars
 from utils.machine.resources import process_age_s
 from utils.strings import format_duration
@@ -27,7 +27,7 @@ class ProgressBar(Hook):
         self._is_shown, self._is_first_step = False, True
         self._steps_done_at, self._between_s = 0.0, 0.0  # validation and saving take so long between two epochs
 
-    def before_epoch(self, trainer: Training) -> Action:
+    def before_epoch(self, trainer: Training) -> None:
         self._started = self._line_at = time.monotonic()
         if self._steps_done_at:
             self._between_s = self._started - self._steps_done_at
@@ -40,9 +40,8 @@ class ProgressBar(Hook):
             layout = "{desc} {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {postfix}"
             self._bar = tqdm(total=self._total, initial=self._done, bar_format=layout, dynamic_ncols=True, leave=True)
             self._bar.set_description_str(self._title, refresh=False)
-        return Action.CONTINUE
 
-    def after_step(self, trainer: Training) -> Action:
+    def after_step(self, trainer: Training) -> None:
         if self._is_first_step and (age := process_age_s()) is not None:
             get_logger().info("first step %.1f s after the start", age)
         self._is_first_step = False
@@ -57,15 +56,13 @@ class ProgressBar(Hook):
             self._bar.update()
         elif self._is_shown and since >= LINE_EVERY_S and self._done < self._total:
             self._show()
-        return Action.CONTINUE
 
-    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
         self._steps_done_at = time.monotonic()
         if self._done > self._first:
             speed, waiting = self._speed()
             epoch.row |= {"speed/images_per_s": speed, "speed/data_wait": waiting}
         self.close()
-        return Action.CONTINUE
 
     def close(self) -> None:
         """Ends the bar, or writes the epoch's last line. A second call does nothing."""

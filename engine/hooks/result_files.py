@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.hook import Epoch, Hook, Training
 from utils.errors import UserError, first_line
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
@@ -129,21 +129,18 @@ class TrackerHook(Hook):
     def open(self, trainer: Training) -> Sequence[Tracker]:
         raise NotImplementedError
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> None:
         run, self.trackers = trainer.run, self.open(trainer)
         for tracker in self.trackers:
             tracker.start({**asdict(run.config), **asdict(run.hyp)}, trainer.progress.epoch + 1)
-        return Action.CONTINUE
 
-    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         for tracker in self.trackers:
             tracker.epoch(epoch.number, epoch.row)
-        return Action.CONTINUE
 
-    def finish(self, trainer: Training) -> Action:
+    def finish(self, trainer: Training) -> None:
         for tracker in self.trackers:
             tracker.finish(trainer.run.folder)
-        return Action.CONTINUE
 
     def close(self) -> None:
         for tracker in self.trackers:

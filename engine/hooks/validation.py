@@ -34,9 +34,9 @@ class Validation(Hook):
         """Whether ``epoch``, from 1, of so many is validated."""
         return epoch == epochs or (self._val_every > 0 and epoch % self._val_every == 0)
 
-    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
-            return Action.CONTINUE
+            return None
         return self.run(trainer, trainer.step.ema.module, epoch)
 
     def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
@@ -52,14 +52,13 @@ class Results(Hook):
     def __init__(self, fitness: Fitness) -> None:
         self.fitness = fitness
 
-    def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
         losses = trainer.progress.mean_losses(trainer.step.criterion.names)
         optimizer = trainer.step.optimizer
         optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
         epoch.row |= {f"train/{name}": value for name, value in losses.items()} | optimizer.rates()
-        return Action.CONTINUE
 
-    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         progress, result = trainer.progress, epoch.result
         found = result and (self.fitness.of(result), result.class_ap, result.threshold)
         found = broadcast_object(trainer.ctx, found)
@@ -73,7 +72,6 @@ class Results(Hook):
             epoch.row = {**first, **epoch.metrics, **epoch.row}
             shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in epoch.metrics.items() if k.startswith("metrics"))
             log.info("epoch %d: %s", epoch.number, "  ".join(shown))
-        return Action.CONTINUE
 
     def _metrics(self, result: EvalResult) -> dict[str, Any]:
         losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
@@ -93,16 +91,14 @@ class ClassWeights(Hook):
     def __init__(self, loader: InfiniteDataLoader) -> None:
         self._base = np.array(loader.class_weights)
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> None:
         if trainer.progress.class_weights:  # of a resumed run
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
-        return Action.CONTINUE
 
-    def scored(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         if epoch.class_ap is not None:
             trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
-        return Action.CONTINUE
 
 
 class Summary(Hook):
@@ -111,7 +107,7 @@ class Summary(Hook):
     def __init__(self, fitness: str) -> None:
         self._fitness = fitness
 
-    def finish(self, trainer: Training) -> Action:
+    def finish(self, trainer: Training) -> None:
         progress, checkpointer = trainer.progress, trainer.checkpointer
         done = counted(progress.epoch, "epoch")
         if progress.best_epoch < 0:
@@ -121,4 +117,3 @@ class Summary(Hook):
                 "done: %s; best %s %.4f in epoch %d: %s",
                 done, self._fitness, progress.best_fitness, progress.best_epoch, checkpointer.best,
             )  # fmt: skip
-        return Action.CONTINUE

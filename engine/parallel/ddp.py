@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,13 +15,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.structures import Batch
 
 log = logging.getLogger("lockstep")
 
 Accumulate = Callable[[Sequence[Batch]], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
+    """The number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and adds
+    gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
+
+    Raises UserError for a number that does not fit this run.
+    """
+    wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
+    if not config.virtual_ranks and (world == 1 or config.pipeline > 1 or not config.deterministic):
+        return 0
+    if wanted & (wanted - 1) or wanted % world:
+        fix = f"--virtual-ranks {wanted}: must be a power of two and a multiple of the number of processes ({world})"
+        raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
+    if wanted > config.batch_size != FIND_BATCH_SIZE:
+        raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
+    if config.sync_bn:
+        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
+    if len(ctx.devices) > 1:
+        raise UserError("--virtual-ranks: one device per process; start with torchrun instead of --device 0,1")
+    return wanted
 
 
 def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
@@ -74,12 +98,42 @@ def parallelize(
             **{no_broadcast: False},
         )
     if len(ctx.devices) > 1:
-        from engine.parallel.data_parallel import DataParallel
-
         count = len(ctx.devices)
         log.info("DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster", count, count)
         return DataParallel(model, device_ids=[d.index for d in ctx.devices])
     return model
+
+
+class DataParallel(nn.DataParallel):
+    """`torch.nn.DataParallel` with one thread per device for the whole run, in the caller's autocast type.
+
+    torch starts new threads at each call. cuDNN's plans belong to a thread: their kernels would be searched again at
+    each step (pytorch#191744), and their memory is never freed (pytorch#169153). torch also passes on whether autocast
+    is on but not its type: replicas would run in float16 without a gradient scaler.
+    """
+
+    def __init__(self, module: nn.Module, device_ids: Sequence[int] | None = None) -> None:
+        super().__init__(module, device_ids=device_ids)
+        self._threads: list[ThreadPoolExecutor] = []  # one per device
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Sequence[Any]) -> list[Any]:
+        device = inputs[0][0].device.type
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+        def run(replica: nn.Module, args: Sequence[Any], options: dict[str, Any]) -> Any:
+            is_training, is_on, dtype = modes
+            of_device, of_stream = nullcontext(), nullcontext()
+            if args[0].is_cuda:
+                of_device, of_stream = torch.cuda.device(args[0].device), torch.cuda.stream(streams[args[0].device])
+            of_precision = torch.autocast(device, dtype, enabled=is_on)
+            with of_device, of_stream, of_precision, torch.set_grad_enabled(is_training):
+                return replica(*args, **options)
+
+        streams = {args[0].device: torch.cuda.current_stream(args[0].device) for args in inputs if args[0].is_cuda}
+        self._threads += [ThreadPoolExecutor(1) for _ in range(len(replicas) - len(self._threads))]
+        calls = zip(self._threads, replicas, inputs, kwargs)
+        running = [thread.submit(run, replica, args, options) for thread, replica, args, options in calls]
+        return [future.result() for future in running]
 
 
 def bucket_mebibytes(model: nn.Module) -> float:

@@ -239,7 +239,7 @@ def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tens
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     parameter = next(model.parameters())
     image = torch.zeros(1, model.channels, side, side, dtype=parameter.dtype, device=parameter.device)
-    x, kept, outputs = image.contiguous(memory_format=dense_format(parameter)), {}, []
+    x, kept, outputs = image.contiguous(memory_format=torch.channels_last), {}, []
     with eval_mode(model), autocast():
         for layer in range(len(model.model)):
             counts.append(0)

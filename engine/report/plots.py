@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
-from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.result_files import ResultFiles
 from engine.hooks.validation import Results, Validation
 from engine.report.page import ReportPage, Subject
@@ -53,7 +53,7 @@ class Plots(Hook):
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> None:
         run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
         self._folder, self._names, self._evaluator = run.folder, model.names, validation.evaluator
         self._tensorboard = trainer.hooks.get(ResultFiles).tensorboard
@@ -74,18 +74,15 @@ class Plots(Hook):
             side = 2 * model.stride  # the graph of larger images is the same
             self._tensorboard.write(add_graph, model, torch.zeros(1, model.channels, side, side))
             self._page.write({})
-        return Action.CONTINUE
 
-    def after_scores(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_validation_saved(self, trainer: Training, epoch: Epoch) -> None:
         self._page.set_epochs(trainer.epochs)
         if epoch.result is not None and self._evaluator.detections is not None:
             self._page.validation = ScoredValidation(epoch.result, self._evaluator.detections, epoch.number)
         self._drawing.after_epoch(epoch.number, epoch.result)
-        return Action.CONTINUE
 
-    def after_training(self, trainer: Training) -> Action:
+    def after_training(self, trainer: Training) -> None:
         self._drawing.finish()
-        return Action.CONTINUE
 
     def _draw_batches(self, loader: InfiniteDataLoader) -> None:
         """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""

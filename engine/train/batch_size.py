@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.checkpoint.run import Run
 from engine.optim.schedule import StepPlan, step_plan
+from engine.parallel.ddp import resolve_virtual_ranks
 from engine.parallel.sync_bn import convert_sync_bn
-from engine.process import resolve_virtual_ranks
+from engine.run import Run
 from engine.train.compile import plan_compilation
 from engine.train.step import LEAST_SEARCHED, build_step, may_search
 from models.losses.base import Criterion

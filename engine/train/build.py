@@ -17,20 +17,19 @@ from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.run import Run, claim_folder
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
-from engine.hooks.checkpoints import Checkpoints
 from engine.hooks.hook import Hook
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.result_files import ResultFiles
-from engine.hooks.stopping import EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.validation import ClassWeights, Results, Summary, Validation
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.process import prepare_process, unused_settings
+from engine.run import Run, claim_folder
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from models.build import build_starting_model

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoint.run import Run
 from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags, append_flags
-from engine.parallel.ddp import Autocast, Strategy, parallelize, unused_parameters
-from engine.process import resolve_virtual_ranks
+from engine.parallel.ddp import Autocast, Strategy, parallelize, resolve_virtual_ranks, unused_parameters
+from engine.run import Run
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig

@@ -11,11 +11,11 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.run import Run
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.control import NO_FLAGS, RunControl, StepFlags
 from engine.parallel.ddp import average_buffers, broadcast_parameters
+from engine.run import Run
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.strings import counted
@@ -128,15 +128,15 @@ class Trainer:
                 broadcast_parameters(model, self.ctx)
             progress.buffers_averaged = True
         epoch = Epoch(progress.epoch + 1)
-        if self.call("after_steps", epoch) is Action.STOP:
+        if self.call("after_last_step", epoch) is Action.STOP:
             return
         progress.epoch += 1
         progress.begin_epoch()
         if not epoch.is_pending:
-            self.call("scored", epoch)
+            self.call("after_validation", epoch)
         self.save(epoch)
         if not epoch.is_pending:
-            self.call("after_scores", epoch)
+            self.call("after_validation_saved", epoch)
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
 

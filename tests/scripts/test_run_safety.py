@@ -111,7 +111,7 @@ def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_pat
 @pytest.mark.slow
 def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path):
     """They are saved before it, unless they took less than a minute (here: than no time)."""
-    odd = "slowval:30;set:engine.hooks.checkpoints:SAVE_BEFORE_VALIDATION_S:0"
+    odd = "slowval:30;set:engine.hooks.stopping:SAVE_BEFORE_VALIDATION_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-minutes", "10"))
         run.until((tmp_path / "exp" / "last.pt").exists)

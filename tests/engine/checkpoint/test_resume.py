@@ -13,7 +13,7 @@ from engine.checkpoint.resume import (
     resumed_hyperparameters,
     resumed_position,
 )
-from engine.checkpoint.run import note_launch, open_run, run_of_launch
+from engine.run import note_launch, open_run, run_of_launch
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext

@@ -12,9 +12,8 @@ import torch
 from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import stopping
-from engine.hooks.checkpoints import Checkpoints
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.stopping import EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.validation import ClassWeights, Results, Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
@@ -36,8 +35,7 @@ class FakeTrainer(SimpleNamespace):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
-    for module in ("checkpoints", "stopping"):
-        monkeypatch.setattr(f"engine.hooks.{module}.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("engine.hooks.stopping.time.monotonic", lambda: seconds[0])
     return seconds
 
 
@@ -65,10 +63,10 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
 
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     trainer, hook = FakeTrainer(), Checkpoints(60)
-    assert hook.after_step(trainer) is Action.CONTINUE
+    assert hook.after_step(trainer) is None
     assert not trainer.requested
     now[0] += 61
-    assert [hook.after_step(trainer) for _ in range(3)] == [Action.CONTINUE] * 3
+    assert [hook.after_step(trainer) for _ in range(3)] == [None] * 3
     assert trainer.requested == [Action.SAVE]  # once, until the checkpoint is saved
     hook.saved()
     hook.after_step(trainer)
@@ -78,7 +76,7 @@ def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     assert len(trainer.requested) == 2
     other, hook = FakeTrainer(OTHER), Checkpoints(60)
     now[0] += 1000
-    assert hook.after_step(other) is Action.CONTINUE
+    assert hook.after_step(other) is None
     assert not other.requested
 
 
@@ -90,7 +88,7 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
         due.append(hook.before_validation(FakeTrainer()) is Action.SAVE)
     assert due == [least_s is not None and seconds >= least_s for seconds in times]
     hook.saved()
-    assert hook.before_validation(FakeTrainer()) is Action.CONTINUE
+    assert hook.before_validation(FakeTrainer()) is None
 
 
 @pytest.mark.parametrize(("val_every", "wanted"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
@@ -108,7 +106,7 @@ def test_patience_counts_validated_epochs_and_only_between_epochs():
         over.append(hook.after_epoch(trainer, Epoch(progress.epoch)) is Action.END)
     assert over == [False, False, True, False, True, False, True, False]  # after the last epoch there is none to spare
     progress.epoch, progress.batch = 4, 1
-    assert hook.start(trainer) is Action.CONTINUE
+    assert hook.start(trainer) is None
     progress.batch = 0
     assert hook.start(trainer) is Action.END  # a resumed run
 
@@ -118,12 +116,12 @@ def test_the_time_limit_changes_the_number_of_epochs(now):
     trainer.set_epochs = lambda epochs: setattr(trainer, "epochs", epochs)
     hook.before_epoch(trainer)
     now[0] += 600  # the first epoch's steps
-    hook.after_steps(trainer, Epoch(1))
+    hook.after_last_step(trainer, Epoch(1))
     assert trainer.epochs == 6
     now[0] += 120  # its validation
     hook.before_epoch(trainer)
     now[0] += 600
-    hook.after_steps(trainer, Epoch(2))
+    hook.after_last_step(trainer, Epoch(2))
     assert trainer.epochs == 5
 
 
@@ -161,9 +159,9 @@ def test_a_low_ap_raises_the_weight_of_a_class():
     loader = SimpleNamespace(class_weights=np.array([1.0, 2.0]), set_class_weights=lambda w: given.append(w.tolist()))
     trainer, hook = FakeTrainer(loader=loader), ClassWeights(loader)
     hook.start(trainer)
-    hook.scored(trainer, Epoch(1))  # not validated
+    hook.after_validation(trainer, Epoch(1))  # not validated
     assert not given
-    hook.scored(trainer, Epoch(2, class_ap=np.array([0.5, np.nan])))
+    hook.after_validation(trainer, Epoch(2, class_ap=np.array([0.5, np.nan])))
     assert given == [[0.25, 2.0]] == [trainer.progress.class_weights]
     ClassWeights(loader).start(trainer)  # resumed
     assert given == [[0.25, 2.0]] * 2
@@ -177,11 +175,11 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
     for trainer.progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
         epoch = Epoch(trainer.progress.epoch)
         trainer.progress.count_losses((4.0,), is_finite=True)
-        hook.after_steps(trainer, epoch)
+        hook.after_last_step(trainer, epoch)
         if ap is not None:
             scores = {"metrics": {"AP": ap}, "class_ap": np.array([ap]), "threshold": 0.5, "extras": {"val/box": 1.0}}
             epoch.result = SimpleNamespace(**scores)
-        hook.scored(trainer, epoch)
+        hook.after_validation(trainer, epoch)
         bests.append(epoch.is_best)
         names = ["time", "train/box", *(["metrics/AP", "val/box"] if ap is not None else []), "lr/bias"]
         assert [name for name in epoch.row if name != "metrics/fitness"] == names

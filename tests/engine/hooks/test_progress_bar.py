@@ -31,7 +31,7 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     bar, trainer, epoch = ProgressBar(), trainer_of(20, epoch=0, epochs=4, box=math.nan), Epoch(2)
     bar.before_epoch(trainer)
-    bar.after_steps(trainer, epoch)
+    bar.after_last_step(trainer, epoch)
     assert epoch.row == {}  # a resumed run may begin here
     now[0] += 10.0  # validation
     trainer.progress.epoch, trainer.data_wait_s = 1, 0.5
@@ -40,7 +40,7 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
         now[0] += 2.0
         bar.after_step(trainer)
         trainer.losses |= {"box": 1.25, "cls": step + 1}
-    bar.after_steps(trainer, epoch)
+    bar.after_last_step(trainer, epoch)
     bar.close()
     captured = capsys.readouterr()
     lines = captured.out.splitlines()

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from engine.optim.build import build_optimizer
-from engine.parallel.data_parallel import DataParallel
-from engine.parallel.ddp import bucket_mebibytes, parallelize, unused_parameters
+from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unused_parameters
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu

@@ -40,7 +40,7 @@ SKIPPING = {
 
 
 def make_step(ctx, model, *, pipeline: bool, dtype=torch.float64, freeze=(), **changes) -> tuple[TrainStep, nn.Module]:
-    model = build_detector(model, 2, seed=1).to(dtype)
+    model = build_detector(model, 2, seed=1).to(dtype, memory_format=torch.channels_last)
     freeze_layers(model, freeze)
     return make_train_step(ctx, model, pipeline=pipeline, **changes), model
 

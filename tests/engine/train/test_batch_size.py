@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import engine.train.batch_size
 import train
-from engine.checkpoint.run import Run
+from engine.run import Run
 from engine.train.batch_size import (
     BOXES,
     MOST_IMAGES,

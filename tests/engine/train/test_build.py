@@ -13,10 +13,10 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.loading.augmented import AugmentedImages
-from engine.checkpoint.run import open_run
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.validation import Validation
 from engine.parallel.watchdog import Watchdog
+from engine.run import open_run
 from engine.train import build
 from engine.train.build import build_run
 from engine.train.trainer import Trainer
@@ -124,7 +124,6 @@ def test_a_resumed_run_stands_where_it_was_saved():
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
                 trainer.control.request(Action.STOP)
-            return Action.CONTINUE
 
     with built("--epochs", "2", "--optimizer", "SGD", "--batch-size", "2") as trainer:
         trainer.hooks = Hooks([*trainer.hooks._hooks, Stops()])

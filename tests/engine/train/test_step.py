@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.run import Run
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
+from engine.run import Run
 from engine.train.step import build_step
 from models.build import freeze_layers
 from models.detector import build_detector

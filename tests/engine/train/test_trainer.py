@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.checkpoint.checkpoint import Progress
-from engine.checkpoint.run import Run
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
+from engine.run import Run
 from engine.train.trainer import Trainer
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
@@ -108,7 +108,8 @@ def test_hooks_see_every_step_and_epoch_in_order():
     epoch = [
         ("before_epoch", 0, 0),
         *(("after_step", 0, batch) for batch in (1, 2, 3)),
-        ("after_steps", 0, 3), ("scored", 1, 0), ("saved",), ("after_scores", 1, 0), ("after_epoch", 1, 0),
+        ("after_last_step", 0, 3),
+        ("after_validation", 1, 0), ("saved",), ("after_validation_saved", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
     without_reads = [call for call in watch.calls if call[0] != "read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
@@ -119,9 +120,8 @@ def test_hooks_see_every_step_and_epoch_in_order():
 
 def test_each_epoch_is_saved_with_its_scores():
     class Scores(Hook):
-        def scored(self, trainer: Training, epoch: Epoch) -> Action:
+        def after_validation(self, trainer: Training, epoch: Epoch) -> Action:
             epoch.is_best, epoch.metrics = epoch.number == 2, {"AP": epoch.number / 10}
-            return Action.CONTINUE
 
         def state_dict(self) -> dict:
             return {"seen": 1}
@@ -138,15 +138,14 @@ def test_each_epoch_is_saved_with_its_scores():
 
 def test_a_pending_epoch_is_saved_without_scores():
     class Pending(Hook):
-        def after_steps(self, trainer: Training, epoch: Epoch) -> Action:
+        def after_last_step(self, trainer: Training, epoch: Epoch) -> Action:
             epoch.is_pending = True
-            return Action.CONTINUE
 
     watch = Watch()
     trainer = build(Pending(), watch, epochs=1)
     trainer.fit()
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0)]
-    assert watch.of("scored", "after_scores", "after_epoch") == [("after_epoch", 1, 0)]
+    assert watch.of("after_validation", "after_validation_saved", "after_epoch") == [("after_epoch", 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_a_pending_epoch_is_saved_without_scores():
         ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 2), (1, 0), (2, 0)]),
         ({"start": (0, 0, Action.END)}, 0, []),
         ({"after_epoch": (1, 0, Action.END)}, 3, [(1, 0)]),
-        ({"after_steps": (0, 3, Action.STOP)}, 3, [(0, 3)]),  # a signal during validation
+        ({"after_last_step": (0, 3, Action.STOP)}, 3, [(0, 3)]),  # a signal during validation
     ],
 )
 def test_the_trainer_follows_what_hooks_return(answers, steps, saved):
@@ -178,7 +177,6 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
                 trainer.control.request(Action.STOP)
-            return Action.CONTINUE
 
     trainer = build(Requests())
     trainer.fit()
@@ -195,7 +193,6 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     class Signals(Hook):
         def after_step(self, trainer: Training) -> Action:
             trainer.control._signals.stop |= trainer.progress.updates == 1
-            return Action.CONTINUE
 
     watch = Watch()
     trainer = build(Signals(), watch, epochs=9)

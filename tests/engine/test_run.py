@@ -12,9 +12,9 @@ import pytest
 import torch
 import yaml
 
-import engine.checkpoint.run
-from engine.checkpoint.run import Run, claim_folder
+import engine.run
 from engine.process import prepare_process
+from engine.run import Run, claim_folder
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.folders import increment_path
@@ -42,18 +42,18 @@ def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monke
         found.append(folder)
         return folder
 
-    monkeypatch.setattr(engine.checkpoint.run, "increment_path", find)
+    monkeypatch.setattr(engine.run, "increment_path", find)
     name.mkdir()
     run = run_with(name, project=str(tmp_path), exist_ok=True)
     with claim_folder(CPU, replace(run, begun=False)) as opened:
         assert opened.folder == name
-        assert (name / engine.checkpoint.run.LOCK_NAME).exists()
+        assert (name / engine.run.LOCK_NAME).exists()
     assert found == [name, name]
 
 
 def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
     """Otherwise another start could use the folder and lose it."""
-    lock, remove = tmp_path / "exp" / engine.checkpoint.run.LOCK_NAME, shutil.rmtree
+    lock, remove = tmp_path / "exp" / engine.run.LOCK_NAME, shutil.rmtree
     locked = []
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (locked.append(FileLock(lock).acquire()), remove(*a, **k)))
     run = replace(run_with(tmp_path / "exp", project=str(tmp_path)), begun=False)

@@ -43,10 +43,6 @@ class Run:
     data_root: str = ""  # the data set's folder, as far as the checkpoint knows it
     begun: bool = True  # whether the folder has been made
 
-    def continues_elsewhere(self, last: Path) -> bool:
-        """Whether it resumes from another file than ``last``, its own last.pt; it then saves before it trains."""
-        return self.checkpoint is not None and self.checkpoint.path.resolve() != last.resolve()
-
 
 @contextmanager
 def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str]) -> Iterator[Run]:
