@@ -64,7 +64,7 @@ def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> A
 
 
 def letterbox_to_original(boxes_xyxy: ArrayT, gain_x: ArrayT, gain_y: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
-    """Converts canvas pixels to original pixels, without clipping. Gains and pads broadcast against (...,)."""
+    """Canvas pixels to original pixels, without clipping. Gains and pads broadcast against (...,)."""
     return _stack(
         (boxes_xyxy[..., 0] - pad_x) / gain_x,
         (boxes_xyxy[..., 1] - pad_y) / gain_y,
@@ -78,14 +78,9 @@ def area_xyxy(boxes: ArrayT) -> ArrayT:
 
 
 def tile_windows(canvas_hw: tuple[int, int], tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
-    """The corners x1, y1, x2, y2 of square tiles that cover a canvas, row by row. Neighbors overlap by the fraction
-    ``overlap`` of a tile, and the last tile of a row or column, which ends at the border, by as much or more.
-
-    Args:
-        canvas_hw: each at least ``tile``.
-        tile: side, pixels.
-        overlap: at least 0 and less than 1.
-    """
+    """The corners x1, y1, x2, y2 of square tiles, with sides of ``tile`` pixels, that cover a canvas at least as large,
+    row by row. Neighbors overlap by the fraction ``overlap`` (below 1) of a tile; the last tile of a row or column,
+    which ends at the border, by as much or more."""
     step = max(tile - round(tile * overlap), 1)
     tops, lefts = ([min(step * i, side - tile) for i in range(-(-(side - tile) // step) + 1)] for side in canvas_hw)
     return [(left, top, left + tile, top + tile) for top in tops for left in lefts]

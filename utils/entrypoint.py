@@ -37,7 +37,10 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     and propagate.
     """
     _reopen_closed_streams()
-    _limit_openmp_spinning()
+    # By default OpenMP's threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
+    # process next to a training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Plots use a canvas of their own. A notebook's cell names a backend that another Python may lack, and then
     # Matplotlib cannot be imported.
     os.environ.pop("MPLBACKEND", None)
@@ -83,8 +86,8 @@ def _refusal(error: Exception) -> str | None:
 
 
 def _reopen_closed_streams() -> None:
-    """Redirects standard streams that the caller has closed (``>&-``) to /dev/null. Otherwise the next files that are
-    opened would get their descriptors, and a library's output would end up in those files."""
+    """Redirects standard streams that the caller has closed (``>&-``) to /dev/null: else the next files to be opened
+    would get their descriptors, and a library's output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -142,16 +145,6 @@ def _ignore_repeated_interrupts() -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def _limit_openmp_spinning() -> None:
-    """Bounds how long an OpenMP thread spins while it waits, unless the user has set it. Runs before torch is loaded.
-
-    By default threads spin for milliseconds, so a single busy process during training on the CPU (a loader worker, say)
-    makes steps ten times slower. The bound costs nothing on an idle machine (benchmarks/LOG.md).
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
-        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-
-
 def _fail(message: str, code: int = USER_ERROR) -> None:
     line = " ".join(one_line(message).split())
     sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
@@ -160,7 +153,6 @@ def _fail(message: str, code: int = USER_ERROR) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exits a process that has failed."""
     distributed = sys.modules.get("torch.distributed")  # not imported just to exit
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         sys.exit(code)

@@ -1,8 +1,5 @@
-"""The project's logger, and progress over an iterable.
-
-Records go to standard output as plain lines, one for each, so the output of a redirected run is readable, without
-control codes, and no name of a file or class looks like a message of its own.
-"""
+"""The project's logger, and progress over an iterable. A record is one plain line of standard output, without control
+codes, so that no name of a file or class looks like a message of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _early: dict[str, None] = {}
 
 
 def get_logger() -> logging.Logger:
-    """The project's logger. Logs only warnings and errors until `configure_logging` has been called."""
+    """Logs only warnings and errors until `configure_logging` has been called."""
     return logging.getLogger("lockstep")
 
 
@@ -52,8 +49,7 @@ class _Terminal(logging.Handler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file on a disk that may be full or fail: one warning is printed, and records that could not be written are
-    written with a later one."""
+    """A log file. If its disk is full or fails, one warning is printed, and records are written later."""
 
     def __init__(self, file: Path, opener: Callable[[str, int], int] | None) -> None:
         self._opener, self._has_warned = opener, False
@@ -102,7 +98,7 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follo
 
     Args:
         ctx_is_main: rank 0 logs INFO and above; other ranks log only warnings and errors, and not to the file.
-        file: rank 0 also appends to it (UTF-8); its folder is created.
+        file: rank 0 also appends to it.
         file_follows: rank 0 keeps its records for the file that `continue_in_file` names later.
     """
     logger = get_logger()
@@ -126,7 +122,7 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follo
 
 
 def log_when_configured(*lines: str) -> None:
-    """Logs ``lines``, which are known before there is a log, at INFO; each once."""
+    """Logs ``lines`` at INFO, once there is a log; each once."""
     if get_logger().handlers:
         for line in lines:
             get_logger().info("%s", line)
@@ -135,9 +131,8 @@ def log_when_configured(*lines: str) -> None:
 
 
 def continue_in_file(file: Path, opener: Callable[[str, int], int] | None = None) -> None:
-    """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones; does nothing
-    in a process without such records. The folder is created. If the file cannot be opened, a warning is logged.
-    ``opener``: of `open`."""
+    """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones; without such
+    records, does nothing. If the file cannot be opened, a warning is logged. ``opener``: of `open`."""
     logger = get_logger()
     for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
         logger.removeHandler(kept)
@@ -163,10 +158,7 @@ def progress(
 ) -> Iterator[T]:
     """Yields from ``iterable`` and shows progress: a tqdm bar on a terminal, else a line every 10 % or 15 s.
 
-    Args:
-        total: number of items; default: ``len(iterable)`` if it has one; without it lines are logged by time alone.
-        unit: what an item is, singular.
-        enabled: False shows nothing.
+    ``total``: items; default: ``len(iterable)`` if it has one. ``unit``: what an item is, singular.
     """
     if not enabled:
         yield from iterable
@@ -176,10 +168,6 @@ def progress(
     if (tqdm := terminal_bars(sys.stderr)) is not None:
         yield from tqdm(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
-    yield from _progress_lines(iterable, desc, total, unit)
-
-
-def _progress_lines(iterable: Iterable[T], desc: str, total: int | None, unit: str) -> Iterator[T]:
     logger = get_logger()
     started = last_time = time.monotonic()
     last_count = done = 0

@@ -37,7 +37,7 @@ _COMMANDS = (
     Command("search", "search hyper-parameters", "tools/search/__main__"),
     Command("convert", "convert the export of an annotation tool to COCO JSON", "tools/convert/__main__"),
     Command("shard", "write a data set as shards: tar files with an index", "tools/shard"),
-    Command("weights", "list public weights, show and convert checkpoints", "tools/weights"),
+    Command("weights", "convert a checkpoint to safetensors, or to one of this program", "tools/weights"),
     Command("demo", "write the demo data set to a folder", "tools/demo"),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}

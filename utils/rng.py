@@ -34,13 +34,11 @@ def named_stream(name: str) -> int:
 
 
 def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Generator:
-    """A generator for ``(seed, stream, counters)``; equal arguments give equal numbers on every machine.
+    """A generator for ``(seed, stream, counters)``, at most three counters (epoch, position, ...) in [0, 2**64).
 
-    At most three counters (epoch, position, ...), each in [0, 2**64); more raise ValueError. Philox's 128-bit key holds
-    seed and stream, the upper three words of its 256-bit counter hold the counters, and the lowest word counts draws.
+    Philox's 128-bit key holds seed and stream, the upper three words of its 256-bit counter hold the counters, and the
+    lowest word counts draws.
     """
-    if len(counters) > 3:
-        raise ValueError(f"at most 3 counters, got {len(counters)}")
     key = np.array([seed % 2**64, int(stream)], dtype=np.uint64)
     counter = np.zeros(4, dtype=np.uint64)
     counter[1 : 1 + len(counters)] = counters
@@ -62,8 +60,7 @@ def keyed_uniforms(seed: int, stream: int, positions: Sequence[tuple[int, int]],
         if last < len(positions) and positions[last] == (epoch, position + 1):
             continue
         counter = np.array([positions[first][1] * steps, epoch, 0, 0], dtype=np.uint64)
-        rows[first:last] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(
-            (last - first, 4 * steps)
-        )
+        generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+        rows[first:last] = generator.random((last - first, 4 * steps))
         first = last
     return rows[:, :count]

@@ -34,14 +34,8 @@ def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_
     return images.float() / 65535 if images.dtype == torch.uint16 else images / torch.tensor(255, dtype=dtype)
 
 
-def bucketed(most: int) -> int:
-    """``most``, the largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET` and at least
-    that, so that padded targets have few shapes."""
-    return max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET
-
-
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with ``function`` applied to its tensors. It may be a tensor, or a dataclass or tuple, also nested."""
+    """``value``, a tensor or nested dataclasses and tuples, with ``function`` applied to its tensors."""
     if isinstance(value, Tensor):
         return function(value)
     if type(value) is tuple:
@@ -52,8 +46,8 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def ignored_class(classes: np.ndarray) -> np.ndarray:
-    """How labels say that a region is to be ignored: negative classes, -1 for all (-1), -2 for class 0, -3 for class 1
-    and so on. The function is its own inverse."""
+    """Labels mark regions to ignore by negative classes: -1 for all (-1), -2 for class 0, -3 for class 1 and so on. The
+    function is its own inverse."""
     return -2 - classes
 
 
@@ -104,19 +98,20 @@ class Targets:
 
     @property
     def max_targets(self) -> int:
-        """At least the number of targets of any image, see `bucketed`: the padded shape."""
-        return bucketed(max(self.counts, default=0))
+        """The largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET`, so that padded
+        targets have few shapes."""
+        return max(-(-max(self.counts, default=0) // TARGET_BUCKET), 1) * TARGET_BUCKET
 
     @property
     def on_host(self) -> np.ndarray:
-        """The rows on the host, which does not wait for them if they have moved by `to`."""
+        """The rows on the host, which does not wait for the device if they were moved by `to`."""
         return self.rows.numpy(force=True) if self.host_rows is None else self.host_rows
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Targets:
         return replace(self, rows=self.rows.to(device, non_blocking=non_blocking), host_rows=self.on_host)
 
     def shard(self, start: int, end: int) -> Targets:
-        """Those of images ``start``..``end - 1``, counted from 0."""
+        """The targets of images ``start``..``end - 1``, numbered from 0."""
         first = sum(self.counts[:start])
         last = first + sum(self.counts[start:end])
         rows = self.rows[first:last].clone()
@@ -148,7 +143,7 @@ class Batch:
         return replace(moved, targets=replace(moved.targets, host_rows=self.targets.on_host))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tells the allocator that ``stream`` uses these tensors, which were allocated on another stream."""
+        """Keeps the memory of these tensors, which another stream allocated, until ``stream`` has used them."""
         for tensor in (self.images, self.targets.rows, self.indices, self.original_hw, self.letterbox):
             tensor.record_stream(stream)
 
@@ -164,7 +159,6 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """Called by torch's DataLoader when ``pin_memory=True``."""
         return map_tensors(self, Tensor.pin_memory)
 
 
@@ -242,12 +236,11 @@ class DetectionTable:
 
     @classmethod
     def concatenate(cls, tables: Iterable[DetectionTable]) -> DetectionTable:
-        """The detections of all tables, one after another."""
         parts = [cls(np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64)), *tables]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
     def take(self, rows: np.ndarray) -> DetectionTable:
-        """The detections that ``rows`` selects, a mask or indices."""
+        """``rows``: a mask or indices."""
         return DetectionTable(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
@@ -280,7 +273,7 @@ class EvalResult:
 
     @property
     def class_ap(self) -> np.ndarray:
-        """The AP of each class, float64 (C,)."""
+        """float64 (C,)."""
         return self.class_metrics["AP"]
 
     @property
@@ -308,13 +301,8 @@ def f1_of(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:
     """Pads ragged targets to a fixed shape, without a host sync.
 
-    Args:
-        targets: float (M, 6) as in `Targets`, rows of one image contiguous, images ascending.
-        batch_size: B.
-        max_targets: K; no image may have more.
-
-    Returns:
-        padded float (B, K, 5) of class, cx, cy, w, h (zeros where empty), and mask bool (B, K).
+    ``targets``: float (M, 6) as in `Targets`, by image, of which none has more than K = ``max_targets``. Returns float
+    (B, K, 5) of class, cx, cy, w, h (zeros where empty), and a bool mask (B, K).
     """
     padded = targets.new_zeros((batch_size, max_targets, 5))
     per_image = torch.zeros(batch_size, dtype=torch.long, device=targets.device)

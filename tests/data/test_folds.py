@@ -24,8 +24,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from tools.kfold.cross_validate import make_folds
-from tools.kfold.lists import data_of, write_folds
+from tools.kfold.cross_validate import data_of, make_folds, write_folds
 from utils.config.search_settings import KfoldConfig
 
 

@@ -54,8 +54,7 @@ def commands(world: Path, weights: Path | str, out: Path) -> dict[str, tuple]:
         "train": (train.main, "--data", data, "--weights", weights, "--project", out, *SMALL),
         "val": (val.main, "--data", data, "--weights", weights, "--project", out, "--device", "cpu", "--workers", "0"),
         "detect": (detect.main, "--source", world / "set" / "images" / "val", "--weights", weights, "--project", out),
-        "show": (weights_command.main, "show", weights),
-        "convert": (weights_command.main, "convert", weights, out / "converted.safetensors"),
+        "weights": (weights_command.main, weights, out / "converted.safetensors"),
     }
 
 
@@ -76,7 +75,7 @@ def test_resuming_from_a_zip_bomb_is_refused(tmp_path, capsys):
     assert message in error_of(capsys, train.main, "--resume", path)
 
 
-@pytest.mark.parametrize("script", ["train", "val", "detect", "show", "convert"])
+@pytest.mark.parametrize("script", ["train", "val", "detect", "weights"])
 def test_an_uncached_name_with_offline_is_one_line(world, tmp_path, capsys, script):
     line = error_of(capsys, *commands(world, "yolo26n", tmp_path)[script], "--offline")
     assert "yolo26n: not on this machine and --offline is set; put https://github.com/" in line
@@ -88,8 +87,8 @@ def test_a_named_file_in_the_cache_needs_no_network(world, tmp_path, capsys, mon
     folder = tmp_path / "cache" / "lockstep" / "weights"
     folder.mkdir(parents=True)
     (folder / "yolo26n.pt").write_bytes((world / "own.pt").read_bytes())
-    run_main(weights_command.main, ["show", "yolo26n", "--offline"])
-    assert "model, " in capsys.readouterr().out
+    run_main(weights_command.main, ["yolo26n", str(tmp_path / "new.pt"), "--offline"])
+    assert "2 classes" in capsys.readouterr().out
 
 
 def test_training_without_model_uses_the_model_of_the_weights(world, tmp_path, capsys):
@@ -104,7 +103,7 @@ def test_training_without_model_uses_the_model_of_the_weights(world, tmp_path, c
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_converting_keeps_the_detector(world, tmp_path, capsys, suffix):
-    run_main(weights_command.main, ["convert", str(world / "own.pt"), str(tmp_path / f"new{suffix}")])
+    run_main(weights_command.main, [str(world / "own.pt"), str(tmp_path / f"new{suffix}")])
     assert "2 classes, strides 8, 16, 32" in capsys.readouterr().out
     before, after = load_detector(world / "own.pt"), load_detector(tmp_path / f"new{suffix}")
     assert (after[0].names, after[0].spec, after[1]["imgsz"]) == (before[0].names, before[0].spec, 64)
@@ -117,15 +116,12 @@ def test_converting_keeps_the_detector(world, tmp_path, capsys, suffix):
     assert "AP" in capsys.readouterr().out
 
 
-def test_the_list_and_the_documentation_show_the_catalog(capsys):
-    run_main(weights_command.main, ["list"])
-    _, *rows, _ = (line.split() for line in capsys.readouterr().out.splitlines())
+def test_the_documentation_shows_the_catalog():
     expected = []
     for name, content in yaml.safe_load(CATALOG.read_text()).items():
         size = f"{content['size'] / 1e6:.1f}" if "size" in content else "-"
         expected.append([name, content["license"], size, f"{content['ap']:.1f}"])
-    assert rows == expected
-    permissive = [license in ("Apache-2.0", "MIT") for _, license, _, _ in rows]
+    permissive = [license in ("Apache-2.0", "MIT") for _, license, _, _ in expected]
     assert permissive == sorted(permissive, reverse=True)
     assert sum(permissive) == 10
     page = (ROOT / "docs" / "models.md").read_text()
@@ -139,14 +135,12 @@ def test_the_list_and_the_documentation_show_the_catalog(capsys):
 
 
 def test_impossible_conversions_are_one_line(world, tmp_path, capsys):
-    line = error_of(capsys, weights_command.main, "convert", world / "own.pt", tmp_path / "new.onnx")
+    line = error_of(capsys, weights_command.main, world / "own.pt", tmp_path / "new.onnx")
     assert "new.onnx: must end in .safetensors or .pt" in line
     assert "source and target are the same file" in error_of(
-        capsys, weights_command.main, "convert", world / "own.pt", world / "own.pt"
+        capsys, weights_command.main, world / "own.pt", world / "own.pt"
     )
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    assert "match no known model" in error_of(
-        capsys, weights_command.main, "convert", tmp_path / "other.pt", tmp_path / "o2.pt"
-    )
-    run_main(weights_command.main, ["convert", str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
+    assert "match no known model" in error_of(capsys, weights_command.main, tmp_path / "other.pt", tmp_path / "o2.pt")
+    run_main(weights_command.main, [str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
     assert "1 tensor written to" in capsys.readouterr().out

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import yaml
 
-from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
+from data.folds import SPLITS, assign_folds, class_counts, groups_of, pooled_index, rare_classes
 from data.index.files import shards_of
+from data.index.index import DatasetIndex
+from data.labels.yolo import YOLO
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.evaluation.metrics import METRICS, Fitness
-from tools.kfold.lists import TABLE, data_of, write_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
 from tools.training import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
@@ -22,12 +26,13 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
-from utils.files.safe_io import write_csv
+from utils.files.safe_io import write_csv, write_whole
 from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals
 from utils.strings import counted
 from utils.structures import EvalResult
 
+TABLE = "folds.csv"
 DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
 
 
@@ -103,7 +108,14 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     group = groups_of(index, config.groups, config.near_duplicates)
     counts = class_counts(index)
     fold = assign_folds(group, counts, config.folds, config.seed)
-    _check_objects(group, fold, counts, config.folds, fitness)
+    boxes = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
+    empty = np.flatnonzero(np.bincount(fold, boxes, minlength=config.folds) == 0)
+    if len(empty):  # known before other folds are trained in vain
+        what = "object" if fitness.class_index is None else "object of this class"
+        raise UserError(
+            f"--folds {config.folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {what} to score; "
+            f"{len(np.unique(group[boxes > 0]))} of {group.max() + 1} groups of images have one; use fewer folds"
+        )
     if note := rare_classes(index, config.folds):
         get_logger().warning("%s", note)
     if spec.classes or spec.class_of:  # each training chooses among all
@@ -113,6 +125,71 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
         "%s in %s, %d folds; lists: %s",
         counted(len(index), "image"), counted(group.max() + 1, "group"), config.folds, folder,
     )  # fmt: skip
+
+
+def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
+    """Writes a YAML and lists of images for each fold to ``folder``, and last the table that says which fold each image
+    belongs to. The data set itself is never written to.
+
+    Labels in YOLO's format are read from their own files. Others are written as COCO JSON, from the index: a data set
+    YAML has one annotation file for each split, and a fold takes images of several.
+
+    ``group``, ``fold``: int64 (N,), of the images of ``index``. Raises UserError if labels that are not in YOLO's
+    format, or are of joined data sets, belong to images of the same file name, or if a name has line breaks, or spaces
+    around it.
+    """
+    names = [os.path.basename(path) for path in index.paths]
+    is_yolo = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
+    if not is_yolo and len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise UserError(
+            f"{spec.source}: two images are called {twice}; with labels in COCO's or VOC's format, and in joined "
+            "data sets, the images of all folds need different names"
+        )
+    paths = [str(index.path(i)) for i in range(len(index))]
+    if broken := next((path for path in paths if path.strip().splitlines() != [path]), None):
+        raise UserError(f"{spec.source}: {broken!r}: lists cannot hold such a name; rename the image and its label")
+    for number in range(int(fold.max()) + 1):
+        content = {"path": str(spec.root), **spec.content()}
+        for split, chosen in zip(SPLITS, (fold != number, fold == number)):
+            images, stem = np.flatnonzero(chosen), folder.absolute() / f"fold{number + 1}_{split}"
+            content[split] = f"{stem}.txt"
+            write_whole(f"{stem}.txt", "".join(f"{paths[i]}\n" for i in images.tolist()))
+            if not is_yolo:
+                content.setdefault("annotations", {})[split] = f"{stem}.json"
+                write_whole(f"{stem}.json", json.dumps(_coco(index, images)))
+        write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_csv(folder / TABLE, [("image", "group", "fold"), *zip(index.paths, group.tolist(), (fold + 1).tolist())])
+
+
+def data_of(folder: Path, number: int) -> Path:
+    """The data set YAML of fold ``number``, from 0."""
+    return folder / f"fold{number + 1}.yaml"
+
+
+def _coco(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict]]:
+    annotations, truth = [], index.ground_truth()  # which has a region of each class in place of one of all
+    for i in images.tolist():
+        for row in range(*truth.offsets[i : i + 2]):
+            annotations.append(
+                {
+                    "id": int(row),
+                    "image_id": i,
+                    "category_id": int(truth.classes[row]),
+                    "bbox": truth.boxes_xywh_px[row].tolist(),
+                    "area": float(truth.area_px[row]),
+                    "iscrowd": int(truth.crowd[row]),
+                }
+            )
+    sizes = index.image_hw.tolist()
+    return {
+        "images": [
+            {"id": i, "file_name": os.path.basename(index.paths[i]), "height": sizes[i][0], "width": sizes[i][1]}
+            for i in images.tolist()
+        ],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(index.names)],
+        "annotations": annotations,
+    }
 
 
 def cross_validate(
@@ -159,21 +236,3 @@ def write_results(path: Path, done: CrossValidation, names: Sequence[str]) -> No
         values = [*(result.metrics[metric.name] for metric in METRICS), *result.class_ap.tolist()]
         rows.append((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
     write_csv(path, rows)
-
-
-def _check_objects(group: np.ndarray, fold: np.ndarray, counts: np.ndarray, folds: int, fitness: Fitness) -> None:
-    """Raises UserError if a fold has no object to score, before other folds are trained in vain.
-
-    Args:
-        group, fold: int64 (N,), of the images.
-        counts: `class_counts`.
-    """
-    boxes = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
-    empty = np.flatnonzero(np.bincount(fold, boxes, minlength=folds) == 0)
-    if len(empty):
-        groups = len(np.unique(group[boxes > 0]))
-        what = "object" if fitness.class_index is None else "object of this class"
-        raise UserError(
-            f"--folds {folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {what} to score; {groups} of "
-            f"{group.max() + 1} groups of images have one; use fewer folds"
-        )

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from optuna.trial import FrozenTrial, TrialState
+import yaml
+from optuna.trial import TrialState
 
 from engine.evaluation.metrics import Fitness
-from tools.kfold.cross_validate import make_folds, prepare
-from tools.kfold.lists import TABLE
+from tools.kfold.cross_validate import TABLE, CrossValidation, cross_validate, make_folds, prepare, write_results
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, reached, write_report
-from tools.search.study import JOURNAL, REASON, TRIALS, SharedStudy, best_of
-from tools.search.trial import run_trial
+from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of
+from tools.training import TrainingFailed, train
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig, check_stored, folder_of, train_config
 from utils.errors import UserError
 from utils.files.locks import FileLock
+from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals
 from utils.program import COMMANDS
 from utils.strings import counted
 
 SETTINGS = "search.yaml"
+RECIPE, RUN = "hyp.yaml", "run"  # in the folder of a trial: its hyper-parameters, and the folder of its training
 MOST_FAILURES = 3  # trials, before any has succeeded
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
-    """Runs trials until ``config.trials`` have begun, by this and other processes, and writes the report.
+    """Runs trials until this and other processes have begun ``config.trials``, and writes the report.
 
     Raises:
         UserError: the settings are wrong, differ from those with which the search began, or no trial succeeds.
@@ -57,7 +61,9 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     if elsewhere := sum(frozen.state == TrialState.RUNNING for frozen in study.trials()):
         log.info("run by other processes: %s", counted(elsewhere, "trial"))
     with study.exclusive():  # no older report replaces that of another process
-        lines = write_report(folder, study, space, fitness.name, config.unit, _command(config))
+        settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
+        command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
+        lines = write_report(folder, study, space, fitness.name, config.unit, command)
     for line in lines:
         log.info("%s", line)
 
@@ -70,18 +76,75 @@ def _run_trials(
     names: tuple[str, ...],
     signals: StopSignals,
 ) -> None:
-    log, folder = get_logger(), folder_of(config)
+    log = get_logger()
     if done := sum(frozen.state.is_finished() for frozen in study.trials()):
-        log.info("continuing %s: %d of %d trials have ended", folder, done, config.trials)
+        log.info("continuing %s: %d of %d trials have ended", folder_of(config), done, config.trials)
     while (claim := study.claim()) is not None:
         with claim.lock:
             log.info("trial %d: %s", claim.number, " ".join(values_text(claim.values)))
-            state, reason = run_trial(
-                config, space, study, claim, folds=folder, fitness=fitness, names=names, signals=signals
-            )
+            state, reason = run_trial(config, space, study, claim, fitness, names, signals)
         trials = study.trials()
-        log.info("%s", _line(trials[claim.number], state, reason, fitness, config.unit, best_of(trials)))
-        _check_failures(trials)
+        frozen, best = trials[claim.number], best_of(trials)
+        text = f"trial {frozen.number}: {STATES[state]}"
+        if reason:
+            text += f": {reason}"
+        else:
+            steps = f" after {counted(reached(frozen), config.unit)}" if state == TrialState.PRUNED else ""
+            known = f"; best {best.value:.4f} (trial {best.number})" if best is not None else ""
+            text += f"{steps}, {fitness.name} {frozen.value:.4f}{known}"
+        log.info("%s", text)
+        failed = [other for other in trials if other.state == TrialState.FAIL]
+        scored = any(other.intermediate_values for other in trials if other.state != TrialState.FAIL)
+        if len(failed) >= MOST_FAILURES and not scored:  # then the others would fail, too
+            last = failed[-1].user_attrs.get(REASON, "")
+            raise UserError(f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last}")
+
+
+def run_trial(
+    config: SearchConfig,
+    space: Space,
+    study: SharedStudy,
+    claim: Claim,
+    fitness: Fitness,
+    names: tuple[str, ...],
+    signals: StopSignals,
+) -> tuple[TrialState, str]:
+    """Trains, or cross-validates, with the hyper-parameters of a trial. Returns how it ended, and why it failed.
+
+    Raises TrainingFailed if every trial would fail (wrong settings or data, a full disk), and Stopped after a signal;
+    the trial then stays unfinished.
+    """
+    recipe = claim.folder / RECIPE
+    write_whole(recipe, yaml.safe_dump(space.recipe(claim.values), sort_keys=False))
+    # --set is part of the recipe already; "auto" would be another recipe.
+    config = replace(config, hyp=str(recipe), override=[])
+    best: list[float] = []
+
+    def after_epoch(epoch: int, value: float) -> bool:
+        best.append(value)
+        return study.report(claim, epoch, value) or epoch >= config.epochs
+
+    def after_fold(number: int, so_far: CrossValidation) -> bool:
+        write_results(claim.folder / "results.csv", so_far, names)
+        value = fitness.of(so_far.pooled)
+        best[:] = [] if math.isnan(value) else [value]
+        return not best or study.report(claim, number, value) or number >= config.folds
+
+    try:
+        if config.folds:
+            is_whole = cross_validate(config, folder_of(config), claim.folder, fitness, signals, after_fold) is not None
+        else:
+            folder = claim.folder / RUN
+            folder.mkdir(exist_ok=True)
+            is_whole = train(train_config(config), folder, fitness.column, signals, after_epoch)
+        reason = "" if best else "nothing could be scored"
+    except TrainingFailed as error:
+        if error.refused:
+            raise
+        reason = str(error)
+    state = TrialState.FAIL if reason else TrialState.COMPLETE if is_whole else TrialState.PRUNED
+    study.finish(claim, state, max(best, default=None), reason)
+    return state, reason
 
 
 def _forget(folder: Path) -> None:
@@ -91,29 +154,3 @@ def _forget(folder: Path) -> None:
     shutil.rmtree(folder / TRIALS, ignore_errors=True)
     with suppress(OSError):  # it has other files
         folder.rmdir()
-
-
-def _line(
-    frozen: FrozenTrial, state: TrialState, reason: str, fitness: Fitness, unit: str, best: FrozenTrial | None
-) -> str:
-    text = f"trial {frozen.number}: {STATES[state]}"
-    if reason:
-        return f"{text}: {reason}"
-    steps = f" after {counted(reached(frozen), unit)}" if state == TrialState.PRUNED else ""
-    known = f"; best {best.value:.4f} (trial {best.number})" if best is not None else ""
-    return f"{text}{steps}, {fitness.name} {frozen.value:.4f}{known}"
-
-
-def _check_failures(trials: list[FrozenTrial]) -> None:
-    """Raises UserError if the first trials have failed, and none has been scored: then the others would fail too."""
-    failed = [frozen for frozen in trials if frozen.state == TrialState.FAIL]
-    others = [frozen for frozen in trials if frozen.state != TrialState.FAIL]
-    if len(failed) >= MOST_FAILURES and not any(frozen.intermediate_values for frozen in others):
-        reason = failed[-1].user_attrs.get(REASON, "")
-        raise UserError(f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {reason}")
-
-
-def _command(config: SearchConfig) -> str:
-    """train.py with the settings of the search."""
-    kept = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
-    return f"{COMMANDS['train'].typed} {shlex.join(flags_of(kept))}"

@@ -56,13 +56,19 @@ class SharedStudy:
         journal = folder / JOURNAL
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
+        after = config.prune_after or (1 if config.folds else max(steps // 5, 1))
+        pruners = {
+            "median": optuna.pruners.MedianPruner(n_warmup_steps=after),
+            "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=HALVING_FACTOR),
+            "none": optuna.pruners.NopPruner(),
+        }
         with self.exclusive(), self._readable():
             self.study = optuna.create_study(
                 study_name="search",
                 storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(journal))),
                 direction="maximize",
                 load_if_exists=True,
-                pruner=_pruner(config, steps),
+                pruner=pruners[config.pruner],
             )
             self._check_complete()
 
@@ -186,12 +192,3 @@ def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:
     """The complete trial with the highest fitness, the first of equals; None if none is complete."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     return max(complete, key=lambda frozen: (frozen.value, -frozen.number), default=None)
-
-
-def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
-    after = config.prune_after or (1 if config.folds else max(steps // 5, 1))
-    if config.pruner == "median":
-        return optuna.pruners.MedianPruner(n_warmup_steps=after)
-    if config.pruner == "halving":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=HALVING_FACTOR)
-    return optuna.pruners.NopPruner()

@@ -27,8 +27,7 @@ def _others() -> ModuleType:
 
 
 def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
-    """Parses a command line, also of YOLOv5. Raises UserError for mistakes, with what to write instead if it is one of
-    another program."""
+    """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
     given, lines = _in_our_flags(cls, argv)
     build_parser(cls).description = description
     try:
@@ -66,12 +65,8 @@ def hyperparameters_from(
     *,
     base: Hyperparameters | None = None,
 ) -> Hyperparameters:
-    """Reads the YAML at ``path`` ("": no values) and applies `with_overrides`.
-
-    Args:
-        lines: receives a line for the log that names what has no effect.
-        base: the values of what the file leaves out; None: the defaults.
-    """
+    """Reads the YAML at ``path`` ("": no values) over ``base`` (None: the defaults) and applies `with_overrides`.
+    ``lines`` receives a line for the log that names what has no effect."""
     values = load_yaml(path) if path else {}
     if isinstance(values, dict) and not values.keys() <= {f.name for f in dataclasses.fields(Hyperparameters)}:
         values, unused = _others().recipe(values, path)
@@ -92,7 +87,6 @@ def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
 
 
 def unknown_hyperparameter(key: str) -> str:
-    """Says what to do about a key that is not a hyper-parameter."""
     return _others().unknown_hyperparameter(key)
 
 
@@ -104,15 +98,12 @@ def read_recipe(
     keep_old: bool = False,
     lines: list[str] | None = None,
 ) -> Hyperparameters:
-    """Reads the hyper-parameters that ``--hyp`` names, and applies ``key=value`` overrides.
+    """The hyper-parameters that ``--hyp`` names, with ``key=value`` overrides. (The optimizer is chosen later, by the
+    number of steps: `engine.optim.build.choose_optimizer`.)
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".
-        pretrained, keep_old: whether the run starts from weights, and keeps their classes, which decides what "auto"
-            means. (The optimizer is chosen later, by the number of steps: `engine.optim.build.choose_optimizer`.)
-        lines: as in `hyperparameters_from`.
-
-    Raises UserError if ``hyp`` is neither a recipe nor a file.
+        pretrained, keep_old: whether the run starts from weights, and keeps their classes: what "auto" means.
     """
     usual = "keep_old" if keep_old else "finetune" if pretrained else "scratch"
     hyp = usual if hyp == "auto" else hyp

@@ -1,7 +1,5 @@
-"""Settings of the commands that train several times: ``python -m tools.search`` and ``python -m tools.kfold``.
-
-The folder of such a command stores them, and the same command continues it.
-"""
+"""Settings of ``python -m tools.search`` and ``python -m tools.kfold``, which train several times. Their folder stores
+them, and the same command continues it."""
 
 from __future__ import annotations
 
@@ -78,21 +76,16 @@ def check_started_once(config: KfoldConfig) -> None:
 
 
 def folder_of(config: KfoldConfig) -> Path:
-    """The folder of the command. It is not numbered (exp2, ...), so that the same command continues it."""
+    """Not numbered (exp2, ...), so that the same command continues it."""
     return Path(config.project) / config.name
 
 
 def check_stored(config: KfoldConfig, path: Path, more: dict[str, Any] | None = None) -> bool:
-    """Compares the settings with those in the YAML file ``path``. If there is no such file, writes it and returns True.
-
-    Args:
-        more: what else must not change, by name.
-
-    Raises UserError that names the first setting that differs.
-    """
+    """Compares the settings, and ``more`` that must not change, with those in the YAML file ``path``; if there is no
+    such file, writes it and returns True. Raises UserError that names the first setting that differs."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {
-        name: _absolute(value) if name in _PATHS else value
+        name: os.path.abspath(value) if name in _PATHS and value and os.path.exists(value) else value
         for name, value in changed_settings(config).items()
         if name not in _FREE and not (more and name == "hyp")
     }
@@ -108,16 +101,9 @@ def check_stored(config: KfoldConfig, path: Path, more: dict[str, Any] | None = 
         if before != now:
             flag = f"--{name.replace('_', '-')}" if name in defaults else name
             flag = "--set" if name == "override" else flag
+            before, now = ("nothing" if value in (None, "", []) else value for value in (before, now))
             raise UserError(
-                f"{path.parent}: was begun with {flag} {_shown(before)}, not {_shown(now)}; continue with the same "
-                "settings, or start anew with another --name"
+                f"{path.parent}: was begun with {flag} {before}, not {now}; continue with the same settings, or start "
+                "anew with another --name"
             )
     return False
-
-
-def _absolute(value: str) -> str:
-    return os.path.abspath(value) if value and os.path.exists(value) else value
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value in (None, "", []) else str(value)

@@ -1,7 +1,4 @@
-"""Draws boxes and labels on images, uint8 (H, W, 3) RGB.
-
-Labels may be in any script. Only fonts on the machine are used; nothing is downloaded.
-"""
+"""Draws boxes, and labels in any script, on images, uint8 (H, W, 3) RGB, with fonts that are on the machine."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1024)
 def text_mask(text: str, size: int) -> np.ndarray:
-    """Renders one line of text: coverage uint8 (h, w). The height depends on the font only, not on the letters.
+    """One line of text as coverage, uint8 (h, w); the height depends on the font only.
 
-    The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...). If it lacks letters of the text, a
-    system font that has them all is used; if there is none, such letters are written as ``<code point>``.
+    The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...), or a system font that has all letters of
+    the text; letters that no font has are written as ``<code point>``.
     """
     from PIL import Image, ImageDraw
 
@@ -116,15 +113,12 @@ def draw_boxes(
     thickness: int = 0,
     text_size: int = 0,
 ) -> np.ndarray:
-    """Draws boxes on a copy of ``image`` and returns it. Earlier boxes are on top of later ones.
+    """Draws boxes (n, 4), pixels, on a copy of ``image``, uint8 (H, W, 3) RGB. Earlier boxes are on top of later ones.
 
     Args:
-        image: uint8 (H, W, 3) RGB.
-        boxes_xyxy: (n, 4) pixels; parts outside the image are cut off.
-        labels: n texts in any script; an empty one is not drawn. None: no labels.
+        labels: n texts in any script; an empty one is not drawn.
         colors: uint8 (n, 3) RGB, such as `class_colors`; None: one color for all.
-        thickness: line width, pixels; 0: depends on the image size.
-        text_size: font size, pixels; 0: depends on the image size.
+        thickness, text_size: pixels; 0: depends on the image size.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
@@ -138,27 +132,17 @@ def draw_boxes(
     for i in order:
         x0, y0, x1, y1 = boxes[i].tolist()
         cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colors[i].tolist(), thickness, cv2.LINE_8)
-    if labels is not None:
-        for i in order:
-            if labels[i]:
-                _draw_label(canvas, boxes[i], labels[i], colors[i], text_size)
+    for i in order if labels is not None else ():
+        if labels[i]:  # above the box if there is space, else inside its top edge
+            x, y = boxes[i, :2].tolist()
+            above = y - text_mask(labels[i], text_size).shape[0]
+            write_text(canvas, labels[i], (x, above if above >= 0 else y), text_size, colors[i])
     return canvas
 
 
-def _draw_label(canvas: np.ndarray, box: np.ndarray, text: str, color: np.ndarray, size: int) -> None:
-    """Draws a label above the box if there is space, else inside its top edge; never outside the image."""
-    mask = text_mask(text, size)
-    x = min(int(box[0]), canvas.shape[1] - mask.shape[1])
-    y = int(box[1]) - mask.shape[0] if box[1] >= mask.shape[0] else int(box[1])
-    write_text(canvas, text, (x, y), size, color)
-
-
 def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, background: np.ndarray) -> None:
-    """Writes black or white text, whichever contrasts better, on a patch of color ``background``, into ``canvas``.
-
-    Args:
-        xy: the patch's top-left corner. The patch is moved into the canvas, and cut off if it is larger.
-    """
+    """Writes black or white text, whichever contrasts better, on a patch of color ``background`` into ``canvas``.
+    ``xy``: the patch's top-left corner; the patch is moved into the canvas, and cut off if it is larger."""
     mask = text_mask(text, size)
     height, width = canvas.shape[:2]
     x = int(np.clip(xy[0], 0, max(0, width - mask.shape[1])))
@@ -171,10 +155,8 @@ def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, ba
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes an RGB image in the format of the path's suffix. The path may contain any characters.
-
-    Raises UserError if the image is too large for the format: a side of a JPEG has at most 65,500 pixels.
-    """
+    """Writes an RGB image in the format of the path's suffix. Raises UserError if it is too large for the format: a
+    side of a JPEG has at most 65,500 pixels."""
     write_whole(path, encode_image(image, Path(path).suffix, path))
 
 

@@ -82,10 +82,8 @@ class _Sink:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Returns the content of a checkpoint of this program, on the CPU, without running code from the file.
-
-    Raises UserError for any other file.
-    """
+    """The content of a checkpoint, on the CPU, read without running code from the file. Raises UserError for any other
+    file."""
     with open_checkpoint(path) as file:
         _check_sums(file, path)
         content = _load(file, path)
@@ -101,10 +99,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def open_checkpoint(path: str | Path) -> BinaryIO:
-    """Opens a checkpoint once for all that is read of it, since a training process may replace the file meanwhile.
-
-    Raises UserError if there is no such file.
-    """
+    """Opens a checkpoint once for all that is read of it, since a training process may replace the file meanwhile."""
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
@@ -140,11 +135,8 @@ def _check_sums(file: BinaryIO, path: str | Path) -> None:
 
 
 def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
-    """The zip archive in the file of `open_checkpoint`, which the caller closes.
-
-    PyTorch stores entries uncompressed, so together they cannot exceed the file. Raises UserError for a file that is
-    not a zip, and for entries that are compressed, overlap, share a name or declare more data than the file has.
-    """
+    """The zip archive in the file of `open_checkpoint`, which the caller closes. PyTorch stores entries uncompressed,
+    so together they cannot exceed the file. Raises UserError for anything else."""
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -177,7 +169,7 @@ def _raise_if_limit(error: BaseException, path: str | Path) -> None:
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """Whether a file begins like a safetensors file: a header length, then JSON. False for a missing file or a pipe."""
+    """Whether a file begins with a header length and JSON; False for a missing file or a pipe."""
     try:
         with open_regular(path) as file:
             start = file.read(9)
@@ -187,10 +179,8 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Returns the tensors by name, on the CPU, and the file's metadata.
-
-    Raises UserError if the file is missing, damaged, or holds tensors of types or dimensions that no detector has.
-    """
+    """The tensors by name, on the CPU, and the metadata. Raises UserError for a damaged file, and for tensors of types
+    or dimensions that no detector has."""
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:

@@ -49,10 +49,10 @@ def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Non
 
 
 def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Path:
-    """Creates and returns ``project/name``, or the first of ``name2``, ``name3``, ... that does not exist.
+    """Creates and returns ``project/name``, or the first of ``name2``, ``name3``, ... that does not exist; runs that
+    start at the same time get different folders. ``exist_ok``: an existing ``project/name`` may be returned.
 
-    Two runs that start at the same time get different folders. With ``exist_ok``, an existing ``project/name`` is
-    returned. Raises UserError if the folder cannot be created.
+    Raises UserError if the folder cannot be created.
     """
     base = _base(project, name, exist_ok)
     try:
@@ -87,9 +87,9 @@ def _refusal(base: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def temporary_folder(path: str | Path) -> Iterator[Path]:
-    """A new folder next to ``path``, for the block, in which what gets this name is made: see `replace_path`.
+    """A new folder next to ``path``, for the block: what is made in it can be renamed to ``path`` (`replace_path`).
 
-    It is locked; those that killed processes left behind are removed first. Raises OSError if it cannot be created.
+    It is locked; folders that killed processes left behind are removed first.
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
@@ -112,10 +112,10 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
 
 
 def replace_path(new: Path, path: Path) -> None:
-    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. Other processes may do the same.
+    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``; other processes may do the same. A file
+    is replaced atomically; what is in the way of a folder is moved aside and removed.
 
-    A file is replaced atomically. What is in the way of a folder is moved aside and removed. Raises UserError for a
-    folder that is in the way of a file, and OSError.
+    Raises UserError for a folder that is in the way of a file.
     """
     while True:
         try:
@@ -142,12 +142,10 @@ def file_bytes(path: str | Path) -> int:
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """The location that a checkpoint stores: absolute paths, and paths relative to the folder of the run.
+    """The location of a data set as a checkpoint stores it: absolute paths, and paths relative to ``folder``, the
+    run's.
 
-    Args:
-        source: the data set's YAML.
-        root: the folder that the YAML's entries are relative to; "" to leave it out.
-        folder: the folder of the run.
+    ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
     """
     paths = {"source": os.path.abspath(source)} | ({"root": os.path.abspath(root)} if root else {})
     return paths | {f"{name}_from_run": os.path.relpath(path, folder) for name, path in paths.items()}

@@ -1,6 +1,4 @@
-"""File locks that end with the process that holds them, however it ends.
-
-`flock` locks an open file, shared or exclusively. A `FileLock` is an exclusive lock whose file names its holder.
+"""Exclusive file locks that end with the process that holds them, however it ends, and name their holder.
 
 All locks are BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) belongs to the process: it is
 lost when the process closes any descriptor of the file (a cache is opened again and again), and it does not exclude the
@@ -25,20 +23,16 @@ _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
 class FileLock:
-    """An exclusive lock among all machines that see the file, from `acquire` to `release` or the end of the process.
-
-    If the file system or the operating system has no locks, `acquire` always succeeds.
-    """
+    """A lock among all machines that see the file. If the file system or the operating system has no locks, `acquire`
+    always succeeds."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
-        """Acquires the lock and returns "", or returns a description of its holder after ``patience_s`` seconds.
-
-        Raises OSError, which names the file, if it cannot be opened or written.
-        """
+        """Acquires the lock and returns "", or returns a description of its holder after ``patience_s`` seconds. Raises
+        OSError, which names the file, if it cannot be opened or written."""
         deadline = time.monotonic() + patience_s
         while holder := self._try():
             if time.monotonic() >= deadline:
@@ -47,8 +41,8 @@ class FileLock:
         return ""
 
     def wait(self, what: str) -> FileLock:
-        """Acquires the lock, for use in a ``with`` statement. If it is held, logs a warning that the process waits for
-        ``what``, and waits. Raises OSError as `acquire` does."""
+        """Acquires the lock, for use in a ``with`` statement. While it is held, a warning says that the process waits
+        for ``what``."""
         if holder := self.acquire():
             get_logger().warning("waiting for %s (%s)", what, holder)
             self.acquire(math.inf)

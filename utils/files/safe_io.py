@@ -31,13 +31,12 @@ _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are ful
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = False) -> Iterator[BinaryIO]:
-    """A temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged.
+    """A temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged. An
+    OSError names ``path``, whichever call failed.
 
     Args:
         durable: survive a power cut: fsync the content, and the folder if the file system supports it.
-        locked: lock the temporary file while it is written, and first remove those that killed processes left behind.
-
-    Raises OSError naming ``path``, whichever call failed.
+        locked: lock the temporary file, and first remove those that killed processes left behind.
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
@@ -61,7 +60,12 @@ def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = Fals
             error.filename, error.filename2 = str(path), None
         raise
     if durable:
-        _sync_folder(path.parent)
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def write_whole(path: str | Path, content: bytes | str) -> None:
@@ -91,23 +95,14 @@ def csv_cell(value: Any) -> Any:
     return value
 
 
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
-    """Opens a file for reading. Raises OSError, with a reason for the user, if it is not a regular file or has more
-    than ``most`` bytes."""
+    """Opens a file for reading. Raises OSError, with a reason for the user, for anything but a regular file of at most
+    ``most`` bytes."""
     return os.fdopen(_descriptor(path, most)[0], "rb")
 
 
 def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
-    """The content of a file. Raises as `open_regular` does."""
+    """Raises as `open_regular` does."""
     handle, size = _descriptor(path, most)
     try:
         data = os.read(handle, size + 1)
@@ -158,10 +153,8 @@ def open_descriptor(path: str | os.PathLike, flags: int = os.O_RDONLY) -> tuple[
 
 
 def open_direct(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file, but not through a symbolic link; also an ``opener`` of `open`.
-
-    Raises PermissionError, with a reason for the user, if there is something else.
-    """
+    """Opens a regular file, but not through a symbolic link, else raises PermissionError with a reason for the user.
+    Can be the ``opener`` of `open`."""
     try:
         return open_descriptor(path, flags | os.O_NOFOLLOW)[0]
     except OSError as error:
@@ -173,9 +166,8 @@ def open_direct(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
 def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> None:
     """Locks an open file until its last descriptor is closed, also in forked children. Converts an existing lock.
 
-    Raises:
-        BlockingIOError: another process has held a lock for ``patience_s`` seconds.
-        OSError: the system or the file system has no locks.
+    Raises BlockingIOError if another process holds a lock for ``patience_s`` seconds, and OSError if the system or the
+    file system has no locks.
     """
     try:
         import fcntl
@@ -193,8 +185,7 @@ def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> 
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Removes files and folders whose writers held a lock on them and have ended. Without file locks, removes
-    nothing."""
+    """Removes files and folders that no process holds a lock on any more. Without file locks, removes nothing."""
     for path in paths:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe

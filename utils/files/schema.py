@@ -52,7 +52,7 @@ def fits_64_bits(number: int) -> bool:
 
 
 def parts_of(hint: Any) -> tuple[Any, bool, Bounds]:
-    """A hint without ``Annotated`` and ``| None``, whether None is allowed, and its bounds."""
+    """A hint without ``Annotated`` and ``| None``, whether it allows None, and its bounds."""
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     hint = typing.get_args(hint)[0] if optional else hint
     hint, bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint, Bounds())
@@ -65,10 +65,9 @@ def type_of(field: dataclasses.Field, owner: type) -> Any:
 
 
 def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] | None = None) -> T:
-    """Builds a dataclass from a mapping (None: empty).
+    """A dataclass from a mapping (None: empty). ``unknown``: says what to do about an unknown key.
 
-    Raises UserError that begins with ``where`` for unknown and missing keys and for wrong values. ``unknown``: says
-    what to do about an unknown key.
+    Raises UserError that begins with ``where`` for unknown and missing keys and for wrong values.
     """
     values = {} if values is None else values
     if not isinstance(values, Mapping):

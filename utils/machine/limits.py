@@ -43,7 +43,7 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
-    """Explains an error that is a limit of the machine in one line; None for other errors. ``advice``: how to use less
+    """One line about an error that is a limit of the machine; None for other errors. ``advice``: how to use less
     memory."""
     text = str(error)
     if isinstance(error, ImportError):
@@ -129,14 +129,8 @@ def require_package(module: str, what: str, instead: str) -> None:
 
 
 def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
-    """The advice for `explanation`: settings that need less memory than these.
-
-    Args:
-        batch_size: of the run; 0 or less: not known.
-        imgsz: of the run, pixels.
-        least_batch: the smallest batch size to suggest.
-        device: type of the run's device.
-    """
+    """The advice for `explanation`: settings that need less memory than those of the run. ``batch_size``: 0 or less if
+    it is not known. ``device``: its type."""
     fits = []
     if batch_size > max(least_batch, 0):
         fits.append(f"--batch-size {max(batch_size // 2, least_batch)}")
@@ -151,7 +145,7 @@ def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str)
 
 @contextlib.contextmanager
 def explained(advice: Callable[[], str]) -> Iterator[None]:
-    """Converts errors of the block that are limits of the machine to UserError. ``advice``: see `explanation`."""
+    """Converts errors of the block that are limits of the machine to UserError."""
     try:
         yield
     except Exception as error:

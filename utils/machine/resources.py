@@ -12,13 +12,9 @@ from pathlib import Path
 
 
 def available_cores(root: Path = Path("/"), affinity_of: int = 0) -> int:
-    """The number of cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
-    control groups (``docker --cpus``, a batch system), rounded down.
-
-    Args:
-        root: the folder that contains /proc and /sys.
-        affinity_of: the process whose affinity counts; 0: this one.
-    """
+    """The number of cores that this process may use, at least 1: its CPU affinity (that of the process
+    ``affinity_of``), limited by the CPU quotas of its control groups (``docker --cpus``, a batch system), rounded down.
+    ``root`` contains /proc and /sys."""
     allowed = len(os.sched_getaffinity(affinity_of)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
@@ -55,8 +51,7 @@ def _quota(folder: Path, *, is_first_version: bool) -> float | None:
 
 
 def available_memory() -> int:
-    """The number of bytes that this process can still allocate, limited by the system and by its control group;
-    ``sys.maxsize`` if neither is known."""
+    """Bytes that this process can still allocate, by the system and its control group; ``sys.maxsize`` if unknown."""
     available = sys.maxsize
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -76,11 +71,11 @@ _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PA
 
 
 def keep_freed_memory() -> None:
-    """Makes this process and its children reuse freed memory instead of returning it to the system.
+    """Makes this process and its children reuse freed memory instead of returning it to the system, unless the user has
+    set malloc's environment variables.
 
     By default, glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
-    faults of the next step took 15 % of its time (benchmarks/LOG.md). With this, the process stays as large as its
-    largest step. Does nothing with another C library, or if the user has set malloc's environment variables.
+    faults of the next step took 15 % of its time (benchmarks/LOG.md).
     """
     if any(name in os.environ for name in _USERS_OWN):
         return
@@ -101,10 +96,8 @@ def boot_id() -> str:
 
 
 def process_stat(pid: int | str = "self") -> list[str]:
-    """The fields of /proc/PID/stat after the name of the process; the first is the state, field 3 of proc(5).
-
-    Raises OSError if there is no such process, or no /proc.
-    """
+    """The fields of /proc/PID/stat after the name of the process; the first is the state, field 3 of proc(5). Raises
+    OSError if there is no such process, or no /proc."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
 

@@ -17,8 +17,8 @@ AHEAD_BYTES = 1 << 27
 
 
 class Ahead:
-    """How many images a stage of work may be ahead of the next: at most ``count``, and at most `AHEAD_BYTES` of images
-    as large as the largest so far; none before the first one."""
+    """How many images one stage of work may be ahead of the next: ``count``, or fewer if they are so large that they
+    take `AHEAD_BYTES`; none before the first one."""
 
     def __init__(self, count: int) -> None:
         self._count, self._largest = count, 0
@@ -71,8 +71,8 @@ def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
 
 
 class BackgroundWriter:
-    """Writes submitted files one at a time, in order. Newer content for a path replaces pending content, so a slow disk
-    skips checkpoints instead of using more memory. An error is raised by the next call of a method."""
+    """Writes submitted files one at a time, in order. Newer content for a path replaces pending content: a slow disk
+    skips checkpoints. An error is raised by the next call of a method."""
 
     def __init__(self, write: Callable[[Any, Path], None]) -> None:
         self._write = write

@@ -21,8 +21,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
-from tools.check.cards import alternating
-from tools.check.page import FILE_NAME, write_page
+from tools.check.page import FILE_NAME, alternating, write_page
 from utils.boxes import scale_boxes
 from utils.structures import GRAY, DetectionTable
 
