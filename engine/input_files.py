@@ -45,7 +45,8 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
         return
     if data:
         check_data(data, splits, classes)
-    _check_weights(weights)
+    if weights:
+        _check_weights(weights)
 
 
 def _check_weights(path: str) -> None:

@@ -81,7 +81,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The content of the JSON, and the lines of the summary."""
     from engine.input_files import check_scoring_files
 
-    check_scoring_files([options.weights] if options.weights else [], options.data, options.split or ())
+    check_scoring_files(options.weights, options.data, options.split or ())
     # What imports torch is imported once the flags and files are known to be valid.
     from data.check.duplicates import image_issues
     from data.check.issues import summary_lines
