@@ -125,15 +125,13 @@ class DetectionHead(nn.Module):
     def build_loss(self, hyp: Hyperparameters, *, teacher: Teacher | None = None, **options: Any) -> Criterion:
         """The loss, on the head's device. Anchors are copied: build it when they are final. ``options``: other fields
         of `LossSettings`."""
-        from models.losses.base import LossSettings
+        from models.losses.base import DualAssignmentLoss, LossSettings
 
         settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **options)
         if teacher is not None:
             settings = replace(settings, taught=teacher.taught, unlabeled_only=teacher.unlabeled_only)
         loss = self.branch_loss(settings)
         if self.is_dual:
-            from models.losses.dual_assignment import DualAssignmentLoss
-
             taught = settings.taught if teacher is not None and teacher.is_dual else ()
             one = self.branch_loss(replace(settings, one_to_one=True, taught=taught))
             loss = DualAssignmentLoss(loss, one, gain=hyp.one2one)

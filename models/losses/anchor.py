@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import ALPHA, BETA, LEAST_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import NO_OBJECT, Criterion, LossSettings, smooth_labels
+from models.losses.base import NO_OBJECT, Criterion, IgnoredCells, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput, Targets
-
-if TYPE_CHECKING:
-    from models.losses.regions import IgnoredCells
 
 # This loss is divided by its positives, so what matters is the balance between one positive's box, its objectness and
 # one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1. YOLOv5 takes means over different sets and comes to about 7

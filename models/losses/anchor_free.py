@@ -7,7 +7,6 @@ P picked cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +14,9 @@ from torch import Tensor
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
-from models.losses.base import Criterion, LossSettings, canvas_targets, smooth_labels
+from models.losses.base import Criterion, IgnoredCells, LossSettings, canvas_targets, smooth_labels
 from utils.boxes import iou
 from utils.structures import LossOutput, Targets
-
-if TYPE_CHECKING:
-    from models.losses.regions import IgnoredCells
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:

@@ -3,34 +3,32 @@
 A loss returns sums over a shard of the batch and one normalizer (`LossOutput`). No loss waits for the device or has a
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
 
-Label smoothing (Szegedy et al. 2016) spreads the part eps of a positive cell's class score evenly over all C classes.
-The sum over classes stays the same, so it changes neither the normalizer nor the background, and nothing for one class.
-
 Reproducibility: the forward pass scatters by maximum only, which does not depend on the order. In the backward pass,
 selecting rows of logits becomes an indexed addition. In the anchor-free loss only one term of each sum is not 0; in the
 anchor loss there may be several (two targets in one cell), and CUDA fixes their order only under
 torch.use_deterministic_algorithms.
 
-Legend: B images, K target slots, C classes, S any shape.
+Legend: B images, I images with ignore regions, N cells over all levels, K target slots, C classes, R regions, S any
+shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.box_coding import cell_centers, grid_shapes
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, Targets, pad_targets
 
 if TYPE_CHECKING:
     from models.losses.distillation import Teacher
-    from models.losses.regions import IgnoredCells
 
 NO_OBJECT = -1e4  # a logit whose softplus is 0 in any floating-point type
 
@@ -76,11 +74,9 @@ class Criterion(nn.Module):
         return None if self.teacher is None else self.teacher(images)
 
     def ignored_cells(self, raw: Sequence[Tensor], targets: Targets) -> IgnoredCells | None:
-        """The cells in regions that are to be ignored; None if there are no regions."""
+        """The cells in ignore regions; None if there are no regions."""
         if targets.ignore is None:
             return None
-        from models.losses.regions import ignored_cells
-
         return ignored_cells(targets.ignore, raw, self.settings.strides, self.settings.num_classes)
 
     def weighted(self, terms: Sequence[Tensor], normalizer: Tensor) -> LossOutput:
@@ -94,6 +90,89 @@ class Criterion(nn.Module):
 
     def set_closing(self, closing: bool) -> None:
         """Called with True in the last epochs, which have no mosaic: a loss may then refine its boxes."""
+
+
+class DualAssignmentLoss(Criterion):
+    """The loss of a head with two branches (see models/heads/base.py): the one-to-many branch's plus ``gain`` times the
+    one-to-one branch's (YOLOv10, Wang et al. 2024).
+
+    In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
+    one-to-many branch's, because a loss has one normalizer; ``gain`` stands for the ratio of the two, measured as about
+    2 on a fresh model and 6 on a trained one. No parameter receives gradients of both losses, so the gain only acts as
+    a learning rate of the one-to-one layers; optimizers that normalize gradients (Muon, Adam) hardly depend on it.
+    """
+
+    def __init__(self, many: Criterion, one: Criterion, *, gain: float):
+        super().__init__()
+        self.many, self.one, self.gain = many, one, gain
+        self.names = (*many.names, *(f"{name}_one" for name in one.names))
+
+    def compile_terms(self) -> None:
+        self.many.compile_terms()
+        self.one.compile_terms()
+
+    def set_closing(self, closing: bool) -> None:
+        self.many.set_closing(closing)
+        self.one.set_closing(closing)
+
+    def forward(
+        self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
+    ) -> LossOutput:
+        """Args: ``raw`` and ``teacher_maps`` of the one-to-many branch, then those of the one-to-one branch."""
+        levels = len(raw) // 2
+        of_many, of_one = (teacher_maps[:levels], teacher_maps[levels:]) if teacher_maps else (None, None)
+        many, one = self.many(raw[:levels], targets, of_many), self.one(raw[levels:], targets, of_one)
+        parts = torch.cat((many.parts, self.gain * one.parts))
+        return LossOutput(many.total + self.gain * one.total, many.normalizer, parts)
+
+
+class IgnoredCells(NamedTuple):
+    """The cells whose centers are in a region in which a class is ignored: outputs there have no loss, unless they are
+    assigned to an object. Few images have regions, and only those are computed."""
+
+    images: Tensor  # int64 (I,)
+    cells: Tensor  # bool (I, N, C)
+
+    def except_positive(self, positive: Tensor) -> IgnoredCells:
+        """Without the cells that are ``positive``, bool (B, N)."""
+        return self._replace(cells=self.cells & ~positive[self.images][..., None])
+
+    def of_best_class(self, class_logits: Tensor) -> Tensor:
+        """bool (B, *S): whether the class that an output predicts, from logits (B, *S, C), is ignored there, which
+        decides about its objectness; ``cells`` are then (I, *S, C)."""
+        predicted = class_logits.detach()[self.images].argmax(-1, keepdim=True)
+        found = torch.zeros(class_logits.shape[:-1], dtype=torch.bool, device=class_logits.device)
+        return found.index_copy_(0, self.images, self.cells.gather(-1, predicted)[..., 0])
+
+
+def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[int], num_classes: int) -> IgnoredCells:
+    """The cells to ignore.
+
+    Args:
+        ignore: (R, 6) as in `Targets`, by image.
+        raw: maps (B, D, h, w), one of each level.
+    """
+    shapes, device = grid_shapes(raw), raw[0].device
+    centers, sizes = cell_centers(shapes, tuple(strides), device)
+    # A region of many classes, such as an image that does not label them, has consecutive rows and is computed once.
+    begins = np.r_[True, (ignore[1:, [0, 2, 3, 4, 5]] != ignore[:-1, [0, 2, 3, 4, 5]]).any(1)]
+    images, first, image = np.unique(ignore[begins, 0].astype(np.int64), return_index=True, return_inverse=True)
+    slot = np.arange(len(image)) - first[image]
+    boxes = np.full((len(images), slot.max() + 1, 4), -1.0, np.float32)  # padding: no cell is inside
+    boxes[image, slot] = ignore[begins, 2:]
+    of_class = np.zeros((*boxes.shape[:2], num_classes + 1), np.float32)  # class -1, of all, is the last
+    region = np.cumsum(begins) - 1
+    of_class[image[region], slot[region], ignore[:, 1].astype(np.int64)] = 1
+    of_class[..., :-1] += of_class[..., -1:]
+    on_host = [torch.from_numpy(a) for a in (images, boxes, of_class[..., :-1])]
+    if device.type == "cuda":  # a copy from other memory waits for the device
+        on_host = [tensor.pin_memory() for tensor in on_host]
+    numbers, regions, members = (tensor.to(device, non_blocking=True) for tensor in on_host)
+    canvas_wh = shapes[0][1] * strides[0], shapes[0][0] * strides[0]
+    low, high = scale_boxes(cxcywh_to_xyxy(regions), *canvas_wh)[:, None].split(2, -1)
+    points = (centers * sizes)[:, None]
+    inside = ((points >= low) & (points <= high)).all(-1)  # (I, N, regions of an image)
+    return IgnoredCells(numbers, inside.float() @ members > 0)
 
 
 def class_weights(counts: np.ndarray, power: float) -> Tensor:
@@ -126,7 +205,8 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
-    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), a part of each spread over all classes."""
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), of which label smoothing (Szegedy et al. 2016) spreads
+    the part eps over all classes. The sum over classes stays the same, and so do normalizer and background."""
     num_classes, eps = settings.num_classes, settings.label_smoothing
     one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
     return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)

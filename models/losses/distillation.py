@@ -21,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, kl_div
 
 from models.box_coding import distances_to_xyxy, expected_distances
 from models.layers.ops import split_rows
-from models.losses.regions import IgnoredCells
+from models.losses.base import IgnoredCells
 from utils.boxes import iou
 
 CONFIDENT = 0.1  # class score from which the teacher's box is a target

@@ -23,12 +23,11 @@ from utils.files.folders import CONFIGS
 from utils.logger import get_logger
 
 COCO = CONFIGS / "data" / "coco.yaml"
-USUAL_ACTIVATION = "nn.SiLU()"
 
 
 def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> tuple[str, ...] | None:
-    """``names`` if there are ``count``. YOLOX's files and bare state dicts have no names; then 80 classes are taken to
-    be COCO's, which is logged. Otherwise None."""
+    """``names`` if there are ``count``, else None. Without names (YOLOX, bare state dicts), 80 classes are taken to be
+    COCO's, which is logged."""
     if names is not None:
         return names if len(names) == count else None
     coco = load_yaml(COCO)["names"]
@@ -43,15 +42,21 @@ def recognize(stored: StoredWeights) -> tuple[ModelSpec, int]:
 
     Built-in models are tried first, then the YAML that some foreign files contain. Raises UserError if none fits.
     """
-    shapes = stored.shapes
-    for spec in map(load_spec, known_models()):
-        if num_classes := _matching_classes(spec, shapes):
-            return _with_activation(spec, stored.activation), num_classes
+
+    def candidates() -> Iterator[ModelSpec]:
+        yield from map(load_spec, known_models())
+        if stored.graph is not None:
+            file = stored.graph.get("yaml_file")
+            name = re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
+            yield parse_spec({key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}, name)
+
     reason = ""
     try:
-        spec = _stored_graph(stored)
-        if spec and (num_classes := _matching_classes(spec, shapes)):
-            return _with_activation(spec, stored.activation), num_classes
+        for spec in candidates():
+            if num_classes := _matching_classes(spec, stored.shapes):
+                if stored.activation not in (None, "nn.SiLU()", spec.activation):  # shapes do not show it
+                    spec = parse_spec(spec.plain | {"activation": stored.activation}, spec.label)
+                return spec, num_classes
     except UserError as error:
         reason = f"; its stored graph: {error}"
     families = ", ".join(dict.fromkeys(re.match(r"yolo(v?\d+|x)", name)[0] for name in known_models()))
@@ -64,53 +69,34 @@ def model_of(stored: StoredWeights) -> dict[str, Any]:
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
-    """The number of classes with which a model has exactly these shapes; 0 for none. Only the head depends on it, so
-    the other layers rule out most models."""
-    head = f"model.{len(spec.layers) - 1}."
-    if not any(name.startswith(head) for name in shapes) or not _has_first_layer(spec, shapes):
-        return 0
-    with_one = build_on_meta(spec, 1)
-    body = {name: shape for name, shape in shapes.items() if not name.startswith(head)}
-    if body != {name: shape for name, shape in shapes_of(with_one.state_dict()).items() if not name.startswith(head)}:
-        return 0
-    count = class_count(with_one, shapes)
-    return count if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes else 0
+    """The number of classes with which a model has exactly these shapes; 0 for none.
 
-
-def _has_first_layer(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
-    """Whether the first layer has these shapes. Most models differ there, and one layer is quick to build."""
+    The first layer, which is quick to build, rules out most models, and the layers before the head, which do not depend
+    on the number of classes, nearly all.
+    """
     with torch.device("meta"):
         first = build_layer(spec.layers[0], spec, (spec.channels,))
     expected = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
-    return expected == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
+    if expected != {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}:
+        return 0
+    head, with_one = f"model.{len(spec.layers) - 1}.", build_on_meta(spec, 1)
+    found, expected = (
+        {name: shape for name, shape in of_model.items() if not name.startswith(head)}
+        for of_model in (shapes, shapes_of(with_one.state_dict()))
+    )
+    count = class_count(with_one, shapes) if found == expected else 0
+    return count if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes else 0
 
 
 def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
-    """The number of classes that tensors of these shapes have in the output layers of the detector's head; 0 if none
-    fits. The detector's own number of classes does not matter."""
+    """The number of classes that tensors of these shapes have in the output layers of the detector's head, whatever its
+    own number is; 0 if none fits."""
     head = len(detector.model) - 1
     for layer, (groups, before) in detector.head.class_rows().items():
         shape = shapes.get(f"model.{head}.{layer}.weight")
         if shape and shape[0] % groups == 0 and shape[0] // groups > before:
             return shape[0] // groups - before
     return 0
-
-
-def _stored_graph(stored: StoredWeights) -> ModelSpec | None:
-    """The graph in the file, checked; None without one. Raises UserError if it is invalid."""
-    if stored.graph is None:
-        return None
-    graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
-    file = stored.graph.get("yaml_file")
-    name = re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
-    return parse_spec(graph, name)
-
-
-def _with_activation(spec: ModelSpec, activation: str | None) -> ModelSpec:
-    """The spec with the file's activation, if the file has one: shapes do not show it."""
-    if activation in (None, USUAL_ACTIVATION, spec.activation):
-        return spec
-    return parse_spec(spec.plain | {"activation": activation}, spec.label)
 
 
 def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
@@ -128,7 +114,7 @@ def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _default_dtype_and_device() -> Iterator[None]:
-    """What torch makes in the block is float32 and on the CPU by default, whatever the caller's program has set."""
+    """Whatever the caller's program has set, torch creates float32 tensors on the CPU in the block."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -148,23 +134,18 @@ def detector_of(stored: StoredWeights) -> Detector:
         spec, num_classes = recognize(stored)
         names = names_for(num_classes, stored.names, stored.path)
         detector = build_detector(spec.plain, num_classes, names=names)
-    if problem := _misfit(detector, stored):
-        raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
-    try:
-        detector.load_state_dict(stored.tensors, strict=False)  # names were checked; counters may be missing
-    except RuntimeError as error:  # a counter with a wrong shape
-        reason = str(error).splitlines()[-1].strip()
-        raise UserError(f"{stored.path}: its weights do not fit its model ({reason})") from None
-    return detector.eval()
-
-
-def _misfit(detector: Detector, stored: StoredWeights) -> str:
-    """The first difference in names, shapes or strides; empty if there is none."""
-    wanted, found = shapes_of(detector.state_dict()), stored.shapes
+    wanted, found, problem = shapes_of(detector.state_dict()), stored.shapes, ""
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):
             expected, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
-            return f"{name}: the model has {expected}, the file {has}"
+            problem = problem or f"{name}: the model has {expected}, the file {has}"
     if stored.strides not in (None, detector.strides):
-        return f"strides: the model has {list(detector.strides)}, the file {list(stored.strides)}"
-    return ""
+        problem = problem or f"strides: the model has {list(detector.strides)}, the file {list(stored.strides)}"
+    if not problem:
+        try:
+            detector.load_state_dict(stored.tensors, strict=False)  # names were checked; counters may be missing
+        except RuntimeError as error:  # a counter with a wrong shape
+            problem = str(error).splitlines()[-1].strip()
+    if problem:
+        raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
+    return detector.eval()

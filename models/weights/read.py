@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from models.weights.layouts import to_public_names, usual_image_size
 from models.weights.safe_torch_file import ForeignFile, Record, is_module
 from utils.errors import UserError
 from utils.files.checkpoint import FORMAT, VERSION, is_safetensors, read_checkpoint, read_safetensors
+from utils.files.schema import check
 from utils.strings import counted
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
-METADATA_KEY = "lockstep"  # in a safetensors file of ours: JSON that rebuilds the detector
+METADATA_KEY = "lockstep"  # in a safetensors file of ours: `_Metadata` as JSON
 FOUR_LEVEL_IMAGE_SIZE = 1280  # pixels, at which public models with a fourth level are trained
 MAX_IMAGE_SIZE = 2**14
 
@@ -58,42 +59,32 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items() if not name.endswith(COUNTERS)}
 
 
+class _Metadata(TypedDict):
+    """In a safetensors file of ours: what rebuilds the detector."""
+
+    model_spec: dict[str, Any]
+    names: list[str]
+    imgsz: int
+
+
 def read_weights(path: str | Path) -> StoredWeights:
     """The weights in a checkpoint, ours or foreign; no code in it is run. Raises UserError for other files."""
+    path = Path(path)
     if is_safetensors(path):
-        return _read_safetensors(Path(path))
+        return _read_safetensors(path)
     with ForeignFile(path) as file:
-        content = file.content
-        if isinstance(content, dict) and content.get("format") == FORMAT:
-            return _read_own(Path(path))
-        module = _find_model(content)
-        written = file.state_dict(module)
-        tensors = to_public_names(written)
-        if not tensors:
-            raise UserError(f"{path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
-        names, strides = _class_names(module, content), _strides(file, module)
-        has_fourth_level = strides is not None and max(strides) > 32
-        imgsz = _image_size(content) or (FOUR_LEVEL_IMAGE_SIZE if has_fourth_level else usual_image_size(written))
-        return StoredWeights(
-            Path(path),
-            tensors,
-            names,
-            _foreign_content(names, imgsz),
-            graph=_graph(module),
-            activation=_activation(file, module),
-            strides=strides,
-        )
+        if isinstance(file.content, dict) and file.content.get("format") == FORMAT:
+            return _read_own(path)
+        return _read_foreign(file)
 
 
 def _read_own(path: Path) -> StoredWeights:
     content = read_checkpoint(path)
-    missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)]
-    if not (content.get("ema") or content.get("model")):  # best.pt has EMA weights alone
-        missing.append("weights")
+    weights = content.get("ema") or content.get("model")  # best.pt has EMA weights alone
+    missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)] + ["weights"] * (not weights)
     if missing:
         raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
-    weights = to_public_names(content.get("ema") or content["model"])
-    return StoredWeights(path, _as_float32(weights), tuple(content["names"]), content)
+    return StoredWeights(path, _as_float32(to_public_names(weights)), tuple(content["names"]), content)
 
 
 def _read_safetensors(path: Path) -> StoredWeights:
@@ -101,17 +92,44 @@ def _read_safetensors(path: Path) -> StoredWeights:
     imgsz, tensors = usual_image_size(tensors), to_public_names(_as_float32(tensors))
     if METADATA_KEY not in metadata:
         return StoredWeights(path, tensors, None, _foreign_content(None, imgsz))
+    where = f"{path}: damaged checkpoint: {METADATA_KEY}"
     try:
         content = json.loads(metadata[METADATA_KEY])
-        if content.get("version", 0) > VERSION:
-            raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
-        names = tuple(content["names"])
-        whole = bool(names) and all(isinstance(name, str) for name in names)
-        if not (whole and isinstance(content["model_spec"], dict) and type(content["imgsz"]) is int):
-            raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged checkpoint (its '{METADATA_KEY}' metadata is not ours)") from None
-    return StoredWeights(path, tensors, names, {**content, "format": FORMAT})
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: not JSON") from None
+    version = check(check(content, dict, where).get("version", 0), int, f"{where}: version")
+    if version > VERSION:
+        raise UserError(f"{path}: written by a newer version (format {version}); update this program")
+    content = check(content, _Metadata, where)
+    return StoredWeights(path, tensors, tuple(content["names"]), {**content, "format": FORMAT})
+
+
+def _read_foreign(file: ForeignFile) -> StoredWeights:
+    content, path = file.content, file.path
+    module = content  # or the module or state dict in it, EMA weights preferred
+    stored = content if isinstance(content, dict) else {}
+    for key in ("state_dict", "model", "ema"):
+        if is_module(stored.get(key)) or (isinstance(stored.get(key), dict) and stored[key]):
+            module = stored[key]
+    written = file.state_dict(module)
+    tensors = to_public_names(written)
+    if not tensors:
+        raise UserError(f"{path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
+    graph, strides = None, None
+    if is_module(module):
+        graph = dict(module.get("yaml")) if isinstance(module.get("yaml"), dict) else None
+        stride = file.tensor(module.get("stride"))
+        if stride is not None and stride.ndim == 1 and 1 <= len(stride) <= 8:
+            strides = tuple(stride.round().long().tolist())
+    names = _class_names(module, stored)
+    imgsz = FOUR_LEVEL_IMAGE_SIZE if strides and max(strides) > 32 else usual_image_size(written)
+    for key in ("opt", "train_args"):  # where YOLOv5 and Ultralytics store the training size
+        settings = stored.get(key)
+        size = settings.get("imgsz") if isinstance(settings, dict | Record) else None
+        if type(size) is int and 0 < size < MAX_IMAGE_SIZE:
+            imgsz = size
+    activation = _activation(file, module)
+    return StoredWeights(path, tensors, names, _foreign_content(names, imgsz), graph, activation, strides)
 
 
 def _foreign_content(names: tuple[str, ...] | None, imgsz: int) -> dict[str, Any]:
@@ -122,42 +140,15 @@ def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def _find_model(content: Any) -> Any:
-    """The module or state dict inside a foreign checkpoint, EMA weights preferred."""
-    if isinstance(content, dict):
-        for key in ("ema", "model", "state_dict"):
-            value = content.get(key)
-            if is_module(value) or (isinstance(value, dict) and value):
-                return value
-    return content
-
-
-def _class_names(module: Any, content: Any) -> tuple[str, ...] | None:
+def _class_names(module: Any, stored: dict[str, Any]) -> tuple[str, ...] | None:
     """Class names, which public files store in the module or next to it, as a list or by number."""
-    holders = [module] if isinstance(module, Record) else []
-    holders += [content] if isinstance(content, dict) else []
-    for holder in holders:
-        names = holder.get("names")
+    for holder in (module, stored):
+        names = holder.get("names") if isinstance(holder, dict | Record) else None
         if isinstance(names, dict) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
             names = [text for _, text in sorted(names.items(), key=lambda item: int(item[0]))]
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
             return tuple(names)
     return None
-
-
-def _image_size(content: Any) -> int | None:
-    """The training size in a foreign checkpoint: Ultralytics stores it in train_args, YOLOv5 in opt."""
-    for key in ("train_args", "opt"):
-        settings = content.get(key) if isinstance(content, dict) else None
-        size = settings.get("imgsz") if isinstance(settings, dict | Record) else None
-        if type(size) is int and 0 < size < MAX_IMAGE_SIZE:
-            return size
-    return None
-
-
-def _graph(module: Any) -> dict[str, Any] | None:
-    graph = module.get("yaml") if is_module(module) else None
-    return dict(graph) if isinstance(graph, dict) else None
 
 
 def _activation(file: ForeignFile, module: Any) -> str | None:
@@ -171,10 +162,3 @@ def _activation(file: ForeignFile, module: Any) -> str | None:
     if len(found) > 1:
         raise UserError(f"{file.path}: its convolutions have different activations ({', '.join(sorted(found))})")
     return found.pop() if found else None
-
-
-def _strides(file: ForeignFile, module: Any) -> tuple[int, ...] | None:
-    value = file.tensor(module.get("stride")) if is_module(module) else None
-    if value is None or value.ndim != 1 or not 1 <= len(value) <= 8:
-        return None
-    return tuple(value.round().long().tolist())

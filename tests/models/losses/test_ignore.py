@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.losses.regions import ignored_cells
+from models.losses.base import ignored_cells
 from tests.helpers.tiny import as_targets
 from tests.models.losses.test_losses import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 
@@ -43,7 +43,6 @@ def test_cells_are_those_of_a_loop():
     images, found = ignored_cells(REGIONS[2:], raw, STRIDES, CLASSES)  # of the second image alone
     assert images.tolist() == [1]
     np.testing.assert_array_equal(found, expected[1:])
-    assert ignored_cells(None, raw, STRIDES, CLASSES) is None
 
 
 def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, slice]]:
