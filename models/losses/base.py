@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from models.box_coding import cell_centers, grid_shapes
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, Targets, pad_targets
-
-if TYPE_CHECKING:
-    from models.losses.distillation import Teacher
 
 NO_OBJECT = -1e4  # a logit whose softplus is 0 in any floating-point type
 
@@ -56,7 +53,7 @@ class Criterion(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.teacher: Teacher | None = None
+        self.teacher: nn.Module | None = None  # a `models.losses.distillation.Teacher`
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
