@@ -44,7 +44,7 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     """
     matches = match_detections(gt, table, num_classes)
     outcomes = sort_by_class(matches)
-    image = matches.ranked.group[matches.by_class()] // num_classes
+    image = matches.ranked.group[np.lexsort((-matches.ranked.scores, matches.ranked.classes))] // num_classes
     is_target = ~matches.ignored[:, 0]
     object_image, object_class = matches.objects.group // num_classes, matches.object_classes
     cuts = np.searchsorted(outcomes.overlapping, outcomes.class_offsets)

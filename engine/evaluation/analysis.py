@@ -143,7 +143,7 @@ def split_errors(matches: Matches) -> ErrorSplit:
 
 
 def _outcomes(matches: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which detections are true positives, which count at all (not those in a crowd region): bool (D,) each; and
+    """Which detections are true positives, and which count at all (not those in a crowd region): bool (D,) each; and
     their objects: int64 (D,), -1 for none."""
     size, assignment = matches.ranked.scores.size, matches.assignment
     true_positive, counted = np.zeros(size, dtype=bool), np.ones(size, dtype=bool)

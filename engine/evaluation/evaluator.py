@@ -57,8 +57,8 @@ class _Pending(NamedTuple):
 
 
 class PhaseTimer:
-    """Seconds by phase of a loop over batches. On CUDA a phase is timed by events on the current stream, so that the
-    host does not wait; elsewhere by the wall clock."""
+    """Seconds by phase of a loop over batches; on CUDA by events on the current stream, so that the host does not
+    wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
@@ -129,8 +129,7 @@ class Evaluator:
     ) -> EvalResult | None:
         """Scores ``model`` on ``loader``: the result on rank 0, None elsewhere. Modules keep their training modes.
 
-        ``should_stop`` is called before each batch. A rank on which it is true skips its remaining batches, and then
-        there is no result.
+        ``should_stop`` is called before each batch; once it is true on a rank, there is no result.
 
         ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
@@ -143,9 +142,21 @@ class Evaluator:
         if gathered is None or not all(shard["complete"].all() for shard in gathered):
             return None
         arrays = {key: np.concatenate([shard[key] for shard in gathered]) for key in gathered[0]}
-        self.detections = self._merge(arrays)
+        images = self.ground_truth.num_images
+        visits = np.bincount(arrays["seen"], minlength=images)
+        if visits.size != images or not (visits == 1).all():
+            raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
+        found = DetectionTable(*(arrays[name] for name in DetectionTable.__slots__))
+        self.detections = found.take(np.argsort(found.image_index, kind="stable"))
         result = score_detections(self.ground_truth, self.detections, self.num_classes)
-        result.extras.update(self._timing(arrays) | self._losses(arrays))
+        inference, nms, wait, total = arrays["seconds"].T
+        milliseconds = {"inference": inference.sum(), "nms": nms.sum(), "total": total.max()}
+        result.extras.update({f"ms/{name}": float(s / max(images, 1) * 1000) for name, s in milliseconds.items()})
+        result.extras["data_wait"] = float(wait.sum() / max(total.sum(), 1e-9))
+        if self.criterion is not None:
+            total, normalizer, *parts = arrays["loss_sums"][np.argsort(arrays["loss_batch"])].sum(0).tolist()
+            losses = zip(("total", *self.criterion.names), (total, *parts))
+            result.extras.update({f"val/{name}": value / max(normalizer, 1.0) for name, value in losses})
         return result
 
     @torch.no_grad()
@@ -183,7 +194,9 @@ class Evaluator:
                 detections = self.postprocess(model, raw)
             if self.criterion is not None:
                 first_image.append(int(batch.indices[0]))
-                losses.append(self._loss_sums(raw, targets, teacher_maps))
+                output = self.criterion(raw, targets, teacher_maps)
+                sums = torch.stack([output.total.float(), output.normalizer.float()])
+                losses.append(torch.cat([sums, output.parts.float()]))
             # The copy is read one batch later, when it has arrived.
             if pending is not None:
                 tables.append(_to_table(pending))
@@ -208,11 +221,6 @@ class Evaluator:
     def _move(self, batch: Batch) -> _Moved:
         return _Moved(batch, batch.images.to(self.ctx.device, non_blocking=True), batch.targets.to(self.ctx.device))
 
-    def _loss_sums(self, raw: list[Tensor], targets: Targets, teacher_maps: list[Tensor] | None) -> Tensor:
-        """float (2 + P,): total, normalizer, parts."""
-        output = self.criterion(raw, targets, teacher_maps)
-        return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
-
     def _send(self, detections: Detections, batch: Batch) -> _Pending:
         on_gpu, ready = self.ctx.device.type == "cuda", None
         host = Detections(*(t.to("cpu", non_blocking=on_gpu) for t in detections))  # from a GPU into pinned memory
@@ -220,33 +228,6 @@ class Evaluator:
             ready = torch.cuda.Event()
             ready.record()
         return _Pending(host, ready, batch)
-
-    def _merge(self, arrays: dict[str, np.ndarray]) -> DetectionTable:
-        """All ranks' detections, stably sorted by image."""
-        images = self.ground_truth.num_images
-        visits = np.bincount(arrays["seen"], minlength=images)
-        if visits.size != images or not (visits == 1).all():
-            raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
-        found = DetectionTable(*(arrays[name] for name in DetectionTable.__slots__))
-        return found.take(np.argsort(found.image_index, kind="stable"))
-
-    def _timing(self, arrays: dict[str, np.ndarray]) -> dict[str, float]:
-        inference, nms, wait, total = arrays["seconds"].T
-        images = max(self.ground_truth.num_images, 1)
-        return {
-            "ms/inference": float(inference.sum() / images * 1000),
-            "ms/nms": float(nms.sum() / images * 1000),
-            "ms/total": float(total.max() / images * 1000),
-            "data_wait": float(wait.sum() / max(total.sum(), 1e-9)),
-        }
-
-    def _losses(self, arrays: dict[str, np.ndarray]) -> dict[str, float]:
-        if self.criterion is None:
-            return {}
-        sums = arrays["loss_sums"][np.argsort(arrays["loss_batch"])].sum(0)
-        names = ("total", *self.criterion.names)
-        values = np.delete(sums, 1) / max(sums[1], 1.0)
-        return {f"val/{name}": float(value) for name, value in zip(names, values)}
 
 
 def training_evaluator(
@@ -280,7 +261,7 @@ def stitcher_of(loader: ValidationLoader, iou_thres: float | None, max_det: int)
 
 
 def is_channels_last(model: nn.Module) -> bool:
-    """True if the convolution kernels are in NHWC memory format (1 x 1 kernels are in both and do not count)."""
+    """Whether convolution kernels are in NHWC memory format (1 x 1 kernels are in both and do not count)."""
     return any(
         p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
         for p in model.parameters()

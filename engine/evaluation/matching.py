@@ -1,8 +1,7 @@
 """Matches detections to objects by COCO's rules: which are true positives, which false positives, which are ignored.
 
-Only detections that overlap an object of their group by at least the lowest IoU threshold are assigned. They are few,
-and the others are never padded, stored or looped over. A group is a pair of image and class, or an image where classes
-do not matter.
+Only the few detections that overlap an object of their group by at least the lowest IoU threshold are assigned; the
+others are never padded or looped over. A group is a pair of image and class, or an image where classes do not matter.
 
 Legend: D detections, M objects, P pairs of the two, N detections that overlap an object, C classes, A area ranges, T
 IoU thresholds.
@@ -71,10 +70,6 @@ class Matches(NamedTuple):
         """int64 (M,)."""
         return self.objects.group % self.num_classes
 
-    def by_class(self) -> np.ndarray:
-        """Rows of ``ranked`` sorted by class, best first; equal scores in the order of the images: int64 (D,)."""
-        return np.lexsort((-self.ranked.scores, self.ranked.classes))
-
     def targets(self) -> np.ndarray:
         """Number of objects that count, by class and area range: int64 (C, A)."""
         counts = np.zeros((self.num_classes, self.ignored.shape[1]), dtype=np.int64)
@@ -83,11 +78,8 @@ class Matches(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """All detections, sorted by class and then by falling score, with their outcomes.
-
-    N of them overlap an object of their class in their image. The others cannot be true positives, and are the same at
-    all IoU thresholds.
-    """
+    """All detections, sorted by class and then by falling score. Only the N that overlap an object of their class and
+    image can be true positives; the others have the same outcome at all IoU thresholds."""
 
     class_offsets: np.ndarray  # int64 (C + 1,)
     scores: np.ndarray  # float64 (D,)
@@ -98,10 +90,8 @@ class Outcomes(NamedTuple):
     false_positive: np.ndarray  # bool (N, A, T)
 
     def at_first_iou(self) -> tuple[np.ndarray, np.ndarray]:
-        """True positives and false positives, of all areas, at the lowest IoU threshold (0.5): bool (D,) each.
-
-        Detections that are neither lie in a crowd region.
-        """
+        """True and false positives, of all areas, at the lowest IoU threshold (0.5): bool (D,) each. Detections that
+        are neither lie in a crowd region."""
         true_positive = np.zeros(self.scores.size, dtype=bool)
         false_positive = self.unmatched[:, 0].copy()
         true_positive[self.overlapping] = self.true_positive[:, 0, 0]
@@ -117,9 +107,11 @@ def match_detections(
     _check_classes(gt.classes, num_classes, "labels")
     _check_classes(table.classes, num_classes, "detections")
     rank_of_image = image_ranks(gt.image_ids)
-    ranked = _rank_detections(table, rank_of_image, num_classes, gt.max_det if max_det is None else max_det)
-    gt_image = rank_of_image[gt.image_of_box]
-    gt_group = gt_image * num_classes + gt.classes
+    group = rank_of_image[table.image_index] * num_classes + table.classes
+    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
+    order = order[_position_in_run(group[order]) < (gt.max_det if max_det is None else max_det)]
+    ranked = Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
+    gt_group = rank_of_image[gt.image_of_box] * num_classes + gt.classes
     order = np.argsort(gt_group, kind="stable")
     objects = Objects(gt_group[order], gt.boxes_xywh_px[order], gt.crowd[order])
     ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
@@ -142,13 +134,6 @@ def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
     return ranks
 
 
-def _rank_detections(table: DetectionTable, rank_of_image: np.ndarray, num_classes: int, max_det: int) -> Ranked:
-    group = rank_of_image[table.image_index] * num_classes + table.classes
-    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
-    order = order[_position_in_run(group[order]) < max_det]
-    return Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
-
-
 def _out_of_range(area: np.ndarray) -> np.ndarray:
     """bool (..., A)."""
     return (area[..., None] < AREA_RANGES[:, 0]) | (area[..., None] > AREA_RANGES[:, 1])
@@ -157,7 +142,7 @@ def _out_of_range(area: np.ndarray) -> np.ndarray:
 def sort_by_class(matches: Matches) -> Outcomes:
     """The outcomes of all detections of a class together, best first; equal scores in the order of the images."""
     ranked, assignment = matches.ranked, matches.assignment
-    order = matches.by_class()
+    order = np.lexsort((-ranked.scores, ranked.classes))
     overlaps = np.zeros(order.size, dtype=bool)
     overlaps[assignment.overlapping] = True
     assigned_row = np.empty(order.size, dtype=np.int64)
@@ -179,10 +164,8 @@ def sort_by_class(matches: Matches) -> Outcomes:
 
 
 def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, num_classes: int) -> Outcomes:
-    """Outcomes at one IoU threshold, for all areas, where each detection is a true positive or a false positive.
-
-    Arrays are (D,), sorted by class, then by falling score.
-    """
+    """Outcomes of true and false positives at one IoU threshold, for all areas, from arrays (D,) sorted by class, then
+    by falling score."""
     overlapping = np.flatnonzero(true_positive)
     return Outcomes(
         class_offsets=np.searchsorted(classes, np.arange(num_classes + 1)),
@@ -204,8 +187,6 @@ def _assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, ta
 
     Args:
         group: int64 (D,) ascending, scores descending within a group.
-        boxes_xyxy: float64 (D, 4).
-        objects: sorted by the same group numbers.
         target_ignored: bool (M, A).
     """
     none = np.zeros(0, dtype=np.int64)
@@ -303,19 +284,11 @@ def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.nd
 
 
 def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targets: int) -> np.ndarray:
-    """Greedy one-to-one matching by falling overlap; pairs of equal overlap by ``preference``.
+    """Greedy one-to-one matching by falling overlap; pairs of equal overlap by ``preference``, float (P,), larger
+    first. Returns the object of each detection, -1 for none: int64 (D,).
 
     A greedy loop over single pairs would also match each pair that is the best remaining one of both its detection and
     its object, so all such pairs are matched at once, until none remains.
-
-    Args:
-        pairs: candidates.
-        preference: float (P,), larger first.
-        detections: number of detections D.
-        targets: number of objects M.
-
-    Returns:
-        int64 (D,) the object of each detection, -1 for none.
     """
     order = np.lexsort((-preference, -pairs.overlap))
     detection, target = pairs.detection[order], pairs.target[order]

@@ -151,15 +151,8 @@ def score_detections(
 
 
 def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
-    """The largest precision at or beyond each recall point.
-
-    Args:
-        outcomes: of the detections.
-        targets: int64 (C, A) number of objects that count.
-
-    Returns:
-        float64 (C, A, T, R); 0 where the recall is never reached, nan where there is no object.
-    """
+    """The largest precision at or beyond each recall point: float64 (C, A, T, R); 0 where the recall is never reached,
+    nan where there is no object. ``targets``: int64 (C, A) number of objects that count."""
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
@@ -226,12 +219,9 @@ def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) ->
 def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, confidence: float) -> np.ndarray:
     """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
 
-    The sum of a column is the number of objects of that class, without crowd regions. The sum of a row is the number of
-    detections of that class at or above ``confidence``, without those that match no object and lie in a crowd region of
-    their class.
-
-    Returns:
-        int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
+    int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background. The sum of a column is the
+    number of objects of that class, without crowd regions. The sum of a row is the number of detections of that class
+    at or above ``confidence``, without those that match no object and lie in a crowd region of their class.
     """
     shown = table.take(table.scores >= confidence)
     shown = shown.take(np.argsort(shown.image_index, kind="stable"))

@@ -60,8 +60,14 @@ def run(world: Path, project: Path, *more: str, command: list[str] | None = None
 
 def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monkeypatch):
     """val.py finds what validation in training finds, also with a YAML without tiles; --tile 0 scales whole images."""
-    tables, merge = [], Evaluator._merge
-    monkeypatch.setattr(Evaluator, "_merge", lambda *args: tables.append(merge(*args)) or tables[-1])
+    tables, original = [], Evaluator.run
+
+    def recorded(evaluator, *args, **more):
+        result = original(evaluator, *args, **more)
+        tables.append(evaluator.detections)
+        return result
+
+    monkeypatch.setattr(Evaluator, "run", recorded)
     train.main(flags(world, tmp_path, "--epochs", "1", "--set", "warmup_epochs=0", "--optimizer", "SGD"))
     best = tmp_path / "exp" / "last.pt"
     content = read_checkpoint(best)
