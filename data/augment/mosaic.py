@@ -1,8 +1,8 @@
 """Mosaic and MixUp: which images a layer consists of, and where they are on its canvas.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random point of a frame of twice the canvas' size. MixUp
-(Zhang et al. 2018) blends two layers. All tiles of a batch are computed at once, elementwise, so the result for a
-tile does not depend on the others. Legend: L layers, T tiles.
+(Zhang et al. 2018) blends two layers. All patches of a batch are computed at once, elementwise, so none depends on the
+others. Legend: L layers, M patches (images, or parts of them, on a layer), N images in the data set.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.augment.transforms import Augmentation, are_axis_aligned, project_boxes
-from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
-
-MIXUP_BETA = 32.0
 
 
 class Mosaic(Augmentation):
@@ -27,105 +24,97 @@ class Mosaic(Augmentation):
     columns = slice(0, 6)
 
     def members(
-        self, u: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
+        self, uniforms: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
     ) -> list[list[int]]:
         """The images of each layer: one, or four.
 
         Args:
-            u: (L, 6).
-            keys, indices: the sample and the main image of each layer.
+            uniforms: (L, 6) in [0, 1).
+            indices: the main image of each layer.
             combine: bool (L,), whether each may be a mosaic.
-            images: N, the number of images in the data set.
+            images: N.
         """
-        is_mosaic = (u[:, 0] < self.hyp.mosaic) & combine
+        is_mosaic = (uniforms[:, 0] < self.hyp.mosaic) & combine
         return [
             [index, *choose_partners(row, index, key.block, images)] if mosaic else [index]
-            for row, index, key, mosaic in zip(u[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
+            for row, index, key, mosaic in zip(uniforms[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
         ]
 
     @staticmethod
     def corners(
-        u: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
+        uniforms: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
     ) -> np.ndarray:
-        """Upper left corners (T, 2) on the frame. Tiles of a mosaic meet in a random point; single tiles are centered.
+        """Upper left corners (M, 2) on the frame. Patches of a mosaic meet in a random point; single ones are centered.
 
         Args:
-            u: (T, 6), of each tile's layer.
-            slots: (T,), left to right, top to bottom.
-            is_mosaic: bool (T,).
-            sizes, canvas_wh: (T, 2).
+            uniforms: (M, 6), of each patch's layer.
+            slots: (M,), left to right, top to bottom.
+            is_mosaic: bool (M,).
+            sizes, canvas_wh: (M, 2).
         """
-        centers = np.floor((0.5 + u[:, 4:6]) * canvas_wh)
+        centers = np.floor((0.5 + uniforms[:, 4:6]) * canvas_wh)
         before = np.stack([slots % 2 == 0, slots < 2], 1)
         around = np.where(before, centers - sizes, centers)
         return np.where(is_mosaic[:, None], around, np.floor((canvas_wh - sizes) / 2))
 
 
 def choose_mixup(
-    u: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
+    uniforms: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
 ) -> tuple[list[int], list[int]]:
     """Positions in ``keys`` of the samples that are mixed, and the main image of the second layer of each.
 
     Args:
-        u: (n, 2), `Draws.of_mixing`.
+        uniforms: (n, 2), `RandomStreams.of_mixing`.
         combine: bool (n,), whether each sample may be mixed.
-        probability: of mixing a sample.
-        images: N, the number of images in the data set.
+        images: N.
     """
-    mixed = np.flatnonzero(combine & (u[:, 0] < probability)).tolist()
-    return mixed, [choose_partners(u[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
+    mixed = np.flatnonzero(combine & (uniforms[:, 0] < probability)).tolist()
+    return mixed, [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
 
 
-def mixup_ratio(seed: int, key: SampleKey) -> float:
-    """The weight of the first layer of a mixed sample, drawn from a beta distribution."""
-    rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
-    return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
-
-
-def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
-    """Chooses an image to combine with ``index`` for each number of ``u`` in [0, 1): from all ``images``, or from
-    ``block`` if it is not empty, there without repetition if the block is large enough."""
+def choose_partners(uniforms: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
+    """An image to combine with ``index`` for each of ``uniforms``: from all ``images``, or from ``block`` if it is not
+    empty, there without repetition if the block is large enough."""
     if not block:
-        return [int(number * images) for number in u]
+        return [int(number * images) for number in uniforms]
     left: list[int] = []
     chosen = []
-    for number in u:
+    for number in uniforms:
         left = left or [i for i in block if i != index] or [index]
         chosen.append(left.pop(int(number * len(left))))
     return chosen
 
 
-class TilePlacement(NamedTuple):
-    """Positions of tiles. If a tile is outside the canvas, only ``is_seen`` is valid."""
+class Placement(NamedTuple):
+    """Where patches are. If a patch is outside the canvas, only ``is_seen`` is valid."""
 
-    region: np.ndarray  # int64 (T, 4): x1, y1, x2, y2 of the part that is rendered, source pixels
-    matrix: np.ndarray  # float64 (T, 3, 3), source to canvas
-    is_seen: np.ndarray  # bool (T,)
+    region: np.ndarray  # int64 (M, 4): x1, y1, x2, y2 of the part that is rendered, source pixels
+    matrix: np.ndarray  # float64 (M, 3, 3), source to canvas
+    is_seen: np.ndarray  # bool (M,)
 
 
 def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-    """Widths and heights (T, 2), whole numbers, of sources of heights and widths (T, 2) that are scaled to fit exactly
-    into canvases of widths and heights (T, 2)."""
+    """Widths and heights (M, 2), whole numbers, of sources that are scaled to fit exactly into canvases (M, 2)."""
     gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
     return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
 
 
-def place_tiles(
+def place_patches(
     source_hw: np.ndarray,
     corners: np.ndarray,
     sizes: np.ndarray,
     frame_wh: np.ndarray,
     outer: np.ndarray,
     canvas_wh: np.ndarray,
-) -> TilePlacement:
+) -> Placement:
     """Regions and matrices of sources that are pasted on frames, which ``outer`` maps to the canvas.
 
     Args:
-        source_hw: (T, 2).
-        corners, sizes: x, y and width, height (T, 2) on the frame, whole numbers.
-        frame_wh: (T, 2).
-        outer: (T, 3, 3), from frame to canvas.
-        canvas_wh: (T, 2).
+        source_hw: (M, 2).
+        corners, sizes: x, y and width, height (M, 2) on the frame, whole numbers.
+        frame_wh: (M, 2).
+        outer: (M, 3, 3), from frame to canvas.
+        canvas_wh: (M, 2).
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
     per_pixel = source_wh / sizes
@@ -140,7 +129,9 @@ def place_tiles(
     aligned = are_axis_aligned(matrix)
     if aligned.all():
         return _snapped(region, matrix, canvas_wh)
-    tilted = TilePlacement(region.astype(np.int64), matrix, _touches_canvas(region, matrix, canvas_wh))
+    x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
+    touches_canvas = (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
+    tilted = Placement(region.astype(np.int64), matrix, touches_canvas)
     if not aligned.any():
         return tilted
     for part, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
@@ -148,16 +139,11 @@ def place_tiles(
     return tilted
 
 
-def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-    x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
-    return (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
-
-
-def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> TilePlacement:
-    """Tiles with their edges moved (by half a pixel at most) onto canvas pixels.
+def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
+    """Patches with their edges moved (by half a pixel at most) onto canvas pixels.
 
     A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times
-    faster than a warp. Labels use the moved matrix, so they stay exactly on the objects.
+    faster than a warp. Labels use the same matrix, so they stay exactly on the objects.
     """
     gain, offset = matrix[:, (0, 1), (0, 1)], matrix[:, :2, 2]
     at_zero, at_limit = -offset / gain, (canvas_wh - offset) / gain
@@ -170,4 +156,4 @@ def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> T
     snapped[:, (0, 1), (0, 1)] = new_gain
     snapped[:, :2, 2] = start - new_gain * low
     snapped[:, 2, 2] = 1.0
-    return TilePlacement(np.concatenate([low, high], 1).astype(np.int64), snapped, is_seen)
+    return Placement(np.concatenate([low, high], 1).astype(np.int64), snapped, is_seen)

@@ -1,8 +1,8 @@
-"""Sample plans: augmentation parameters, which depend on the sample keys alone. No pixel is read here.
+"""Sample plans: how training samples are augmented. No pixel is read here.
 
 A plan says which source images appear, which part of each, and the one matrix that takes it straight to the output
-canvas: its position in the mosaic and all geometric transforms are composed beforehand. This equals the classic two
-steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
+canvas: its position in the mosaic and all geometric transforms are composed beforehand. The result is that of the usual
+two steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
 
 The plans of a batch are computed together, since a numpy operation takes about as long for one number as for many. A
 plan is bitwise equal in any batch.
@@ -18,21 +18,22 @@ from itertools import chain
 
 import numpy as np
 
-from data.augment.mosaic import Mosaic, TilePlacement, choose_mixup, fitted_sizes, mixup_ratio, place_tiles
+from data.augment.mosaic import Mosaic, Placement, choose_mixup, fitted_sizes, place_patches
 from data.augment.transforms import (
     ColorJitter,
-    Draws,
     GeometricTransform,
     PixelOperation,
     RandomFlip,
     RandomPerspective,
-    composed,
+    RandomStreams,
     to_normalized,
     transform_labels,
 )
 from utils.config.settings import Hyperparameters, closing_epochs
+from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
+MIXUP_BETA = 32.0
 # In the order in which they act. A new augmentation is a class and an entry here.
 GEOMETRIC: tuple[type[GeometricTransform], ...] = (RandomPerspective, RandomFlip)
 PIXEL: tuple[type[PixelOperation], ...] = (ColorJitter,)
@@ -41,8 +42,8 @@ Region = tuple[int, int, int, int]  # x1, y1, x2, y2 in source pixels
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """One source image on the canvas."""
+class Patch:
+    """A source image, or a part of it, on the canvas."""
 
     index: int  # image in the data set
     region: Region  # the part that is rendered
@@ -51,9 +52,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Tiles in painting order over a gray canvas, then pixel operations, each with its parameters (k,)."""
+    """Patches in painting order over a gray canvas, then pixel operations, each with its parameters (k,)."""
 
-    tiles: tuple[Tile, ...]
+    patches: tuple[Patch, ...]
     operations: tuple[tuple[PixelOperation, np.ndarray], ...] = ()
 
 
@@ -80,30 +81,29 @@ def draw_plans(
 
     Args:
         keys: the samples; canvas sizes may differ.
-        source_hw: int (N, 2), height and width of every source image that the renderer will read.
-        hyp: probabilities and ranges.
-        seed: of the run.
+        source_hw: int (N, 2), of every source image that the renderer will read.
         epochs: of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
         single_image: never apply mosaic or mixup (for rectangular batches, whose canvas fits the aspect of one image).
     """
     if not keys:
         return []
-    draws = Draws(seed, keys)
+    streams = RandomStreams(seed, keys)
     mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
     combine = np.array([key.epoch < mosaic_epochs for key in keys])
-    mixed, partners = choose_mixup(draws.of_mixing, keys, combine, hyp.mixup, len(source_hw))
-    draws.mixed = mixed
+    mixed, partners = choose_mixup(streams.of_mixing, keys, combine, hyp.mixup, len(source_hw))
+    streams.mixed = mixed
     of_layers = [*keys, *(keys[n] for n in mixed)]
     indices = [*(key.index for key in keys), *partners]
-    layers = _draw_layers(draws, of_layers, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp, epochs)
+    layers = _draw_layers(streams, of_layers, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp, epochs)
     plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
     for n, second in zip(mixed, layers[len(keys) :]):
-        plans[n] = SamplePlan(keys[n].canvas_hw, (layers[n], second), mixup_ratio(seed, keys[n]))
+        rng = keyed_generator(seed, Stream.MIXUP, keys[n].epoch, keys[n].position)
+        plans[n] = SamplePlan(keys[n].canvas_hw, (layers[n], second), float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
     return plans
 
 
 def _draw_layers(
-    draws: Draws,
+    streams: RandomStreams,
     keys: Sequence[SampleKey],
     indices: Sequence[int],
     combine: np.ndarray,
@@ -113,40 +113,35 @@ def _draw_layers(
 ) -> list[Layer]:
     """A layer for each key. ``indices``: its main image; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
-    members = mosaic.members(draws.of_layers(mosaic), keys, indices, combine, len(source_hw))
+    members = mosaic.members(streams.of_layers(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
-    close_scale = closing_epochs(hyp.close_scale, epochs)
-    jitter = np.array([scale_jitter(key.epoch, epochs, close_scale) for key in keys])
-    placed = _place(draws, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
+    closing = closing_epochs(hyp.close_scale, epochs)
+    jitter = np.array([min((epochs - key.epoch) / (closing + 1), 1.0) for key in keys])
+    placed = _place(streams, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
     operations = [operation for kind in PIXEL if (operation := kind(hyp)).is_active]
-    parameters = [operation.parameters(draws.of_layers(operation), canvas_hw) for operation in operations]
-    tiles = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
+    parameters = [operation.parameters(streams.of_layers(operation), canvas_hw) for operation in operations]
+    patches = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
     layers = []
     for number, images in enumerate(members):
-        seen = (Tile(i, tuple(region), matrix) for i, (is_seen, region, matrix) in zip(images, tiles) if is_seen)
+        seen = (Patch(i, tuple(region), matrix) for i, (is_seen, region, matrix) in zip(images, patches) if is_seen)
         layers.append(Layer(tuple(seen), tuple((o, rows[number]) for o, rows in zip(operations, parameters))))
     return layers
 
 
-def scale_jitter(epoch: int, epochs: int, close: int) -> float:
-    """The range of the scale jitter in ``epoch`` as a fraction of the whole: 1, and over the last ``close`` epochs
-    linearly less, toward 0 at the end of the run."""
-    return min((epochs - epoch) / (close + 1), 1.0)
-
-
 def _place(
-    draws: Draws,
+    streams: RandomStreams,
     mosaic: Mosaic,
     members: Sequence[Sequence[int]],
     jitter: np.ndarray,
     source_hw: np.ndarray,
     canvas_wh: np.ndarray,
-) -> TilePlacement:
-    """All tiles of layers whose images are ``members``, in their order.
+) -> Placement:
+    """All patches of layers whose images are ``members``, in their order.
 
-    ``jitter``: float64 (L,), by `scale_jitter`. It shrinks before the run ends, because gray borders, which only shrunk
-    images have, tell the model the scale: boxes would be too small on letterboxed images and too large on others
-    (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
+    ``jitter``: float64 (L,), the range of the scale as a fraction of the whole range. It shrinks before the run ends,
+    because gray borders, which only shrunk images have, tell the model the scale: boxes would be too small on
+    letterboxed images and too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution
+    discrepancy").
     """
     counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
@@ -154,19 +149,21 @@ def _place(
     outer, from_wh = np.tile(np.eye(3), (len(members), 1, 1)), frame_wh
     for kind in GEOMETRIC:
         transform = kind(mosaic.hyp)
-        u = draws.of_layers(transform)
+        uniforms = streams.of_layers(transform)
         if kind is RandomPerspective:
-            column = u[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, changes nothing
-            u[:, RandomPerspective.SCALE] = np.where(jitter < 1, 0.5 + (column - 0.5) * jitter, column)
-        outer = composed(transform.matrices(u, from_wh, canvas_wh), outer)
+            column = uniforms[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, changes nothing
+            uniforms[:, RandomPerspective.SCALE] = np.where(jitter < 1, 0.5 + (column - 0.5) * jitter, column)
+        # Not `@`, whose rounding may depend on the number of layers.
+        after, before = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None], outer[:, None, :, :]
+        outer = after[:, :, 0] * before[:, :, 0] + after[:, :, 1] * before[:, :, 1] + after[:, :, 2] * before[:, :, 2]
         from_wh = canvas_wh
     layer = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for images in members for i in images])]
     sizes = fitted_sizes(sources, canvas_wh[layer])
-    u = draws.of_layers(mosaic)[layer]
-    corners = mosaic.corners(u, slots, is_mosaic[layer], sizes, canvas_wh[layer])
-    return place_tiles(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
+    uniforms = streams.of_layers(mosaic)[layer]
+    corners = mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
+    return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
 
 
 def plan_labels(
@@ -177,23 +174,22 @@ def plan_labels(
     """The labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
 
     Args:
-        plans: of any canvas sizes.
-        source_hw: int (N, 2) of all source images, for which the plans were made.
+        source_hw: int (N, 2), as for `draw_plans`.
         labels_of: see `DatasetIndex.labels_of`.
     """
-    tiles_of = [[tile for layer in plan.layers for tile in layer.tiles] for plan in plans]
-    tiles = list(chain.from_iterable(tiles_of))
-    counts = [len(members) for members in tiles_of]
-    if not tiles:
+    patches_of = [[patch for layer in plan.layers for patch in layer.patches] for plan in plans]
+    patches = list(chain.from_iterable(patches_of))
+    counts = [len(members) for members in patches_of]
+    if not patches:
         return [np.zeros((0, 5), np.float32) for _ in plans]
-    images = np.array([tile.index for tile in tiles])
+    images = np.array([patch.index for patch in patches])
     canvas_hw = np.repeat([plan.canvas_hw for plan in plans], counts, 0)
-    moved, tile = transform_labels(
+    moved, patch = transform_labels(
         *labels_of(images),
         source_hw=source_hw[images],
-        regions=np.array([tile.region for tile in tiles]),
-        matrices=np.array([tile.matrix for tile in tiles]),
+        regions=np.array([patch.region for patch in patches]),
+        matrices=np.array([patch.matrix for patch in patches]),
         canvas_hw=canvas_hw,
     )
-    ends = np.searchsorted(tile, np.cumsum(counts))
-    return np.split(to_normalized(moved, canvas_hw[tile]), ends[:-1])
+    ends = np.searchsorted(patch, np.cumsum(counts))
+    return np.split(to_normalized(moved, canvas_hw[patch]), ends[:-1])

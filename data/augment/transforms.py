@@ -6,8 +6,8 @@ parameters, and has an OpenCV and a torch form. `data.augment.plan` lists them a
 Arithmetic is elementwise, and trigonometry is that of `math`: matrix products of linear algebra libraries and numpy's
 trigonometry may round differently in longer arrays.
 
-Boxes are transformed as the hulls of their corners, and clipped to the canvas. Frames: "source" is continuous pixel
-coordinates of the source image, where pixel i covers [i, i + 1); "canvas" is the same on the rendered image.
+Frames: "source" is continuous pixel coordinates of the source image, where pixel i covers [i, i + 1); "canvas" is the
+same on the rendered image.
 """
 
 from __future__ import annotations
@@ -63,14 +63,9 @@ class GeometricTransform(Augmentation, ABC):
     """An augmentation that moves pixels."""
 
     @abstractmethod
-    def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        """Matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases of sizes ``canvas_wh`` (L, 2).
-
-        The frame differs from the canvas for the first transform only.
-
-        Args:
-            u: (L, `num_uniforms`) in [0, 1).
-        """
+    def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        """Matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases of sizes ``canvas_wh`` (L, 2), which
+        differ for the first transform only. ``uniforms``: (L, `num_uniforms`) in [0, 1)."""
 
 
 class PixelOperation(Augmentation, ABC):
@@ -79,11 +74,11 @@ class PixelOperation(Augmentation, ABC):
     @property
     @abstractmethod
     def is_active(self) -> bool:
-        """Whether the hyper-parameters enable it."""
+        """Whether the hyper-parameters enable the operation."""
 
     @abstractmethod
-    def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
-        """(L, k) for ``u`` (L, `num_uniforms`) in [0, 1) and canvases of sizes ``canvas_hw`` int (L, 2)."""
+    def parameters(self, uniforms: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
+        """(L, k) for ``uniforms`` (L, `num_uniforms`) in [0, 1) and canvases of sizes ``canvas_hw`` int (L, 2)."""
 
     @staticmethod
     @abstractmethod
@@ -98,11 +93,9 @@ class PixelOperation(Augmentation, ABC):
         that range. Must be elementwise, so that an image does not depend on its batch."""
 
 
-class Draws:
-    """The random numbers of a batch's layers, which depend only on the seed and the keys of the samples.
-
-    Layers are those of the keys, followed by the second layers of the samples ``mixed``.
-    """
+class RandomStreams:
+    """The random numbers of a batch's layers, which depend only on the seed and the keys of the samples. Layers are
+    those of the keys, followed by the second layers of the samples ``mixed``."""
 
     def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
         self.seed = seed
@@ -112,7 +105,7 @@ class Draws:
 
     @property
     def of_mixing(self) -> np.ndarray:
-        """Numbers (n, 2) in [0, 1), a row per key, that choose whether it has a second layer, and which image."""
+        """(n, 2) in [0, 1), for each key: they choose whether it has a second layer, and which image."""
         return self._shared[:, MIXUP_COLUMNS]
 
     def of_layers(self, augmentation: Augmentation) -> np.ndarray:
@@ -134,18 +127,18 @@ class RandomPerspective(GeometricTransform):
     SCALE = 1  # index of the scale's number
     columns = slice(6, 14)
 
-    def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        hyp, u = self.hyp, 2 * u - 1
+    def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        hyp, jitter = self.hyp, 2 * uniforms - 1
         center_x, center_y = (from_wh / 2).T
-        tilt_x, tilt_y = (u[:, 6:8] * hyp.perspective).T
+        tilt_x, tilt_y = (jitter[:, 6:8] * hyp.perspective).T
         nearest = np.maximum((np.abs(tilt_x) * center_x + np.abs(tilt_y) * center_y) * HORIZON, 1.0)
         tilt_x, tilt_y = tilt_x / nearest, tilt_y / nearest
-        angle = np.radians(u[:, 0] * hyp.degrees).tolist()
-        slope = np.radians(u[:, 2:4] * hyp.shear).tolist()
+        angle = np.radians(jitter[:, 0] * hyp.degrees).tolist()
+        slope = np.radians(jitter[:, 2:4] * hyp.shear).tolist()
         cosine, sine = (np.array([f(a) for a in angle]) for f in (math.cos, math.sin))
         shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
-        scale = np.maximum(1 + u[:, self.SCALE] * hyp.scale, MIN_SCALE)
-        matrix = np.empty((len(u), 3, 3))
+        scale = np.maximum(1 + jitter[:, self.SCALE] * hyp.scale, MIN_SCALE)
+        matrix = np.empty((len(jitter), 3, 3))
         matrix[:, 2, 0], matrix[:, 2, 1] = tilt_x, tilt_y
         matrix[:, 2, 2] = 1 - (tilt_x * center_x + tilt_y * center_y)
         of_axes = (
@@ -153,7 +146,7 @@ class RandomPerspective(GeometricTransform):
             (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
         )
         for axis, (along_x, along_y) in enumerate(of_axes):
-            target = (0.5 + u[:, 4 + axis] * hyp.translate) * canvas_wh[:, axis]
+            target = (0.5 + jitter[:, 4 + axis] * hyp.translate) * canvas_wh[:, axis]
             offset = -(along_x * center_x + along_y * center_y)
             matrix[:, axis] = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
         return matrix
@@ -166,19 +159,13 @@ class RandomFlip(GeometricTransform):
     num_uniforms = 2
     columns = slice(17, 19)
 
-    def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        matrix = np.tile(np.eye(3), (len(u), 1, 1))
+    def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        matrix = np.tile(np.eye(3), (len(uniforms), 1, 1))
         for axis, probability in enumerate((self.hyp.fliplr, self.hyp.flipud)):
-            is_flipped = u[:, axis] < probability
+            is_flipped = uniforms[:, axis] < probability
             matrix[is_flipped, axis, axis] = -1.0
             matrix[is_flipped, axis, 2] = canvas_wh[is_flipped, axis]
         return matrix
-
-
-def composed(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Matrix products (L, 3, 3), pair by pair."""
-    left, right = after[:, :, :, None], before[:, None, :, :]
-    return left[:, :, 0] * right[:, :, 0] + left[:, :, 1] * right[:, :, 1] + left[:, :, 2] * right[:, :, 2]
 
 
 class ColorJitter(PixelOperation):
@@ -192,8 +179,8 @@ class ColorJitter(PixelOperation):
     def is_active(self) -> bool:
         return bool(self.hyp.hsv_h or self.hyp.hsv_s or self.hyp.hsv_v)
 
-    def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
-        return color_matrices((2 * u - 1) * (self.hyp.hsv_h, self.hyp.hsv_s, self.hyp.hsv_v)).reshape(-1, 9)
+    def parameters(self, uniforms: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
+        return color_matrices((2 * uniforms - 1) * (self.hyp.hsv_h, self.hyp.hsv_s, self.hyp.hsv_v)).reshape(-1, 9)
 
     @staticmethod
     def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -240,7 +227,7 @@ def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np
 
 
 def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndarray:
-    """Mask (n,) of boxes that are large enough, not too thin, and show enough of their full area."""
+    """bool (n,): boxes that are large enough, not too thin, and show enough of their full area."""
     width, height = visible_xyxy[:, 2] - visible_xyxy[:, 0], visible_xyxy[:, 3] - visible_xyxy[:, 1]
     big_enough = (width >= MIN_SIDE_PX) & (height >= MIN_SIDE_PX)
     not_too_thin = np.maximum(width, height) <= MAX_ASPECT * np.minimum(width, height)
@@ -250,47 +237,44 @@ def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndar
 
 def transform_labels(
     labels: np.ndarray,
-    tile: np.ndarray,
+    patch: np.ndarray,
     *,
     source_hw: np.ndarray,
     regions: np.ndarray,
     matrices: np.ndarray,
     canvas_hw: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Maps the labels of T tiles to the canvas. The result for a label does not depend on the others.
+    """Maps the labels of M patches to the canvas, as the hulls of their corners, clipped to it. The result for a label
+    does not depend on the others.
 
     Args:
         labels: float (n, 5) of class, cx, cy, w, h normalized to the source image.
-        tile: int (n,), the tile of each label.
-        source_hw: (T, 2), heights and widths of the tiles' source images, pixels.
-        regions: (T, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
-        matrices: (T, 3, 3), from source to canvas.
-        canvas_hw: (T, 2), sizes of their canvases, pixels, or (2,), the same for all.
+        patch: int (n,), the patch of each label.
+        source_hw: (M, 2), of the patches' source images, pixels.
+        regions: (M, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
+        matrices: (M, 3, 3), from source to canvas.
+        canvas_hw: (M, 2), of their canvases, pixels, or (2,), the same for all.
 
     Returns:
         float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, for the labels that are kept, in their order; and
-        the tile of each, (m,).
+        the patch of each, (m,).
     """
     rows = labels.astype(np.float64)
-    side = np.asarray(source_hw, np.float64)[tile, ::-1]
-    region, matrix = np.asarray(regions, np.float64)[tile], np.asarray(matrices)[tile]
+    side = np.asarray(source_hw, np.float64)[patch, ::-1]
+    region, matrix = np.asarray(regions, np.float64)[patch], np.asarray(matrices)[patch]
     center, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
     low, high = center - half, center + half
     inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
-    height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[tile].T
+    height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[patch].T
     visible = clip_xyxy(project_boxes(matrix, *inside), width, height)
     keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
     keep |= (rows[:, 0] < 0) & (area_xyxy(visible) > 0)  # whatever is seen of a region to ignore
-    return np.concatenate([rows[:, :1], visible], 1)[keep], tile[keep]
+    return np.concatenate([rows[:, :1], visible], 1)[keep], patch[keep]
 
 
 def to_normalized(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
-    """Converts class, x1, y1, x2, y2 in canvas pixels to class, cx, cy, w, h normalized, float32 (n, 5).
-
-    Args:
-        labels_xyxy: (n, 5).
-        canvas_hw: (2,), or (n, 2) for each row.
-    """
+    """Converts class, x1, y1, x2, y2 (n, 5) in canvas pixels to class, cx, cy, w, h normalized, float32 (n, 5).
+    ``canvas_hw``: (2,), or (n, 2) for each row."""
     canvas_wh = np.asarray(canvas_hw)[..., ::-1]
     rows = np.empty((len(labels_xyxy), 5), np.float32)
     rows[:, 0] = labels_xyxy[:, 0]

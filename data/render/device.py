@@ -1,9 +1,9 @@
 """Renders tables with torch: a whole batch at once, on the device of its tensors.
 
-Every canvas pixel is mapped back into the source of the tile that covers it (if there are several, the last one that is
-painted). Four neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise,
-so on a given device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image,
-except for interpolation.
+Every canvas pixel is mapped back into the source of the patch that covers it (of several, the last one painted). Four
+neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise, so on a given
+device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image, except for
+interpolation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from utils.errors import first_line
 from utils.logger import get_logger
 from utils.structures import GRAY, Batch, map_tensors
 
-PIXELS_AT_ONCE = {
-    "cpu": 2**18,
-    "cuda": 2**25,
-}  # painted together: fit a CPU's cache, limit GPU memory
+PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # painted together: fit a CPU's cache, limit GPU memory
 
 Painter = Callable[..., Tensor]
 
@@ -60,7 +57,6 @@ class DeviceRenderer:
     def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
         """
         Args:
-            device: renders the batches.
             cache: (P, C) on the device, of `open_device_cache`, if the batches refer to one.
             fuse: paint with one compiled kernel, whose rounding may differ from that of separate operations.
         """
@@ -69,7 +65,6 @@ class DeviceRenderer:
         self._paint: Painter = FusedPainter() if fuse else paint_layers
 
     def __call__(self, planned: PlannedBatch) -> Batch:
-        """The batch on the device. Its images (B, C, H, W) are stored as (B, H, W, C)."""
         planned = planned.to(self.device)
         if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
             return replace(planned.rest, images=self._render(planned.groups[0]))
@@ -84,10 +79,7 @@ class DeviceRenderer:
         return replace(planned.rest, images=images.permute(0, 3, 1, 2))
 
     def _render(self, group: RenderGroup) -> Tensor:
-        pixels = self._cache if group.pixels is None else group.pixels
-        if pixels is None:
-            raise ValueError("the batch refers to a device cache, but there is none")
-        return render_table(group.table, pixels, self._paint)
+        return render_table(group.table, self._cache if group.pixels is None else group.pixels, self._paint)
 
 
 class FusedPainter:
@@ -113,36 +105,6 @@ class FusedPainter:
         return painted
 
 
-def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = None) -> Tensor:
-    """The images of a table.
-
-    Args:
-        table: on any device.
-        pixels: (P, C) source pixels on the same device, to which the table's addresses refer.
-        paint: `paint_layers` or a compiled form of it; None: `paint_layers`.
-
-    Returns:
-        (B, C, H, W), stored as (B, H, W, C).
-    """
-    paint = paint or paint_layers
-    height, width = table.canvas_hw
-    layers = len(table.geometry)
-    rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)
-    at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
-    for first in range(0, layers, at_once):
-        part = slice(first, first + at_once)
-        rendered[part] = paint(
-            table.geometry[part],
-            table.address[part],
-            pixels,
-            table.canvas_hw,
-            table.has_perspective,
-            table.operations,
-            tuple(values[part] for values in table.parameters),
-        )
-    return _mixed(rendered, table).permute(0, 3, 1, 2)
-
-
 def paint_layers(
     geometry: Tensor,
     address: Tensor,
@@ -152,7 +114,7 @@ def paint_layers(
     operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
     parameters: Sequence[Tensor],
 ) -> Tensor:
-    """Paints the tiles of layers and applies the pixel operations. Returns (L, H, W, C). The arguments are those of
+    """Paints the patches of layers and applies the pixel operations. Returns (L, H, W, C). The arguments are those of
     `RenderTable`, and source pixels (P, C)."""
     x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw, has_perspective)
     left, top = x.floor(), y.floor()
@@ -187,20 +149,45 @@ def _sources(
     for slot in range(geometry.shape[1]):  # in painting order
         cells = geometry[:, slot, :, None, None]
         matrix, inside, read = (cells[:, part].unbind(1) for part in (Column.MATRIX, Column.INSIDE, Column.READ))
-        tile_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
-        tile_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
+        patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
+        patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
         if has_perspective:
             depth = (matrix[6] * column + matrix[8]) + matrix[7] * line
-            tile_x, tile_y = tile_x / depth, tile_y / depth
-        here = (tile_x >= inside[0]) & (tile_y >= inside[1]) & (tile_x < inside[2]) & (tile_y < inside[3])
+            patch_x, patch_y = patch_x / depth, patch_y / depth
+        here = (patch_x >= inside[0]) & (patch_y >= inside[1]) & (patch_x < inside[2]) & (patch_y < inside[3])
         if has_perspective:
             here = here & (depth > 0)  # not beyond the horizon
-        x = torch.where(here, torch.minimum(torch.maximum(tile_x - 0.5, read[0]), read[2]), x)
-        y = torch.where(here, torch.minimum(torch.maximum(tile_y - 0.5, read[1]), read[3]), y)
+        x = torch.where(here, torch.minimum(torch.maximum(patch_x - 0.5, read[0]), read[2]), x)
+        y = torch.where(here, torch.minimum(torch.maximum(patch_y - 0.5, read[1]), read[3]), y)
         origin = torch.where(here, address[:, slot, 0, None, None], origin)
         pitch = torch.where(here, address[:, slot, 1, None, None], pitch)
         covered = covered | here
     return x, y, origin, pitch, covered
+
+
+def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_layers) -> Tensor:
+    """The images (B, C, H, W) of a table, stored as (B, H, W, C).
+
+    Args:
+        pixels: (P, C) source pixels on the table's device, to which its addresses refer.
+        paint: `paint_layers` or a compiled form of it.
+    """
+    height, width = table.canvas_hw
+    layers = len(table.geometry)
+    rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)
+    at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
+    for first in range(0, layers, at_once):
+        part = slice(first, first + at_once)
+        rendered[part] = paint(
+            table.geometry[part],
+            table.address[part],
+            pixels,
+            table.canvas_hw,
+            table.has_perspective,
+            table.operations,
+            tuple(values[part] for values in table.parameters),
+        )
+    return _mixed(rendered, table).permute(0, 3, 1, 2)
 
 
 def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:

@@ -1,17 +1,17 @@
 """Renders plans with OpenCV: each source image is resampled once, directly into the output canvas.
 
-Integer coordinates are pixel centers in OpenCV's warps, but pixel edges in plans. `_centered` converts the matrices.
+Integer coordinates are pixel centers in OpenCV's warps, but pixel edges in plans.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import cv2
 import numpy as np
 
-from data.augment.plan import Layer, SamplePlan, Tile
+from data.augment.plan import Layer, Patch, SamplePlan
 from data.augment.transforms import project_points
 from data.image_io.channels import resize_area, with_channels
 from utils.config.pixels import RGB8, PixelFormat
@@ -24,10 +24,10 @@ _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, Tr
 def render_plan(
     plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.ndarray | None = None, pixels: PixelFormat = RGB8
 ) -> np.ndarray:
-    """Renders one training image: (H, W, C). `data.augment.plan.plan_labels` gives its labels.
+    """Renders one training image: (H, W, C).
 
     Args:
-        plan: from `data.augment.plan.draw_plans`, for the sizes of the images that ``load`` returns.
+        plan: drawn for the sizes of the images that ``load`` returns.
         load: image index to source image, (h, w, C) of ``pixels``.
         out: (H, W, C) to render into and return; None: a new array.
     """
@@ -42,8 +42,8 @@ def render_plan(
 def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
     canvas, other = (np.empty_like(out), out) if layer.operations else (out, out)
     canvas[:] = padding_value(canvas.dtype)
-    for tile in layer.tiles:
-        draw_tile(tile, load(tile.index), canvas)
+    for patch in layer.patches:
+        draw_patch(patch, load(patch.index), canvas)
     for operation, parameters in layer.operations:  # each may write to the other buffer
         if operation.apply_opencv(canvas, parameters, other) is other:
             canvas, other = other, canvas
@@ -52,24 +52,19 @@ def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarr
     return out
 
 
-def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
-    """Paints one tile onto ``canvas`` (H, W, C), in place. Pixels outside the tile do not change."""
-    x1, y1, x2, y2 = tile.region
+def draw_patch(patch: Patch, source: np.ndarray, canvas: np.ndarray) -> None:
+    """Paints one patch onto ``canvas`` (H, W, C), in place. Pixels outside the patch do not change."""
+    x1, y1, x2, y2 = patch.region
     crop = source[y1:y2, x1:x2]
-    (scale_x, skew_x, shift_x), (skew_y, scale_y, shift_y), (tilt_x, tilt_y, _) = tile.matrix.tolist()
+    (scale_x, skew_x, shift_x), (skew_y, scale_y, shift_y), (tilt_x, tilt_y, _) = patch.matrix.tolist()
     if skew_x or skew_y or tilt_x or tilt_y:
-        _warp_into(crop, tile, canvas)
+        _warp_into(crop, patch, canvas)
         return
     across = round(scale_x * x1 + shift_x), round(scale_x * x2 + shift_x)
     down = round(scale_y * y1 + shift_y), round(scale_y * y2 + shift_y)
     mirrored = _MIRRORED[across[1] < across[0], down[1] < down[0]]
     crop = crop if mirrored is None else with_channels(cv2.flip(crop, mirrored))
-    _resize_into(crop, sorted(across), sorted(down), canvas)
-
-
-def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], canvas: np.ndarray) -> None:
-    """Fills the columns ``across`` and the rows ``down``, each (first, end), some of which may be outside."""
-    (left, right), (top, bottom) = across, down
+    (left, right), (top, bottom) = sorted(across), sorted(down)  # some of them may be outside the canvas
     height, width = canvas.shape[:2]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
         resize(crop, right - left, bottom - top, canvas[top:bottom, left:right])
@@ -84,30 +79,28 @@ def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None
     """Resizes ``image`` (h, w, C): bilinearly, or by area if both sides shrink to half or less, where bilinear
     interpolation would cause aliasing.
 
-    ``target``: (height, width, C), receives the result; may be a part of a larger image. None: a new array, or
-    ``image`` itself if it has this size.
+    ``target``: (height, width, C), receives the result; None: the result may be ``image`` itself.
     """
     if image.shape[:2] == (height, width):
         if target is None:
             return image
         target[:] = image
         return target
-    by_area = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
-    if by_area:
+    if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width:
         return resize_area(image, (width, height), target)
     return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=cv2.INTER_LINEAR))
 
 
-def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
+def _warp_into(crop: np.ndarray, patch: Patch, canvas: np.ndarray) -> None:
     height, width = crop.shape[:2]
-    matrix = tile.matrix @ _shift(*tile.region[:2])
+    matrix = patch.matrix @ _shift(*patch.region[:2])
     outline = project_points(matrix, np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64))
     left, top = np.floor(outline.min(0)).clip(0).astype(int).tolist()
     right, bottom = np.ceil(outline.max(0)).clip(None, (canvas.shape[1], canvas.shape[0])).astype(int).tolist()
     if right <= left or bottom <= top:
         return
     crop, matrix = _shrunk(crop, matrix)
-    matrix = _centered(_shift(-left, -top) @ matrix)
+    matrix = _shift(-0.5, -0.5) @ (_shift(-left, -top) @ matrix) @ _shift(0.5, 0.5)  # to pixel centers
     size = (right - left, bottom - top)
     options = {"flags": cv2.INTER_LINEAR, "borderMode": cv2.BORDER_REPLICATE}
     if matrix[2, 0] == matrix[2, 1] == 0:
@@ -136,7 +129,3 @@ def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def _shift(x: float, y: float) -> np.ndarray:
     return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
-
-
-def _centered(matrix: np.ndarray) -> np.ndarray:
-    return _shift(-0.5, -0.5) @ matrix @ _shift(0.5, 0.5)

@@ -3,11 +3,10 @@
 The renderer reads four neighboring pixels, so a source that shrinks to half or less is read from a smaller copy
 of itself, a mipmap (Williams, "Pyramidal parametrics", SIGGRAPH 1983). Level l of an image of h x w pixels has
 ``max(h >> l, 1)`` x ``max(w >> l, 1)`` pixels, each the average of the area that it covers. A device cache holds all
-levels; without one, the worker that reads the image computes the level. Both use `level_image`, so their pixels are
-equal.
+levels; without one, the worker that reads the image computes the level.
 
-Legend: B images, L layers (the first one of each image, then the second ones of those that are mixed), K tile slots per
-layer (1, or 4 if there is a mosaic), T tiles in all.
+Legend: B images, L layers (the first one of each image, then the second ones of those that are mixed), K slots per
+layer (1, or 4 if there is a mosaic), M patches in all.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MAX_LEVEL = 5
 
 
 def level_sizes(image_hw: np.ndarray, level: int | np.ndarray) -> np.ndarray:
-    """Heights and widths int64 (N, 2) at ``level``, an int or int (N,), of images of heights and widths (N, 2)."""
+    """Sizes int64 (N, 2) at ``level``, an int or int (N,), of images of the sizes ``image_hw`` (N, 2)."""
     shift = np.asarray(level, np.int64)[..., None]
     return np.maximum(np.asarray(image_hw, np.int64) >> shift, 1)
 
@@ -43,12 +42,8 @@ def level_image(image: np.ndarray, level: int) -> np.ndarray:
 
 
 def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
-    """int64 (T,): the coarsest level at which the middle of each region is still at least as fine as the canvas.
-
-    Args:
-        matrices: (T, 3, 3) source to canvas.
-        regions: (T, 4) x1, y1, x2, y2 in source pixels.
-    """
+    """int64 (M,): the coarsest level at which the middle of each region is still at least as fine as the canvas. See
+    `Placement` for the arguments."""
     centers = (regions[:, :2] + regions[:, 2:]) / 2
     depth = np.einsum("ti,ti->t", matrices[:, 2, :2], centers) + matrices[:, 2, 2]
     area_gain = np.abs(np.linalg.det(matrices)) / np.maximum(np.abs(depth), 1e-9) ** 3  # determinant of the Jacobian
@@ -56,12 +51,12 @@ def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
     return np.floor(halvings + 1e-6).clip(0, MAX_LEVEL).astype(np.int64)
 
 
-class Tiles(NamedTuple):
-    """Tiles whose pixels are read."""
+class Patches(NamedTuple):
+    """What is read of each patch's image."""
 
-    index: np.ndarray  # int64 (T,) image
-    level: np.ndarray  # int64 (T,)
-    box: np.ndarray  # int64 (T, 4) x1, y1, x2, y2: what is read, in pixels of the level
+    index: np.ndarray  # int64 (M,) image
+    level: np.ndarray  # int64 (M,)
+    box: np.ndarray  # int64 (M, 4) x1, y1, x2, y2, in pixels of the level
 
 
 @dataclass(frozen=True)
@@ -78,25 +73,24 @@ class PyramidLayout:
 
     @property
     def pixels(self) -> int:
-        """The number of pixels of all levels of all images."""
         return int(self.starts[-1])
 
-    def locate(self, tiles: Tiles) -> np.ndarray:
-        """int64 (T, 2), as `RenderTable.address`, in an array of this layout (a device cache)."""
-        image_hw = self.source_hw[tiles.index]
+    def locate(self, patches: Patches) -> np.ndarray:
+        """int64 (M, 2), as `RenderTable.address`, in an array of this layout (a device cache)."""
+        image_hw = self.source_hw[patches.index]
         sizes = np.stack([level_sizes(image_hw, level).prod(1) for level in range(MAX_LEVEL)], 1)
-        finer = np.arange(MAX_LEVEL) < tiles.level[:, None]
-        starts = self.starts[tiles.index] + (sizes * finer).sum(1)
-        return np.stack([starts, level_sizes(image_hw, tiles.level)[:, 1]], 1)
+        finer = np.arange(MAX_LEVEL) < patches.level[:, None]
+        starts = self.starts[patches.index] + (sizes * finer).sum(1)
+        return np.stack([starts, level_sizes(image_hw, patches.level)[:, 1]], 1)
 
     def flat(self, image: np.ndarray) -> np.ndarray:
-        """(P, C): all levels of one image, in the order of the array."""
+        """(P, C): all levels of one image."""
         levels = (level_image(image, level) for level in range(MAX_LEVEL + 1))
         return np.concatenate([level.reshape(-1, image.shape[2]) for level in levels])
 
 
 MOSAIC_SLOTS = 4
-# Rounding must not leave a pixel between two tiles uncovered. Half a canvas pixel is always larger than this.
+# Rounding must not leave a pixel between two patches uncovered. Half a canvas pixel is always larger than this.
 EDGE_TOLERANCE = 1e-3
 VISIBLE_MARGIN = 2  # source pixels around what is seen, for neighbors and rounding
 
@@ -128,61 +122,53 @@ class RenderTable:
 class SourcePixels(Protocol):
     """Provides source pixels: a `PyramidLayout` finds them in the device cache, `PackedPixels` copies them."""
 
-    def locate(self, tiles: Tiles) -> np.ndarray:
-        """int64 (T, 2), as `RenderTable.address`."""
+    def locate(self, patches: Patches) -> np.ndarray:
+        """int64 (M, 2), as `RenderTable.address`."""
 
 
 class PackedPixels:
-    """Source pixels that are sent with the table: the visible part of each tile's image, one after the other.
-
-    After `locate`, ``pixels`` is (P, C), P at least 1.
-    """
+    """Source pixels (P, C) that are sent with the table: after `locate`, the visible part of each patch's image, one
+    after the other."""
 
     def __init__(self, load: Callable[[int], np.ndarray], pixel_format: PixelFormat = RGB8) -> None:
-        """``load``: image index to source image, (h, w, C)."""
         self._load, self._format = load, pixel_format
-        # There must be a pixel to read even without tiles.
+        # There must be a pixel to read even without patches.
         self.pixels = torch.zeros((1, pixel_format.channels), dtype=pixel_format.torch_dtype)
 
-    def locate(self, tiles: Tiles) -> np.ndarray:
-        sizes = tiles.box[:, 2:] - tiles.box[:, :2]
+    def locate(self, patches: Patches) -> np.ndarray:
+        sizes = patches.box[:, 2:] - patches.box[:, :2]
         starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
         self.pixels = new_pixels(1, (int(starts[-1]), 1), self._format).flatten(0, 2)
         flat = self.pixels.numpy()
-        for number, (index, level) in enumerate(zip(tiles.index.tolist(), tiles.level.tolist())):
-            x1, y1, x2, y2 = tiles.box[number].tolist()
+        for number, (index, level) in enumerate(zip(patches.index.tolist(), patches.level.tolist())):
+            x1, y1, x2, y2 = patches.box[number].tolist()
             out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, -1)
             out[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
-        origin = starts[:-1] - tiles.box[:, 1] * sizes[:, 0] - tiles.box[:, 0]
+        origin = starts[:-1] - patches.box[:, 1] * sizes[:, 0] - patches.box[:, 0]
         return np.stack([origin, sizes[:, 0]], 1)
 
 
 def build_table(
     plans: Sequence[SamplePlan], canvas_hw: tuple[int, int], source_hw: np.ndarray, sources: SourcePixels
 ) -> RenderTable:
-    """The table of plans that share a canvas size.
-
-    Args:
-        plans: from `data.augment.plan.draw_plans`, drawn for ``source_hw``.
-        canvas_hw: the canvas size of all plans.
-        source_hw: int (N, 2), height and width of every source image.
-        sources: provides their pixels.
-    """
+    """The table of plans that all have the canvas size ``canvas_hw``, drawn for source images of the sizes
+    ``source_hw``, int (N, 2)."""
     mixed = [number for number, plan in enumerate(plans) if len(plan.layers) == 2]
     layers = [plan.layers[0] for plan in plans] + [plans[number].layers[1] for number in mixed]
-    slots = MOSAIC_SLOTS if any(len(layer.tiles) > 1 for layer in layers) else 1
+    slots = MOSAIC_SLOTS if any(len(layer.patches) > 1 for layer in layers) else 1
     geometry = np.zeros((len(layers), slots, Column.COUNT), np.float32)
     geometry[..., Column.MATRIX] = np.eye(3, dtype=np.float32).reshape(-1)
     geometry[..., Column.INSIDE] = (1, 1, 0, 0)
     address = np.zeros((len(layers), slots, 2), np.int64)
     has_perspective = False
-    if any(layer.tiles for layer in layers):
-        layer_of, slot_of = np.array([(n, k) for n, layer in enumerate(layers) for k in range(len(layer.tiles))]).T
-        inverse, inside, read, tiles = _measure(layers, source_hw, canvas_hw)
+    if any(layer.patches for layer in layers):
+        layer_of, slot_of = np.array([(n, k) for n, layer in enumerate(layers) for k in range(len(layer.patches))]).T
+        inverse, inside, read, patches = _measure(layers, source_hw, canvas_hw)
         rows = np.concatenate([inverse.reshape(-1, 9), inside, read], 1)
         geometry[layer_of, slot_of] = rows
-        address[layer_of, slot_of] = sources.locate(tiles)
+        address[layer_of, slot_of] = sources.locate(patches)
         has_perspective = bool((inverse[:, 2, :2] != 0).any())
+    parameters = ([values for _, values in layer.operations] for layer in layers)
     return RenderTable(
         canvas_hw=canvas_hw,
         images=len(plans),
@@ -190,7 +176,7 @@ def build_table(
         geometry=torch.from_numpy(geometry),
         address=torch.from_numpy(address),
         operations=tuple(operation.apply_torch for operation, _ in layers[0].operations) if layers else (),
-        parameters=_parameters(layers),
+        parameters=tuple(torch.from_numpy(np.array(values, np.float32)) for values in zip(*parameters, strict=True)),
         mixed=torch.tensor(mixed, dtype=torch.int64),
         mix=torch.tensor([plans[number].mix for number in mixed], dtype=torch.float32),
     )
@@ -198,13 +184,13 @@ def build_table(
 
 def _measure(
     layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tiles]:
-    """Canvas-to-source matrices (T, 3, 3), the columns INSIDE and READ (T, 4), and what is read, all in pixels of each
-    tile's level."""
-    tiles = [tile for layer in layers for tile in layer.tiles]
-    index = np.array([tile.index for tile in tiles])
-    regions = np.array([tile.region for tile in tiles], np.float64)
-    matrices = np.stack([tile.matrix for tile in tiles])
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Patches]:
+    """Canvas-to-source matrices (M, 3, 3), the columns INSIDE and READ (M, 4), and what is read, all in pixels of each
+    patch's level."""
+    patches = [patch for layer in layers for patch in layer.patches]
+    index = np.array([patch.index for patch in patches])
+    regions = np.array([patch.region for patch in patches], np.float64)
+    matrices = np.stack([patch.matrix for patch in patches])
     levels = levels_for(matrices, regions)
     full = source_hw[index][:, ::-1].astype(np.float64)
     size = level_sizes(source_hw[index], levels)[:, ::-1].astype(np.float64)
@@ -212,30 +198,20 @@ def _measure(
     to_level = np.zeros_like(matrices)
     to_level[:, [0, 1, 2], [0, 1, 2]] = np.concatenate([gain, np.ones((len(gain), 1))], 1)
     inverse = to_level @ np.linalg.inv(matrices)
-    inverse[(matrices[:, 2, :2] == 0).all(1), 2] = (0, 0, 1)
+    is_affine = (matrices[:, 2, :2] == 0).all(1)
+    inverse[is_affine, 2] = (0, 0, 1)
     corners = regions * np.tile(gain, 2)
     first = np.minimum(corners[:, :2], size - 1)
     last = np.clip(corners[:, 2:] - 1, first, size - 1)
     box = np.concatenate([np.floor(first), np.ceil(last) + 1], 1)
-    visible = _visible(inverse, canvas_hw)
-    # A tile that reaches the canvas only by rounding keeps one pixel.
-    box[:, :2] = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)
-    box[:, 2:] = np.clip(np.ceil(visible[:, 2:]), box[:, :2] + 1, box[:, 2:])
-    tolerance = np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE
-    return inverse, corners + tolerance, np.concatenate([first, last], 1), Tiles(index, levels, box.astype(np.int64))
-
-
-def _visible(inverse: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    """(T, 4): the part of each source that the canvas can show, with a margin; unbounded if there is perspective."""
+    # What the canvas can show of each source, with a margin; unbounded if there is perspective.
     height, width = canvas_hw
     canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
     seen = np.einsum("tij,cj->tci", inverse, canvas)[..., :2]
-    bounds = np.concatenate([seen.min(1) - VISIBLE_MARGIN, seen.max(1) + VISIBLE_MARGIN], 1)
-    is_affine = (inverse[:, 2, :2] == 0).all(1)
-    return np.where(is_affine[:, None], bounds, np.array([-np.inf, -np.inf, np.inf, np.inf]))
-
-
-def _parameters(layers: Sequence[Layer]) -> tuple[Tensor, ...]:
-    """float32 (L, k) of each pixel operation; all layers of a run have the same operations."""
-    rows = ([parameters for _, parameters in layer.operations] for layer in layers)
-    return tuple(torch.from_numpy(np.array(values, np.float32)) for values in zip(*rows, strict=True))
+    visible = np.concatenate([seen.min(1) - VISIBLE_MARGIN, seen.max(1) + VISIBLE_MARGIN], 1)
+    visible[~is_affine] = (-np.inf, -np.inf, np.inf, np.inf)
+    # A patch that reaches the canvas only by rounding keeps one pixel.
+    box[:, :2] = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)
+    box[:, 2:] = np.clip(np.ceil(visible[:, 2:]), box[:, :2] + 1, box[:, 2:])
+    tolerance = np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE
+    return inverse, corners + tolerance, np.concatenate([first, last], 1), Patches(index, levels, box.astype(np.int64))

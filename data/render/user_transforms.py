@@ -57,15 +57,8 @@ class UserTransforms:
     """The pipeline. Its result depends only on the seed, the key and its input."""
 
     def __init__(self, entries: list[dict], seed: int) -> None:
-        """Builds and checks every transform.
-
-        Args:
-            entries: as in the module's example.
-            seed: of the run.
-
-        Raises:
-            UserError: a name or argument is unknown, or the transform refuses a value.
-        """
+        """Builds and checks every transform of ``entries``, as in the module's example. Raises UserError: a name or
+        argument is unknown, or the transform refuses a value."""
         self.entries = entries
         self.seed = seed
         self._compose = _build(entries)
@@ -77,19 +70,9 @@ class UserTransforms:
         self.__init__(**state)
 
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
-        """Transforms one rendered sample.
-
-        Args:
-            image: (H, W, C), uint8 or uint16.
-            labels: float32 (n, 5) of class, cx, cy, w, h normalized.
-            key: the sample.
-
-        Returns:
-            image and labels of the same kinds; the image has the same size (letterboxed if a transform changed it).
-
-        Raises:
-            UserError: a transform fails on the image, for example a crop that is larger than it.
-        """
+        """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized. The
+        image is letterboxed to its old size if a transform has changed it. Raises UserError: a transform fails on the
+        image, for example a crop that is larger than it."""
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
@@ -135,7 +118,7 @@ def _build(entries: list[dict]) -> Any:
 
 
 def _make(package: ModuleType, entry: Any) -> Any:
-    """Makes a transform, with its nested transforms, from its YAML mapping."""
+    """A transform, with its nested transforms, from its YAML mapping."""
     where = "hyper-parameter albumentations"
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise UserError(f"{where}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")

@@ -41,7 +41,7 @@ def flat(plan) -> list:
     return [plan.canvas_hw, plan.mix] + [
         (t.index, t.region, t.matrix.tolist(), [parameters.tolist() for _, parameters in p.operations])
         for p in plan.layers
-        for t in p.tiles
+        for t in p.patches
     ]
 
 
@@ -82,7 +82,7 @@ def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
         new = plan_of(hyp, position)
         assert new.mix == old.mix
         for ours, theirs in zip(new.layers, old.layers, strict=True):
-            assert [t.matrix.tolist() for t in ours.tiles] == [t.matrix.tolist() for t in theirs.tiles]
+            assert [t.matrix.tolist() for t in ours.patches] == [t.matrix.tolist() for t in theirs.patches]
             assert np.array_equal(ours.operations[1][1], theirs.operations[0][1])
             drawn |= {o[1].tobytes() for o in (*ours.operations, *theirs.operations)}
     assert len(drawn) == 2 * sum(len(plan.layers) for plan in before)
@@ -109,14 +109,14 @@ def test_the_last_epochs_have_no_mosaic_and_no_mixup():
     for position in range(10):
         assert len(plan_of(hyp, position, epoch=6, epochs=10).layers) == 2
         late = plan_of(hyp, position, epoch=7, epochs=10)
-        assert [len(p.tiles) for p in late.layers] == [1]
+        assert [len(p.patches) for p in late.layers] == [1]
 
 
 def test_scale_jitter_shrinks_over_the_last_epochs():
     hyp = Hyperparameters(mosaic=0, close_scale=4)
     keys = [SampleKey(p % len(SOURCE_HW), epoch, p, (320, 320)) for epoch in (5, 6, 7, 8, 9) for p in range(200)]
     plans = draw_plans(keys, source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)
-    matrices = np.array([plan.layers[0].tiles[0].matrix for plan in plans])
+    matrices = np.array([plan.layers[0].patches[0].matrix for plan in plans])
     scales = np.abs(matrices[:, 0, 0]) * [SOURCE_HW[key.index].max() / 320 for key in keys]
     ranges = np.abs(scales.reshape(5, 200) - 1).max(1)
     assert ranges == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1], abs=0.02)  # edges are moved to whole pixels
@@ -128,8 +128,8 @@ def test_scale_jitter_shrinks_over_the_last_epochs():
 def test_short_runs_close_in_their_second_half():
     hyp = Hyperparameters(mosaic=1, scale=0, translate=0)
     for epochs, closing in ((100, 10), (20, 10), (6, 3), (5, 2), (1, 0)):
-        tiles = [len(plan_of(hyp, 0, epoch=epoch, epochs=epochs).layers[0].tiles) for epoch in range(epochs)]
-        assert [n == 1 for n in tiles] == [epoch >= epochs - closing for epoch in range(epochs)]
+        patches = [len(plan_of(hyp, 0, epoch=epoch, epochs=epochs).layers[0].patches) for epoch in range(epochs)]
+        assert [n == 1 for n in patches] == [epoch >= epochs - closing for epoch in range(epochs)]
 
 
 def test_zero_keeps_the_scale_jitter_to_the_end():
@@ -140,15 +140,15 @@ def test_zero_keeps_the_scale_jitter_to_the_end():
 
 def test_single_image_disables_mosaic_and_mixup():
     hyp = Hyperparameters(mosaic=1, mixup=1)
-    assert all(len(plan_of(hyp, p, single_image=True).layers[0].tiles) == 1 for p in range(10))
+    assert all(len(plan_of(hyp, p, single_image=True).layers[0].patches) == 1 for p in range(10))
 
 
 def test_frequencies_match_the_probabilities():
     hyp = Hyperparameters(mosaic=0.3, mixup=0.6, scale=0, translate=0, fliplr=0.25)
     plans = [plan_of(hyp, p) for p in range(1000)]
-    mosaics = np.mean([len(p.layers[0].tiles) > 1 for p in plans])
+    mosaics = np.mean([len(p.layers[0].patches) > 1 for p in plans])
     mixed = np.mean([len(p.layers) == 2 for p in plans])
-    mirrored = np.mean([p.layers[0].tiles[0].matrix[0, 0] < 0 for p in plans])
+    mirrored = np.mean([p.layers[0].patches[0].matrix[0, 0] < 0 for p in plans])
     assert (mosaics, mixed, mirrored) == pytest.approx((0.3, 0.6, 0.25), abs=0.04)
     shares = [p.mix for p in plans if len(p.layers) == 2]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.02)
@@ -157,7 +157,7 @@ def test_frequencies_match_the_probabilities():
 
 def test_partners_are_uniform_over_the_data_set():
     plans = [plan_of(Hyperparameters(scale=0, translate=0, degrees=1), p) for p in range(700)]
-    partners = [t.index for p in plans for t in p.layers[0].tiles[1:]]
+    partners = [t.index for p in plans for t in p.layers[0].patches[1:]]
     counts = np.bincount(partners, minlength=len(SOURCE_HW)) / len(partners)
     assert counts == pytest.approx(np.full(len(SOURCE_HW), 1 / len(SOURCE_HW)), abs=0.03)
 
@@ -169,7 +169,7 @@ def test_partners_come_uniformly_from_the_block():
     for position in range(400):
         key = SampleKey(7, 0, position, (320, 320), tuple(range(5, 13)))
         plan = draw_plan(key, source_hw=hw, hyp=hyp, seed=7, epochs=100)
-        first, second = ([t.index for t in layer.tiles] for layer in plan.layers)
+        first, second = ([t.index for t in layer.patches] for layer in plan.layers)
         for members in (first, second):
             assert len(set(members)) == len(members)
             assert set(members) <= set(key.block)
@@ -177,18 +177,18 @@ def test_partners_come_uniformly_from_the_block():
     assert counts[5:13].sum() == counts.sum()
     assert counts[[5, 6, 8, 9, 10, 11, 12]].std() < 0.15 * counts[5:13].mean()
     alone = draw_plan(SampleKey(3, 0, 0, (320, 320), (3,)), source_hw=hw, hyp=hyp, seed=7, epochs=100)
-    assert {t.index for t in alone.layers[0].tiles} == {3}
+    assert {t.index for t in alone.layers[0].patches} == {3}
 
 
 @pytest.mark.parametrize("canvas", [(320, 320), (256, 384)])
-def test_mosaic_tiles_share_one_corner_and_do_not_overlap(canvas):
+def test_mosaic_patches_share_one_corner_and_do_not_overlap(canvas):
     hyp = Hyperparameters(scale=0.5, degrees=0)
     for position in range(50):
-        tiles = plan_of(hyp, position, canvas=canvas).layers[0].tiles
+        patches = plan_of(hyp, position, canvas=canvas).layers[0].patches
         cover = np.zeros(canvas, int)
-        for tile in tiles:
-            x1, y1, x2, y2 = tile.region
-            corners = np.rint(project_points(tile.matrix, np.array([[x1, y1], [x2, y2]], float))).astype(int)
+        for patch in patches:
+            x1, y1, x2, y2 = patch.region
+            corners = np.rint(project_points(patch.matrix, np.array([[x1, y1], [x2, y2]], float))).astype(int)
             low, high = corners.min(0).clip(0), corners.max(0).clip(0)
             cover[low[1] : high[1], low[0] : high[0]] += 1
         assert cover.max() <= 1
@@ -197,7 +197,7 @@ def test_mosaic_tiles_share_one_corner_and_do_not_overlap(canvas):
 def test_unaugmented_image_fills_the_canvas_centered():
     (layer,) = plan_of(PLAIN, 0).layers
     assert layer.operations == ()
-    corners = project_points(layer.tiles[0].matrix, np.array([[0, 0], [640, 480]], float))
+    corners = project_points(layer.patches[0].matrix, np.array([[0, 0], [640, 480]], float))
     np.testing.assert_allclose(corners, [[0, 40], [320, 280]])
 
 
@@ -205,7 +205,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
     # The same draws with an invisible rotation keep the exact matrix.
     exact, snapped = Hyperparameters(degrees=1e-9), Hyperparameters()
     for position in range(100):
-        pairs = zip(plan_of(snapped, position).layers[0].tiles, plan_of(exact, position).layers[0].tiles)
+        pairs = zip(plan_of(snapped, position).layers[0].patches, plan_of(exact, position).layers[0].patches)
         for a, b in pairs:
             if a.index != b.index:  # one was outside the canvas by less than a pixel
                 break
@@ -220,15 +220,15 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
 def test_perspective_never_folds_the_image(perspective):
     hyp = Hyperparameters(perspective=perspective, degrees=20, shear=5)
     for position in range(200):
-        for tile in plan_of(hyp, position, canvas=(640, 640)).layers[0].tiles:
-            height, width = SOURCE_HW[tile.index]
+        for patch in plan_of(hyp, position, canvas=(640, 640)).layers[0].patches:
+            height, width = SOURCE_HW[patch.index]
             corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], float)
-            assert (corners @ tile.matrix[2] > 0).all()
+            assert (corners @ patch.matrix[2] > 0).all()
 
 
 def test_full_scale_jitter_keeps_a_positive_scale():
     hyp = Hyperparameters(scale=1, degrees=0, mosaic=0)
-    gains = [t.matrix[0, 0] for p in range(300) for t in plan_of(hyp, p).layers[0].tiles]
+    gains = [t.matrix[0, 0] for p in range(300) for t in plan_of(hyp, p).layers[0].patches]
     assert np.isfinite(gains).all()
     assert np.abs(gains).min() > 0
 
@@ -252,34 +252,34 @@ def test_small_thin_and_hidden_boxes_are_dropped():
     assert is_worth_keeping(boxes, full).tolist() == [True, False, False, False, True, False]
 
 
-def moved(tiles: list, canvas_hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """`transform_labels` of tiles given as labels, source size, region, matrix."""
-    labels, sizes, regions, matrices = zip(*tiles)
-    owner = np.repeat(np.arange(len(tiles)), [len(rows) for rows in labels])
+def moved(patches: list, canvas_hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """`transform_labels` of patches given as labels, source size, region, matrix."""
+    labels, sizes, regions, matrices = zip(*patches)
+    owner = np.repeat(np.arange(len(patches)), [len(rows) for rows in labels])
     places = {"source_hw": np.array(sizes), "regions": np.array(regions), "matrices": np.array(matrices)}
     return transform_labels(np.concatenate(labels), owner, **places, canvas_hw=canvas_hw)
 
 
 def test_labels_are_clipped_to_region_and_canvas():
     labels = np.array([[1, 0.5, 0.5, 0.5, 0.5], [2, 0.05, 0.05, 0.1, 0.1]], np.float32)
-    tile = ((100, 100), (30, 30, 100, 100), np.diag([2.0, 2.0, 1.0]))
-    rows, owner = moved([(labels[:0], *tile), (labels, *tile)], (120, 120))
+    patch = ((100, 100), (30, 30, 100, 100), np.diag([2.0, 2.0, 1.0]))
+    rows, owner = moved([(labels[:0], *patch), (labels, *patch)], (120, 120))
     np.testing.assert_allclose(rows, [[1, 60, 60, 120, 120]])
     assert owner.tolist() == [1]
-    assert moved([(labels[:0], *tile)], (120, 120))[0].shape == (0, 5)
+    assert moved([(labels[:0], *patch)], (120, 120))[0].shape == (0, 5)
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1e-3])
 @pytest.mark.parametrize("shear", [0.0, 0.3])
-def test_a_batch_of_tiles_equals_single_tiles_and_hulls_contain_the_corners(tilt, shear):
+def test_a_batch_of_patches_equals_single_patches_and_hulls_contain_the_corners(tilt, shear):
     rng = np.random.default_rng(1)
-    tiles = []
+    patches = []
     for count in (3, 0, 5, 1):
         matrix = np.diag([*rng.uniform(-2, 2, 2), 1.0])
         matrix[:2, 2] = rng.uniform(0, 200, 2)
         matrix[0, 1], matrix[2, 0] = shear, tilt
         labels = np.concatenate([rng.integers(0, 9, (count, 1)), rng.uniform(0.1, 0.5, (count, 4))], 1)
-        tiles.append((labels, (200, 300), (10, 20, 290, 180), matrix))
+        patches.append((labels, (200, 300), (10, 20, 290, 180), matrix))
         sides = labels[:, 1:].reshape(-1, 2, 2) * (300, 200)
         low, high = sides[:, 0] - sides[:, 1] / 2, sides[:, 0] + sides[:, 1] / 2
         hulls = project_boxes(np.repeat(matrix[None], count, 0), low, high)
@@ -287,7 +287,7 @@ def test_a_batch_of_tiles_equals_single_tiles_and_hulls_contain_the_corners(tilt
             corners = project_points(matrix, np.array([a, (b[0], a[1]), b, (a[0], b[1])]))
             np.testing.assert_allclose(hull, [*corners.min(0), *corners.max(0)])
 
-    alone = [moved([tile], (256, 320))[0] for tile in tiles]
-    together, owner = moved(tiles, (256, 320))
+    alone = [moved([patch], (256, 320))[0] for patch in patches]
+    together, owner = moved(patches, (256, 320))
     np.testing.assert_array_equal(together, np.concatenate(alone))
     assert owner.tolist() == [number for number, rows in enumerate(alone) for _ in rows]

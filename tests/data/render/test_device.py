@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment.plan import Layer, SamplePlan, Tile
+from data.augment.plan import Layer, Patch, SamplePlan
 from data.render.device import render_table
 from data.render.opencv import render_plan
 from data.render.table import (
@@ -56,7 +56,7 @@ def rendered_by_opencv(plans: list[SamplePlan], images: list[np.ndarray]) -> np.
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_the_torch_renderer_equals_the_opencv_renderer(images, geometry, mosaic, canvas):
-    """Including flips, color, mixing and strong shrinking. With rotation, the two render the last pixel of a tile by
+    """Including flips, color, mixing and strong shrinking. With rotation, the two render the last pixel of a patch by
     different rules; otherwise every pixel agrees."""
     plans = draw(Hyperparameters(mosaic=mosaic, mixup=0.5, **GEOMETRIES[geometry]), 12, canvas)
     assert any(len(plan.layers) == 2 for plan in plans)
@@ -72,7 +72,7 @@ def test_fine_detail_equals_the_opencv_renderer():
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (int(h), int(w), 3), dtype=np.uint8) for h, w in SIZES]
     plans = draw(Hyperparameters(scale=0.3), 12, (256, 256))
-    shrunk = [levels_for(np.stack([t.matrix]), np.array([t.region])) for p in plans for t in p.layers[0].tiles]
+    shrunk = [levels_for(np.stack([t.matrix]), np.array([t.region])) for p in plans for t in p.layers[0].patches]
     assert max(shrunk) == 0
     difference = np.abs(rendered(plans, images).astype(np.float32) - rendered_by_opencv(plans, images)).max(3)
     assert np.quantile(difference, 0.999) <= 2
@@ -80,12 +80,12 @@ def test_fine_detail_equals_the_opencv_renderer():
 
 def test_pixels_stay_the_same_without_augmentation():
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    whole = Tile(0, (0, 0, 96, 64), np.eye(3))
+    whole = Patch(0, (0, 0, 96, 64), np.eye(3))
     drawn = rendered([SamplePlan((64, 96), (Layer((whole,)),), 1.0)], [image])
     assert np.array_equal(drawn[0], image)
 
 
-def test_an_image_without_tiles_is_gray_and_a_batch_without_images_is_empty(images):
+def test_an_image_without_patches_is_gray_and_a_batch_without_images_is_empty(images):
     blank = SamplePlan((64, 32), (Layer(()),), 1.0)
     drawn = rendered([blank], images)
     assert drawn.shape == (1, 64, 32, 3)
@@ -108,7 +108,7 @@ def test_an_image_does_not_depend_on_its_batch_or_on_the_memory_of_its_pixels(im
     assert np.array_equal(cached.permute(0, 2, 3, 1).numpy(), whole)
 
 
-def test_seams_between_rotated_tiles_are_closed():
+def test_seams_between_rotated_patches_are_closed():
     images = [np.full((256, 256, 3), 200, np.uint8)] * 5
     still = {"hsv_h": 0, "hsv_s": 0, "hsv_v": 0, "scale": 0, "translate": 0}
     for degrees in (0.0, 25.0):
@@ -130,8 +130,8 @@ def test_strong_shrink_is_antialiased():
     stripes[:, ::2] = 255
     for gain in (0.5, 0.2, 0.06):
         side = round(640 * gain) // 32 * 32 or 32
-        tile = Tile(0, (0, 0, 640, 640), np.diag([gain, gain, 1.0]))
-        drawn = rendered([SamplePlan((side, side), (Layer((tile,)),), 1.0)], [stripes])
+        patch = Patch(0, (0, 0, 640, 640), np.diag([gain, gain, 1.0]))
+        drawn = rendered([SamplePlan((side, side), (Layer((patch,)),), 1.0)], [stripes])
         assert np.abs(drawn[0].astype(int) - 127).max() <= 2
 
 
@@ -151,7 +151,7 @@ def test_regions_of_a_smaller_level_stay_inside_it(images):
             region = (size - 2, size - 1, size, size)
             move = np.array([[gain, 0, -gain * (size - 2) + 8], [0, gain, -gain * (size - 1) + 8], [0, 0, 1.0]])
             turned = move @ np.array([[1, 1e-4, 0], [0, 1, 0], [0, 0, 1.0]])
-            plans.append((size, SamplePlan((32, 32), (Layer((Tile(0, region, turned),)),), 1.0)))
+            plans.append((size, SamplePlan((32, 32), (Layer((Patch(0, region, turned),)),), 1.0)))
     for size, plan in plans:
         lone = [np.full((size, size, 3), 9, np.uint8)]
         assert set(np.unique(rendered([plan], lone))) <= {9, GRAY}

@@ -105,7 +105,7 @@ def test_one_pass_equals_the_two_step_pipeline(geometry, mosaic):
         ours, _ = drawn(plan, images)
         reference = two_step(key, images, hyp, 3)
         difference = np.abs(ours.astype(np.float32) - reference).max(2)
-        # Smooth images: only pixels on a tile's edge may differ by more than interpolation does.
+        # Smooth images: only pixels on a patch's edge may differ by more than interpolation does.
         assert np.median(difference) <= 2
         assert difference.mean() < 3.5
         assert (difference > 20).mean() < 0.035
@@ -143,7 +143,7 @@ def test_boxes_match_their_objects(geometry, canvas, size):
         if not len(labels):
             continue
         seen += 1
-        matrix = plan.layers[0].tiles[0].matrix
+        matrix = plan.layers[0].patches[0].matrix
         hull = project_boxes(matrix[None], *np.array(box, np.float64).reshape(2, 1, 2))[0]
         ours = scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), canvas, canvas)[0]
         inside = (hull > 0).all() and (hull < canvas).all()
@@ -156,7 +156,7 @@ def test_boxes_match_their_objects(geometry, canvas, size):
     assert seen >= 8
 
 
-def test_adjacent_tiles_leave_no_seam():
+def test_adjacent_patches_leave_no_seam():
     images = [np.full((256, 256, 3), 200, np.uint8)] * 4
     for degrees in (0.0, 25.0):
         hyp = still(scale=0, translate=0, degrees=degrees, mosaic=1)
@@ -164,7 +164,7 @@ def test_adjacent_tiles_leave_no_seam():
             key = SampleKey(0, 0, position, (CANVAS, CANVAS))
             plan = draw_plan(key, source_hw=np.array([[256, 256]] * 4), hyp=hyp, seed=5, epochs=50)
             picture, _ = drawn(plan, images)
-            corner = picture[96:160, 96:160]  # within all four tiles, for any center of the mosaic
+            corner = picture[96:160, 96:160]  # within all four patches, for any center of the mosaic
             assert (corner == 200).all()
 
 
@@ -202,7 +202,7 @@ def test_mixup_is_the_weighted_mean_and_keeps_the_labels_of_both():
         key = SampleKey(position % 2, 0, position, (64, 64))
         plan = draw_plan(key, source_hw=np.array([[64, 64]] * 2), hyp=hyp, seed=0, epochs=50)
         picture, labels = drawn(plan, images, label)
-        first, second = (int(images[p.tiles[0].index][0, 0, 0]) for p in plan.layers)
+        first, second = (int(images[p.patches[0].index][0, 0, 0]) for p in plan.layers)
         assert np.abs(picture.astype(float) - (plan.mix * first + (1 - plan.mix) * second)).max() <= 1
         assert len(labels) == 2
 
