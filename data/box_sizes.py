@@ -17,7 +17,7 @@ def median_side(sides_px: np.ndarray) -> float | None:
 
 
 def size_that_shows(median_side_px: float | None, imgsz: int, stride: int) -> int | None:
-    """The smallest multiple of ``stride`` at which the median side reaches `SMALL_PX`; None if it does at ``imgsz``."""
+    """The smallest multiple of ``stride`` at which the median side reaches `SMALL_PX`; None if ``imgsz`` suffices."""
     if median_side_px is None or median_side_px >= SMALL_PX:
         return None
     return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +25,10 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar"
 
 
 def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
-    """Opens a data set without reading its images. Every process of the run must call this.
-
-    Raises UserError: the YAML does not exist or cannot be read; see also `stage_dataset` and `ensure_demo`.
-    """
+    """Opens a data set without reading its images. Every process of the run must call this. Raises UserError."""
     stored_in = source.stored_in
     note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
-    with _errors_with(note):
+    try:
         if source.stage:
             from data.staging.stage import stage_dataset
 
@@ -45,6 +41,9 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
                 spec = load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
         else:
             spec = _open_files(source, note)
+    except UserError as error:
+        error.args = (f"{error}{note}",)
+        raise
     return with_classes(spec, typed_classes(source.classes))
 
 
@@ -69,20 +68,9 @@ def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec
     return spec
 
 
-@contextmanager
-def _errors_with(note: str) -> Iterator[None]:
-    """Appends ``note`` to the UserErrors of the block."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (f"{error}{note}",)
-        raise
-
-
 def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
-    """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it, or with
-    ``--classes``. Names that stand in annotations alone are left for later: to read them may take long. Needs no
-    torch."""
+    """Raises UserError for obvious mistakes in ``--data`` and ``--classes``. Class names that only annotations have are
+    not checked yet: reading them may take long. Needs no torch."""
     if data == DEMO:
         return
     data = find_data(data)
@@ -94,14 +82,14 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
 
 
 def known_by_name(data: str) -> str:
-    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
+    """A bare name that is not a file is replaced by the YAML of that name in configs/data."""
     is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
     listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
     return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
 
 
 def find_data(data: str) -> str:
-    """The YAML or folder that ``data`` names. Raises UserError, with the known names, if there is none."""
+    """The YAML or folder that ``data`` names. Raises UserError with the known names."""
     data = known_by_name(data)
     path = Path(data)
     if data and path.exists():
@@ -112,17 +100,10 @@ def find_data(data: str) -> str:
     if path.stem in known:
         hint = f" (did you mean '{path.stem}' of configs/data?)"
     else:
-        files = _yaml_files_nearby(path)
+        folders = (("../datasets", "*/*.y*ml"), ("datasets", "*/*.y*ml"), (".", "*.y*ml"), (path.parent, "*.y*ml"))
+        files = (file for folder, pattern in folders for file in Path(folder).glob(pattern))
         nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
         close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
         hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else what_exists(path) if data else ""
     named = data or "''"
     raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
-
-
-def _yaml_files_nearby(path: Path) -> Iterator[Path]:
-    """YAML files where a data set's may be: in folders of data sets, in the working folder, and next to ``path``."""
-    for folder in ("../datasets", "datasets"):
-        yield from Path(folder).glob("*/*.y*ml")
-    for folder in (Path("."), path.parent):
-        yield from folder.glob("*.y*ml")

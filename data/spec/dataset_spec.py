@@ -29,13 +29,12 @@ class DataSource:
     """A data set as a command names it.
 
     Attributes:
-        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or "demo" for the data set that
-            is rendered into the cache folder.
+        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`.
         splits: those that will be read; the others are not staged.
         optional: more splits to stage, if the data set has them; empty folders do not count.
-        classes: the only ones that are used, as ``--classes`` names them; empty: all.
+        classes: the only ones that are used, by name or number; empty: all.
         stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
-        cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
+        cache_dir: see `cache_folder`.
         known_root: folder of the data set in an earlier run; used if a relative ``path`` of the YAML is not found.
         stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
     """
@@ -66,7 +65,7 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class SplitSource:
-    """Absolute paths of the images and labels of a split. They are checked when the split is listed."""
+    """Absolute paths of the images and labels of a split, which may not exist."""
 
     images: tuple[Path, ...]  # folders and .txt lists
     annotations: Path | None  # None: YOLO txt next to the images
@@ -110,19 +109,19 @@ class DatasetSpec:
                 raise self.missing_error(path)
 
     def hold_out(self, names: Iterable[str]) -> DatasetSpec:
-        """The data set with the training images ``names``, relative to its folder, as the split "val"."""
+        """The data set with the training images ``names`` (relative to its folder) as the split "val"."""
         return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
-        """The data set with all images, but the boxes of ``classes`` only, given by number or name; empty: all. Raises
-        UserError for a class that it does not have."""
+        """The data set with all images, but only the boxes of ``classes``, given by number or name; empty: all. Raises
+        UserError for an unknown class."""
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
     def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
-        """The data set for a model with the classes ``names`` of ``owner`` and, after them, those of the data set that
-        are not among them, ignoring case and outer spaces. A class that it does not label is ignored in its images, as
-        where data sets are joined. Raises UserError if two of its classes have one of the names."""
+        """The data set for a model with the classes ``names`` of ``owner``, followed by the data set's other classes;
+        names are compared without case and outer spaces. Where the data set does not label a class, the class is
+        ignored, as where data sets are joined. Raises UserError if two classes of the data set have the same name."""
         given = {name.strip().lower(): name for name in reversed(names)}
         renamed = [given.get(name.strip().lower(), name) for name in self.names]
         used = [renamed[number] for number in self.classes or range(len(renamed))]
@@ -140,11 +139,11 @@ class DatasetSpec:
         return replace(self, names=tuple(dict.fromkeys((*names, *used))), splits=splits, **whole)
 
     def as_labeled(self) -> DatasetSpec:
-        """The data set with the classes of its labels, none merged or left out."""
+        """The data set with the classes as labeled, none merged or left out."""
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
 
     def content(self) -> dict[str, Any]:
-        """What a YAML says of the classes, with all of them, of the pixels, and of tiles."""
+        """What a YAML says about the classes (all of them), the pixels, and tiles."""
         others = self.pixels.content() | ({"tile": self.tile} if self.tile else {})
         if not self.label_names:
             return {"names": list(self.names)} | others
@@ -153,20 +152,18 @@ class DatasetSpec:
         return {"names": list(self.label_names), "classes": classes} | others
 
     def missing_error(self, path: Path) -> UserError:
-        """The error for a missing part of the data set."""
         return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """Class names of a model trained on this data set. With ``single_cls`` the only class that is used keeps its
-    name."""
+    """Class names of a model trained on this data set. With ``single_cls``, a single used class keeps its name."""
     names = tuple(spec.names[number] for number in spec.classes) or spec.names
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
 
 
 def what_exists(path: Path) -> str:
-    """What is there instead of a missing ``path``, for messages: a name like that of the first missing part of the
-    path, or what is in the folder; "" if nothing is worth mentioning."""
+    """What exists instead of a missing ``path``, for messages: a name similar to the first missing part, or the content
+    of the folder; "" if nothing is worth mentioning."""
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     is_last = parent == path.parent

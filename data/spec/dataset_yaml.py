@@ -1,12 +1,11 @@
 """Reads data set YAMLs in the format of YOLOv5 and Ultralytics. Nothing is downloaded or run.
 
 Keys: ``path`` (the data set's folder, relative to the YAML's folder or else to the current one; default: the YAML's
-folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images; also a list of other
-data sets' YAMLs, whose splits of this name are joined), ``names`` (list or
-map), ``nc`` (checked against the names), and extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by
-split; ``classes``, a map that renames and merges classes, or makes their boxes regions to ignore; ``ignore``, a list of
-the latter; ``channels`` and ``bits`` of the images, see `utils.config.pixels.PixelFormat`; ``tile``, the side of the
-tiles that large images are cut into.
+folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images; or YAMLs of other data
+sets, whose splits of this name are joined), ``names`` (list or map), ``nc`` (checked against the names), and
+extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by split; ``classes``, a map that renames and merges
+classes, or makes their boxes regions to ignore; ``ignore``, a list of the latter; ``channels`` and ``bits`` of the
+images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
-
-    Args:
-        known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
-    """
+    ``known_root``: see `DataSource`."""
     path = yaml = Path(path)
     values, summary = {}, ""
     if path.is_dir():
@@ -75,7 +71,16 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
         if part.pixels != pixels:
             raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
     label_names = _read_names(values, splits, path)
-    if_missing, tile = _if_missing(values, path), _read_tile(values.get("tile"), splits, path)
+    tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
+    for part in (part for source in splits.values() for part in source.parts):
+        if part.tile not in (0, tile):
+            raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
+    if_missing = "correct its paths"
+    if path.absolute().parent == YAML_FOLDER and "url" in values:
+        unpacked = "unpack it as the first lines of that file describe"
+        if_missing = f"download {values['url']} (license: {values['license']}) and {unpacked}"
+    elif values.get("download"):
+        if_missing = "its 'download' is never run: download and unpack the data yourself"
     spec = DatasetSpec(label_names, root, splits, str(path), if_missing, summary=summary, pixels=pixels, tile=tile)
     if not values.get("classes") and not values.get("ignore"):
         return spec
@@ -86,15 +91,6 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     number = {None: IGNORED} | {name: i for i, name in enumerate(names)}
     class_of = tuple(number[name] for name in targets)
     return replace(spec, names=names, label_names=label_names, class_of=class_of)
-
-
-def _if_missing(values: dict, path: Path) -> str:
-    if path.absolute().parent == YAML_FOLDER and "url" in values:
-        unpacked = "unpack it as the first lines of that file describe"
-        return f"download {values['url']} (license: {values['license']}) and {unpacked}"
-    if values.get("download"):
-        return "its 'download' is never run: download and unpack the data yourself"
-    return "correct its paths"
 
 
 def _check_keys(values: dict, path: Path) -> None:
@@ -147,8 +143,7 @@ def _read_split(value: Any, annotations: Path | None, root: Path, split: str, wh
 
 
 def format_of(annotations: Path | None) -> LabelFormat | None:
-    """The format of the labels that ``annotations`` names (None: it is not there); None: unknown. It is imported
-    here."""
+    """The format of the labels in ``annotations`` (of a YAML without this key, if None); None: unknown."""
     if annotations is None:
         return YOLO
     if annotations.is_dir():
@@ -180,7 +175,7 @@ def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
 
 
 def _resolve(given: Path, root: Path) -> Path:
-    """The path of an entry. Exports of Roboflow have ``../train/images`` instead of ``train/images``."""
+    """The path of an entry. Roboflow exports ``../train/images`` instead of ``train/images``."""
     if given.parts[:1] == ("..",):
         inside = Path(*given.parts[1:])
         if not os.path.exists(root / given) and os.path.exists(root / inside):
@@ -232,16 +227,8 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     return names
 
 
-def _read_tile(value: Any, splits: dict[str, SplitSource], path: Path) -> int:
-    tile = check(value, Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
-    for part in (part for source in splits.values() for part in source.parts):
-        if part.tile not in (0, tile):
-            raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
-    return tile
-
-
 def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[str | None]:
-    """What each class of the labels is called for the model; None: ignored. Raises UserError."""
+    """The name for the model of each class of the labels; None: ignored."""
     given = check(values.get("classes") or {}, dict, f"{path}: classes")
     ignored = check(values.get("ignore") or [], list, f"{path}: ignore")
     to = {str(name).strip(): new for name, new in given.items()}

@@ -1,4 +1,4 @@
-"""Reads a folder without a YAML as a data set, as annotation tools export them: ``--data FOLDER``."""
+"""``--data FOLDER``: reads a folder without a YAML as a data set, as annotation tools export it."""
 
 from __future__ import annotations
 
@@ -29,23 +29,21 @@ _COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio h
 
 
 class FolderContent(NamedTuple):
-    """What a folder means as a data set."""
+    """A folder as a data set."""
 
-    values: dict[str, Any]  # as a YAML would say it
-    yaml: Path | None  # a YAML of its own, which counts alone
+    values: dict[str, Any]  # as in a YAML
+    yaml: Path | None  # the folder's own YAML, which replaces the values
     summary: str  # for the log
 
 
 def split_of(name: str) -> str:
-    """The split that a folder or file is called after, such as "val" for "Valid" or "val2017"; "" for any other."""
+    """The split that a folder or file is named after, such as "val" for "Valid" or "val2017"; "" for other names."""
     return SPLIT_NAMES.get(re.sub(r"[-_ ]?\d+$", "", name.lower()), "")
 
 
 def read_folder(folder: Path) -> FolderContent:
     """Finds the splits of ``folder``, and their labels: YOLO txt with a list of names, COCO JSON or Pascal VOC XML.
-
-    Raises UserError that says what is there, if it is nothing that trains as it is.
-    """
+    Raises UserError, with what has been found instead."""
     folder = _unpacked(folder)
     splits = _splits(folder)
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
@@ -80,7 +78,7 @@ def read_folder(folder: Path) -> FolderContent:
 
 
 def _unpacked(folder: Path) -> Path:
-    """The folder below ``folder`` that has all of its content, as of an archive that is unpacked to a new folder."""
+    """The folder below ``folder`` that has all of its content, as after unpacking an archive into a new folder."""
     for _ in range(4):
         ignored = (".", "__macosx", "readme", "license")
         inside = [path for path in folder.iterdir() if not path.name.lower().startswith(ignored)]
@@ -91,8 +89,7 @@ def _unpacked(folder: Path) -> Path:
 
 
 def _splits(folder: Path) -> dict[str, Path]:
-    """The folders of the images by split, or else the lists of images; if there are none, all images are the training
-    split."""
+    """The folders of the images by split, or else the lists of images, or else all images as the training split."""
     found: dict[str, Path] = {}
     for base in (folder, folder / "images"):
         for path in sorted(base.iterdir()) if base.is_dir() else ():
@@ -142,7 +139,7 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
 
 
 def _is_voc(path: Path) -> bool:
-    """Whether a file is an image's of Pascal VOC; CVAT has an XML of <annotations>."""
+    """Whether an XML file is Pascal VOC's; CVAT's begins with <annotations>."""
     with contextlib.suppress(OSError):
         head = read_regular(path, MAX_BYTES)[:4096].replace(b"\0", b"")  # of UTF-16, too
         return re.search(rb"<annotation[\s>]", head) is not None
@@ -170,8 +167,8 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _label_files(images: Path) -> bool:
-    """Whether there are YOLO txt files next to the images, or in the folder ``labels`` that mirrors theirs; those of a
-    list the scan looks for."""
+    """Whether there are YOLO txt files next to the images, or in the folder ``labels`` that mirrors theirs. True for a
+    list of images: the scan looks for theirs."""
     if images.is_file():
         return True
     parts = list(images.parts)

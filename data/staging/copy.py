@@ -1,4 +1,8 @@
-"""A node's copy of a data set: finds which files are complete, and writes the others.
+"""A node's copy of a data set: which files it consists of, which of them are complete, and writing the others.
+
+The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
+its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
+images are rewritten, because they may name paths outside the copy.
 
 The folder contains ``tree/``, the copied files, and ``<splits>.yaml``, which describes the copy. A file is written in
 ``incoming/`` and moved to the tree when its bytes are known to be on the disk, so a file in the tree that has the
@@ -8,26 +12,105 @@ original's size and modification time is complete, also after a crash.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from data.image_io.decode import image_suffixes
+from data.index.files import list_split
+from data.labels.findings import relative_name
 from data.labels.label_format import FileStamp
-from data.staging.plan import StagePlan
+from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
+from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.strings import counted, format_bytes
 
 _SYNC_EVERY_S = 10.0  # what a killed process loses
 _BLOCK = 4096  # disk usage of a file is a multiple of this
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The files of some splits. Names are relative to the data set's folder, with ``/``, and may begin with ``..``."""
+
+    spec: DatasetSpec
+    splits: tuple[str, ...]
+    names: list[str]  # sorted
+    sizes: np.ndarray  # int64 (F,), bytes
+    mtimes_ns: np.ndarray  # int64 (F,)
+    lists: dict[str, str]  # text of the .txt lists in the copy, by name
+    folders: tuple[str, ...]  # of images and annotations: created even if empty; other images in them are removed
+    absent: frozenset[str]  # missing label files
+
+    @property
+    def root_in_tree(self) -> Path:
+        """The data set's folder in the copied tree, which begins as many levels above it as a name leads out of it."""
+        names = [*self.names, *self.lists, *self.folders, *self.absent]
+        above = max((name.split("/").count("..") for name in names), default=0)
+        return Path(*self.spec.root.parts[-above:]) if above else Path()
+
+    @property
+    def key(self) -> str:
+        """A folder name that is unique to this data set."""
+        source = Path(self.spec.source).absolute()
+        digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
+        return f"{source.stem}-{digest.hexdigest()}"
+
+    def yaml_text(self, tree: str) -> str:
+        """The YAML of the copy, which is next to the folder ``tree``."""
+        chosen = {split: self.spec.splits[split] for split in self.splits}
+        root = self.spec.root
+        content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
+        content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
+        annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
+        content |= {"annotations": annotations} if annotations else {}
+        return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
+
+
+def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
+    """Lists the splits. Raises UserError as `list_split` does."""
+    stamps: dict[str, FileStamp] = {}
+    lists: dict[str, str] = {}
+    absent: set[str] = set()
+    folders: list[str] = []
+    for split in splits:
+        listing = list_split(spec, split)
+        if listing.findings:
+            first, count = listing.findings[0], counted(len(listing.findings), "file")
+            text = "--stage: not copied: %s of '%s', the first: %s: %s"
+            get_logger().warning(text, count, split, first.where, first.text)
+        stamps |= {image.name: image.stamp for image in listing.images}
+        stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
+        absent |= {label.name for label in listing.labels if label.stamp is None}
+        source = spec.split(split)
+        for entry in (*source.images, *filter(None, [source.annotations])):
+            name = relative_name(entry, spec.root)
+            if entry in listing.lists:
+                lists[name] = "".join(f"{row}\n" for row in listing.lists[entry])
+            elif name not in stamps:
+                folders.append(name)
+    names = sorted(stamps)
+    return StagePlan(
+        spec=spec,
+        splits=tuple(splits),
+        names=names,
+        sizes=np.array([stamps[n].size for n in names], np.int64),
+        mtimes_ns=np.array([stamps[n].mtime_ns for n in names], np.int64),
+        lists=lists,
+        folders=tuple(dict.fromkeys(folders)),
+        absent=frozenset(absent),
+    )
 
 
 class StageCopy:
@@ -36,7 +119,7 @@ class StageCopy:
     def __init__(self, folder: Path, plan: StagePlan) -> None:
         self.folder = folder
         self.plan = plan
-        self.yaml = folder / plan.yaml_name
+        self.yaml = folder / f"{'-'.join(plan.splits)}.yaml"
         self._root = folder / "tree" / plan.root_in_tree
         self._incoming = folder / "incoming"
         self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
@@ -47,8 +130,7 @@ class StageCopy:
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
-        """Locks the copy. If another run, or another node of this one, has locked it, waits (``wait``) or raises
-        UserError."""
+        """Locks the copy. If another run or node has locked it, waits (``wait``) or raises UserError."""
         lock = FileLock(self.folder / "lock")
         if wait:
             lock.wait(f"another run that copies into {self.folder}")
@@ -67,19 +149,16 @@ class StageCopy:
             lock.release()
 
     def path(self, name: str) -> str:
-        """Path of a file in the copy."""
         return os.path.normpath(os.path.join(self._root, name))
 
     def complete_files(self) -> np.ndarray:
         """Which files of the plan are complete, bool (F,)."""
-
-        def is_complete(name: str, stamp: FileStamp) -> bool:
+        complete = np.zeros(len(self._stamps), bool)
+        for i, (name, stamp) in enumerate(zip(self.plan.names, self._stamps)):
             with contextlib.suppress(OSError):
                 status = os.stat(self.path(name))
-                return (status.st_size, status.st_mtime_ns) == stamp
-            return False
-
-        return np.array(list(map(is_complete, self.plan.names, self._stamps)), bool)
+                complete[i] = (status.st_size, status.st_mtime_ns) == stamp
+        return complete
 
     def check_space(self, missing: np.ndarray) -> None:
         """Raises UserError unless the disk has space for the files ``missing``, bool (F,)."""
@@ -92,7 +171,7 @@ class StageCopy:
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
-        """Returns a function that reads a file of the plan: from this copy if it is ``local``, bool (F,), else from the
+        """A function that reads a file of the plan, from this copy if it is ``local``, bool (F,), else from the
         original."""
 
         def load(item: int) -> bytes:
@@ -103,7 +182,6 @@ class StageCopy:
         return load
 
     def write(self, item: int, data: memoryview) -> None:
-        """Writes a missing file."""
         with self._explained():
             path = self._incoming / str(item)
             path.write_bytes(data)
@@ -126,6 +204,7 @@ class StageCopy:
     def finish(self) -> None:
         """Removes images and labels that the original no longer has, and writes lists and YAML."""
         self._move_written()
+        suffixes = image_suffixes(self.plan.spec.pixels)
         with self._explained():
             for name in self.plan.absent:
                 Path(self.path(name)).unlink(missing_ok=True)
@@ -133,16 +212,13 @@ class StageCopy:
             for folder in map(self.path, self.plan.folders):
                 os.makedirs(folder, exist_ok=True)
                 for parent, _, files in os.walk(folder):
-                    for path in (os.path.join(parent, name) for name in files if self._is_image(name)):
-                        if path not in wanted:
+                    for path in (os.path.join(parent, name) for name in files):
+                        if os.path.splitext(path)[1].lower() in suffixes and path not in wanted:
                             os.unlink(path)
             for name, text in self.plan.lists.items():
                 os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
                 write_whole(self.path(name), text.encode("utf-8", "surrogateescape"))
             write_whole(self.yaml, self.plan.yaml_text("tree").encode("utf-8", "surrogateescape"))
-
-    def _is_image(self, name: str) -> bool:
-        return os.path.splitext(name)[1].lower() in image_suffixes(self.plan.spec.pixels)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Reads items that every node needs once in the whole run, and broadcasts them.
 
-Each item is read by one of the node leaders, which send each other what they have read, in rounds of some items each.
-Before each round they wait at a `StoreBarrier`. So its collectives start when all leaders have their items in memory
-and those of the last round on disk, and a slow file system on one node causes no timeout.
+Each item is read by one of the node leaders, which send each other what they have read, in rounds. Before each round
+they wait at a `StoreBarrier`: its collectives start when all leaders have their items in memory and those of the last
+round on disk, so a slow file system on one node causes no timeout.
 """
 
 from __future__ import annotations
@@ -24,14 +24,10 @@ _COST_OF_ONE = 64 << 10  # bytes that could be read in the time that opening an 
 
 
 def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
-    """The items that each leader reads and sends, ascending, by leader.
+    """The items that each leader reads and sends, ascending, by leader. See `exchange_items` for the arguments.
 
     An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
     disk. The rest are cut into contiguous runs of about equal size.
-
-    Args:
-        sizes: bytes of each item, int64 (F,).
-        cached: whether each leader already has each item, bool (N, F).
     """
     leaders = len(cached)
     needed = np.flatnonzero(~cached.all(axis=0))
@@ -65,13 +61,11 @@ def exchange_items(
         sizes: bytes of each item, int64 (F,), the same on all leaders.
         cached: whether each leader already has each item, bool (N, F), the same on all leaders.
         load: returns an item, of its size; called in threads, for the items that this leader reads.
-        barrier: of the leaders, in the group's order.
-        group: the leaders.
-        threads: number of reading threads.
+        barrier: of the leaders, in the order of ``group``.
 
     Raises:
         UserError: a leader is gone.
-        PeerFailure: another leader failed. What ``load`` raises is raised, too.
+        PeerFailure: another leader has failed. What ``load`` raises is raised, too.
     """
     most = int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
     shards, rank = assign(sizes, cached), group.local_group_rank

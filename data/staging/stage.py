@@ -2,7 +2,7 @@
 
 The first process of the run lists the data set. The first process of each node (its leader) reports which files its
 disk already has and reads a shard of the rest; the leaders send each other what they read (`file_exchange`). The other
-processes of a node wait for their leader. The next run continues an interrupted copy, and only checks a complete one.
+processes wait for their leader. The next run continues an interrupted copy, and only checks a complete one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from data.index.files import without_empty
 from data.labels.findings import relative_name
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import load_dataset_spec
-from data.staging.copy import StageCopy
+from data.staging.copy import StageCopy, StagePlan, plan_stage
 from data.staging.file_exchange import exchange_items
-from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup, one_per_node_group
@@ -34,13 +33,8 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     """Copies the files of a data set that are missing in its copy in ``source.stage``, and opens the copy.
 
     Every process of the run must call this. ``source.stage`` is on this node's disk; it may differ between nodes.
-    ``{node_rank}`` in it is replaced by the node's number. Only the first process of the run opens the original.
-
-    Returns:
-        the data set with the copy's root and splits. Its ``source`` is the original YAML.
-
-    Raises:
-        UserError: the data set cannot be read, the disk is too small or cannot be written, or two nodes use one folder.
+    ``{node_rank}`` in it is replaced by the node's number. The ``source`` of the result is the original YAML. Raises
+    UserError: the data set cannot be read, the disk is too small or cannot be written, or two nodes use one folder.
     """
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
@@ -54,7 +48,11 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                sent = [_plan(source) if leaders.local_group_rank == 0 else None]
+                sent: list[StagePlan | None] = [None]
+                if leaders.local_group_rank == 0:
+                    spec = without_empty(load_dataset_spec(source.data, source.known_root), source.optional)
+                    optional = (split for split in source.optional if split in spec.splits)
+                    sent[0] = plan_stage(spec, (*source.splits, *optional))
                 barrier.wait_all()
                 if leaders.group_size > 1:
                     dist.broadcast_object_list(sent, src=leaders.ranks[0], group=leaders.handle)
@@ -64,15 +62,10 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         return dataclasses.replace(load_dataset_spec(yaml), source=source.data)
 
 
-def _plan(source: DataSource) -> StagePlan:
-    spec = load_dataset_spec(source.data, source.known_root)
-    spec = without_empty(spec, source.optional)
-    return plan_stage(spec, (*source.splits, *(split for split in source.optional if split in spec.splits)))
-
-
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
     """Completes the copy of this node, of which this process is the leader, and returns its YAML."""
-    if is_under(relative_name(folder / plan.key, plan.spec.root), plan.folders):
+    place = relative_name(folder / plan.key, plan.spec.root)
+    if any(place.startswith(f"{each}/") or (each == "." and not place.startswith("../")) for each in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):
