@@ -20,7 +20,18 @@ from data.image_io.verify import HiddenDamageError, check_image
 from data.index.files import Listing
 from data.index.index import DatasetIndex
 from data.index.views import IndexSettings
-from data.labels.clean import CLASS, Boxes, LabelFileError, RawLabels, RowProblem, clean_rows, row_table
+from data.labels.clean import (
+    CLASS,
+    Boxes,
+    LabelFileError,
+    RawLabels,
+    RowProblem,
+    clean_rows,
+    ids_from_1,
+    other_notation,
+    row_table,
+    too_dark,
+)
 from data.labels.findings import (
     BAD_IMAGE,
     BAD_LABEL,
@@ -36,7 +47,6 @@ from data.labels.findings import (
     ScanReport,
 )
 from data.labels.label_format import LabelSource
-from data.labels.readings import ids_from_1, other_notation, too_dark
 from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
 from utils.logger import get_logger, progress

@@ -1,21 +1,33 @@
-"""Rows of labels, as all parsers return them, and the checks of their boxes.
+"""Rows of labels, as all parsers return them, the checks of their boxes, and signs that they mean something else.
 
 A parser (`data.labels.yolo`, `voc`, `coco`) turns a file into rows and reports rows that are not boxes. Geometry is
-checked here, for a whole data set at once, so a data set has the same boxes in any format.
+checked here, for a whole split at once, so a data set has the same boxes in any format.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
+from utils.strings import counted
 
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
 PARSER_VERSION = 3
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
+CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean
+# The four numbers of a box times this matrix are its corners x1, y1, x2, y2.
+_CORNERS_OF = {
+    CENTERS: np.array([[1, 0, 1, 0], [0, 1, 0, 1], [-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5]]),
+    TOP_LEFT: np.array([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1.0]]),
+    CORNERS: np.eye(4),
+}
+_SLACK = 0.01  # of the image's size, by which boxes may exceed it
+_LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
+_MOST_LEFT = 0.05  # of these, that do not fit the other reading either
 
 
 class RowProblem(NamedTuple):
@@ -40,7 +52,7 @@ class RawLabels(NamedTuple):
 
 
 def is_plain_number_text(text: str) -> bool:
-    """False for numbers that only Python's float accepts: 1_0, and digits of other scripts."""
+    """False for numbers such as 1_0 or with digits of other scripts, which only Python's float accepts."""
     return text.isascii() and "_" not in text
 
 
@@ -81,7 +93,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
         normalized: corners and areas are fractions of the image size, not pixels.
 
     Returns:
-        the remaining boxes; and for each row that was removed, clipped or repeated, its image and the problem.
+        the remaining boxes; and for each row that is removed, clipped or repeated, its image and the problem.
     """
     from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_data` does without
 
@@ -96,7 +108,10 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     inside_size = inside[:, 2:] - inside[:, :2]
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
     kept = has_area & ~outside
-    repeated = _repeated(np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), kept)
+    keys, rows = np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), np.flatnonzero(kept)
+    order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
+    repeated = np.zeros(len(keys), bool)
+    repeated[order[1:]] = (keys[order[1:]] == keys[order[:-1]]).all(1)
     # Labels are rounded to 0.01 px (COCO) or 1e-6 of the image size (YOLO); less is not reported.
     tolerance = 0.01 + 1e-5 * np.maximum(height, width)
     clipped = kept & (np.abs(inside - corners).max(1, initial=0) > tolerance)
@@ -121,15 +136,6 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     return boxes, findings
 
 
-def _repeated(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """bool (R,): rows in ``among``, bool (R,), that equal an earlier row in ``among``."""
-    repeated = np.zeros(len(keys), bool)
-    rows = np.flatnonzero(among)
-    order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
-    repeated[order[1:]] = (keys[order[1:]] == keys[order[:-1]]).all(1)
-    return repeated
-
-
 def _findings(
     table: np.ndarray, corners: np.ndarray, image_hw: np.ndarray, masks: dict[str, np.ndarray]
 ) -> list[tuple[int, RowProblem]]:
@@ -148,3 +154,64 @@ def _findings(
             line, class_id = int(table[row, LINE]), int(table[row, CLASS])
             findings.append((image, RowProblem(line, kind, text, class_id, tuple(corners[row].tolist()))))
     return findings
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
+    """A message about boxes that seem to have another notation than ``notation``; "" if they do not. See `clean_rows`
+    for the other arguments."""
+    corners = table[:, X1 : Y2 + 1]
+    size = np.ones((len(table), 4)) if normalized else np.tile(image_hw[table[:, IMAGE].astype(np.int64), ::-1], 2)
+    if normalized:  # an area of its own is that of a polygon, which has no other notation
+        is_box = np.isclose((corners[:, 2:] - corners[:, :2]).prod(1), table[:, AREA], rtol=1e-6, atol=1e-12)
+        corners, size = corners[is_box], size[is_box]
+    numbers = corners @ np.linalg.inv(_CORNERS_OF[notation])
+    misfits = {name: int((~_fits(numbers @ matrix, size)).sum()) for name, matrix in _CORNERS_OF.items()}
+    mine = misfits.pop(notation)
+    if mine < max(_LEAST_MISFITS, _LEAST_SHARE * len(numbers)):
+        return ""
+    best = min(misfits.values())
+    if best > _MOST_LEFT * mine:
+        return ""
+    others = " or ".join(name for name, count in misfits.items() if count == best)
+    return (
+        f"{mine:,} of {counted(len(numbers), 'box')} do not fit into their images as {notation}, but "
+        f"{f'all but {best:,}' if best else 'all'} do as {others}: convert them to {notation}"
+    )
+
+
+def _fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
+    inside = (corners > -_SLACK * size) & (corners < (1 + _SLACK) * size)
+    return inside.all(1) & (corners[:, 2:] > corners[:, :2]).all(1)
+
+
+def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) -> str:
+    """A message about class ids of YOLO txt that seem to start at 1; "" if they do not.
+
+    Args:
+        unknown: the ids in the rows of unknown classes.
+        classes: (R,), those of all other rows.
+    """
+    if not unknown or (classes == 0).any() or any(number != num_classes for number in unknown):
+        return ""
+    return (
+        f"the class ids seem to start at 1 ({counted(len(unknown), 'row')} of class {num_classes}, none of class 0); "
+        "YOLO's start at 0: subtract 1 from the first number of each row, or put an unused name before the others in "
+        "'names'"
+    )
+
+
+def too_dark(largest: int, bits: int) -> str:
+    """A message about 16-bit images whose values have fewer bits than they are read as; "" if they do not.
+
+    Args:
+        largest: value of all 16-bit images; 0 without such images.
+        bits: of the data set's `PixelFormat`; images of 16 bits are divided by 257 for 8.
+    """
+    expected, found = 16 if bits == 8 else bits, largest.bit_length()
+    if not largest or found > expected - 2:
+        return ""
+    return (
+        f"no value of the 16-bit images is above {largest:,}, of {(1 << expected) - 1:,} possible: they are read as "
+        f"nearly black; write 'bits: {max(found, 9)}' in the data set's YAML if that is what the camera has"
+    )

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.labels.clean import RawLabels, RowProblem
+from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
 from data.labels.label_format import (
-    TOP_LEFT,
     ImageEntry,
     ImageFile,
     LabelFile,
@@ -40,11 +39,14 @@ class CocoFile(NamedTuple):
 
 
 def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
-    """Reads a file. With ``names`` None every object is of class 0. Raises UserError when it is not a COCO JSON."""
+    """With ``names`` None every object is of class 0. Raises UserError if the file is not a COCO JSON."""
     data = load_json(path, _EXPECTED)
     if not isinstance(data, dict):
         raise UserError(f"{path}: not {_EXPECTED}")
-    images, annotations, categories = (_entries(data, key, path) for key in ("images", "annotations", "categories"))
+    keys = ("images", "annotations", "categories")
+    if missing := [key for key in keys if not isinstance(data.get(key), list)]:
+        raise UserError(f"{path}: has no list of '{missing[0]}'; is it a COCO JSON of detection?")
+    images, annotations, categories = (data[key] for key in keys)
     try:
         category_name = {_typed(c["id"], int): str(_typed(c["name"], str, int, float)) for c in categories}
         found = {
@@ -63,12 +65,12 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
     class_of = {i: 0 if names is None else number.get(n, n) for i, n in category_name.items()}
     strays = []
     for position, annotation in enumerate(annotations):
-        image = _image_of(annotation, found)
+        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+        image = found.get(image_id) if type(image_id) in (int, str) else None
         if image is None:
             strays.append((position, "its image_id is not among the images"))
             continue
-        parsed = _parse_annotation(annotation, position, class_of, names or ())
-        image.labels.add(parsed)
+        image.labels.add(_parse_annotation(annotation, position, class_of, names or ()))
     annotation_ids = [a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)]
     return CocoFile(list(found.values()), _category_ids(category_name, names), annotation_ids, strays)
 
@@ -81,7 +83,7 @@ def _typed(value: Any, *kinds: type) -> Any:
 
 
 def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The names of the first COCO JSON's categories, in the order of their ids. Raises UserError.
+    """The names of the first COCO JSON's categories, by id. Raises UserError.
 
     A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
@@ -98,7 +100,7 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _has_boxes(category: dict, path: Path) -> bool:
-    """Whether an annotation of a file has this category. Its id may differ from file to file."""
+    """Whether an annotation of a file has this category, whose id may differ from file to file."""
     text = read_json(path, _EXPECTED)
     kind = category["name"], category.get("supercategory")
     ids = [c["id"] for c in _categories(text, path) if (c["name"], c.get("supercategory")) == kind]
@@ -117,12 +119,6 @@ def _categories(text: str, path: Path) -> list[dict]:
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
-def _entries(data: dict, key: str, path: Path) -> list:
-    if not isinstance(data.get(key), list):
-        raise UserError(f"{path}: has no list of '{key}'; is it a COCO JSON of detection?")
-    return data[key]
-
-
 def _category_ids(category_name: dict[int, str], names: tuple[str, ...] | None) -> tuple[int, ...]:
     if names is None:
         return (min(category_name, default=0),)
@@ -134,11 +130,6 @@ def _category_ids(category_name: dict[int, str], names: tuple[str, ...] | None) 
 def _size(image: dict) -> tuple[int, int] | None:
     height, width = image.get("height"), image.get("width")
     return (height, width) if isinstance(height, int) and isinstance(width, int) and height > 0 < width else None
-
-
-def _image_of(annotation: Any, found: dict[int | str, ImageEntry]) -> ImageEntry | None:
-    image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
-    return found.get(image_id) if type(image_id) in (int, str) else None
 
 
 def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tuple[str, ...]) -> tuple | RowProblem:
@@ -179,14 +170,8 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
-    """The content of a JSON file.
-
-    Args:
-        expected: what the file should be, for the message about a file of another kind.
-
-    Raises UserError, with the line if it is known, unless the file contains a JSON object or list whose objects have no
-    repeated keys.
-    """
+    """The content of a JSON file, an object or a list. Raises UserError, also if an object has a repeated key.
+    ``expected``: what the file should be, for the message about a file of another kind."""
     text = read_json(path, expected)
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
@@ -199,7 +184,7 @@ def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
 
 
 def read_json(path: Path, expected: str) -> str:
-    """The text of a file that begins like a JSON object or list, for readers of a part of it. Raises UserError."""
+    """The text of a file that begins like a JSON object or list. Raises UserError."""
     with contextlib.suppress(OSError), open_regular(path) as file:  # `read_text` reports such an error
         # Other files are not read to their end: one may be a sparse file of a terabyte.
         if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
@@ -208,7 +193,7 @@ def read_json(path: Path, expected: str) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
+    """Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -65,14 +65,18 @@ class ScanReport:
         for f in findings:
             if f.kind in IMAGE_LOST:
                 alike.setdefault((f.kind, "" if f.kind == MISSING_IMAGE else f.text), []).append(f)
-        bad = [_reason(group) for group in sorted(alike.values(), key=len, reverse=True)[:3]]
+        bad = []
+        for group in sorted(alike.values(), key=len, reverse=True)[:3]:
+            first = group[0]
+            text = first.text.removesuffix("; image left out").removesuffix("; left out")
+            bad.append(f"{len(group):,} {first.kind}s, first {first.where}: {text}" if len(group) > 1 else str(first))
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))
         return cls(totals, FlatStrings.of(map(str, findings)), tuple(bad), advice)
 
     @property
     def problems(self) -> int:
-        """Number of findings that the user may want to correct. Backgrounds are not counted."""
+        """Number of findings that the user may want to correct."""
         return sum(self._problem_kinds.values())
 
     @property
@@ -81,11 +85,10 @@ class ScanReport:
 
     @property
     def bad_images(self) -> int:
-        """Number of images that were left out because they or their label files cannot be used."""
+        """Number of images that were left out."""
         return sum(self.totals.get(kind, 0) for kind in IMAGE_LOST)
 
     def summary(self) -> str:
-        """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
         unlabeled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
         text = f"{counted(t['images'], 'image')}, {counted(t['backgrounds'], 'background')}{unlabeled}, "
@@ -94,17 +97,7 @@ class ScanReport:
         return f"{text}, {counted(self.problems, 'problem')}" + (f" ({detail})" if detail else "")
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes the totals and all lines as text."""
-        text = "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines)))
-        write_whole(path, text)
-
-
-def _reason(alike: Sequence[Finding]) -> str:
-    first = alike[0]
-    if len(alike) == 1:
-        return str(first)
-    text = first.text.removesuffix("; image left out").removesuffix("; left out")
-    return f"{len(alike):,} {first.kind}s, first {first.where}: {text}"
+        write_whole(path, "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines))))
 
 
 def relative_name(path: Path | str, root: Path) -> str:

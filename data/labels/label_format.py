@@ -1,6 +1,6 @@
-"""What a label format is, and the two ways in which labels are stored: one file per image, or one file per split.
+"""What a label format is, and the two ways to store labels: one file per image, or one file per split.
 
-A format is one module of this package with a `LabelFormat`, imported by `data.spec.dataset_yaml.format_of`.
+A format is a module of this package with a `LabelFormat`, imported by `data.spec.dataset_yaml.format_of`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
 MAX_BYTES = 1 << 26  # of a label file of one image
-CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean
 
 
 class FileStamp(NamedTuple):
@@ -49,10 +48,10 @@ class LabelSource(Protocol):
     findings: list[Finding]
 
     def read(self, i: int) -> RawLabels | None:
-        """Labels of ``images[i]``; None when there is no file. Raises LabelFileError."""
+        """Labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
 
     def where(self, i: int, line: int | None = None) -> str:
-        """Name of the label file of ``images[i]`` and the line in it, for the report."""
+        """The label file of ``images[i]``, and the line in it, for the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,13 @@ class LabelFormat:
 
     Attributes:
         name: part of the fingerprint of an index.
-        notation: what the numbers of a box mean, one of the three above.
+        notation: what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`.
         read: ``read(images, label_files, root, names)`` returns the labels of a split. With ``names`` None every object
-            is of class 0. Raises UserError when the labels cannot be used.
+            is of class 0. Raises UserError if the labels cannot be used.
         label_path: ``label_path(image, root, annotations, exists)`` returns the path of an image's label file, where
             ``exists(path)`` tells whether a file exists. None: ``annotations`` is one file for all images.
-        class_names: returns the class names that the ``annotations`` of the splits define, those of the first split,
-            in the order of their ids. None: they define none. Raises UserError.
+        class_names: returns the class names, by id, of the ``annotations`` of the splits. None: they define none.
+            Raises UserError.
     """
 
     name: str
@@ -141,7 +140,7 @@ class LabelsPerSplit:
             name: of the annotation file, relative to the data set's folder.
             annotation_ids: by position in the list of annotations.
 
-        Raises UserError when no entry names one of ``images``.
+        Raises UserError if no entry names one of ``images``.
         """
         self.findings, self.category_ids = findings, category_ids
         self._name, self._annotation_ids = name, annotation_ids

@@ -1,7 +1,7 @@
 """Pascal VOC XML: one file per image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
 
-Corners are used unchanged, as in annotation tools and converters to YOLO txt: the width is xmax - xmin, without the
-shift by one of VOC's 1-based pixels. ``difficult`` objects are treated like all others.
+As in annotation tools and converters to YOLO txt, the width is xmax - xmin, without the shift by one of VOC's 1-based
+pixels. ``difficult`` objects are treated like all others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.clean import CORNERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import CORNERS, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.files.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -25,13 +25,7 @@ _LINE = "line"  # attribute of elements
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     """Parses a file to rows in pixels, with the image size that the file states. Lines are those of ``<object>``.
-
-    Args:
-        data: the file's bytes.
-        class_ids: by name; None: every object is of class 0.
-
-    Raises LabelFileError if the file is not a VOC annotation.
-    """
+    ``class_ids``: by name; None: every object is of class 0. Raises LabelFileError if it is not a VOC annotation."""
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
     is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
@@ -114,7 +108,7 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callable[[str], bool]) -> str:
-    """Mirrors the image's path in the split's folder; if there is no such file, all XML files are in one folder."""
+    """Mirrors the image's path in the split's folder, or else all XML files are in one folder."""
     path = os.path.join(annotations, os.path.splitext(image.key)[0] + ".xml")
     if exists(path):
         return path

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
-from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import CENTERS, MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.strings import counted
@@ -26,14 +26,8 @@ _LEAST_ROWS = 20  # in them, to tell keypoints without visibility from polygons
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
-    """Parses a file to rows in fractions of the image size.
-
-    Args:
-        data: the file's bytes.
-        num_classes: rows with this or a higher class are reported; None: every object is of class 0.
-
-    Raises LabelFileError if the file is not text.
-    """
+    """Parses a file to rows in fractions of the image size. ``num_classes``: rows with this or a higher class are
+    reported; None: every object is of class 0. Raises LabelFileError if the file is not text."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -68,7 +62,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         corners, area = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h
     else:
         xs, ys = values[1::2], values[2::2]
-        corners, area = (min(xs), min(ys), max(xs), max(ys)), polygon_area(xs, ys)
+        twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
+        corners, area = (min(xs), min(ys), max(xs), max(ys)), abs(twice) / 2
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         text = f"class {int(class_id)} is not among the classes ({known}); left out"
@@ -127,12 +122,6 @@ def _are_keypoints(points: np.ndarray) -> bool:
     low, high = others.min(1), others.max(1)
     is_far = (np.maximum(low - size[:, 0], size[:, 0] - high) > high - low).any(1)
     return bool(is_inside.all((1, 2)).mean() > 0.95 and is_far.mean() > 0.5)
-
-
-def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Area of a simple polygon (shoelace formula)."""
-    twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
-    return abs(twice) / 2
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:

@@ -11,7 +11,7 @@ from data.labels.coco import read_coco
 from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import parse_voc
-from data.labels.yolo import YOLO, parse_yolo, polygon_area
+from data.labels.yolo import YOLO, parse_yolo
 from tests.helpers.messages import refused
 
 
@@ -104,11 +104,12 @@ def test_polygons_with_equal_numbers_of_corners_are_no_keypoints(tmp_path, corne
 def test_polygon_area_of_a_star_equals_the_sum_of_its_triangles():
     rng = np.random.default_rng(0)
     angle, radius = np.sort(rng.uniform(0, 2 * math.pi, 12)), rng.uniform(0.1, 1, 12)
-    xs, ys = radius * np.cos(angle), radius * np.sin(angle)
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
     gaps = np.diff(np.append(angle, angle[0] + 2 * math.pi))
     expected = (radius * np.roll(radius, -1) * np.sin(gaps)).sum() / 2
-    assert polygon_area(xs.tolist(), ys.tolist()) == pytest.approx(expected)
-    assert polygon_area(xs[::-1].tolist(), ys[::-1].tolist()) == pytest.approx(expected)
+    for each in (points, points[::-1]):
+        ((*_, area, _, _),) = parse_yolo(" ".join(map(repr, [0, *each.ravel().tolist()])).encode(), 1).rows
+        assert area == pytest.approx(expected)
 
 
 def test_malformed_yolo_rows_are_reported():

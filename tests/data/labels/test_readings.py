@@ -13,8 +13,8 @@ import yaml
 from data.check.photos import Source, _render
 from data.check.scanned import scan_dataset, scan_issues
 from data.index.load import load_index
+from data.labels.clean import CENTERS, CORNERS, TOP_LEFT
 from data.labels.findings import MISREAD
-from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
