@@ -97,7 +97,7 @@ def census_content(
 
 
 def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:
-    """The number, sizes and centers of the boxes of a split, which has boxes: pictures by what they show."""
+    """Pictures of the number, sizes and centers of the boxes of a split that has boxes, by title."""
     order = np.argsort(-census.class_boxes, kind="stable")[:MOST_BARS]
     of = f"{MOST_BARS} of {len(names)} classes" if len(names) > MOST_BARS else "each class"
     counts = census.class_boxes[order]

@@ -19,8 +19,7 @@ import cv2
 import numpy as np
 
 from data.check.issues import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN, Issue
-from data.check.labels import neighbors_in_runs
-from data.check.scanned import CheckedSplit
+from data.check.scanned import CheckedSplit, neighbors_in_runs
 from data.image_io.decode import read_reduced
 from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.errors import UserError
@@ -44,7 +43,7 @@ class Signatures(NamedTuple):
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """uint8 (H, W, 3) RGB to its gray thumbnail, uint8 (32, 32), whatever the aspect ratio."""
+    """uint8 (H, W, 3) RGB to a gray thumbnail, uint8 (32, 32), of any aspect ratio."""
     small = cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
     return cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
 
@@ -122,8 +121,8 @@ def _join_alike(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np
 
 
 def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The smallest member of each item's group, int64 (N,), after the groups of ``a`` and ``b``, both int64 (P,), were
-    joined pair by pair. ``parent``: the same before."""
+    """The smallest member of each item's group, int64 (N,), after the groups of ``a`` and ``b``, both int64 (P,), have
+    been joined pair by pair. ``parent``: the same before."""
     while (parent[a] != parent[b]).any():
         a, b = np.minimum(parent[a], parent[b]), np.maximum(parent[a], parent[b])
         parent = parent.copy()
@@ -136,11 +135,7 @@ def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def read_signatures(
     paths: Sequence[str], workers: int, pixels: PixelFormat = RGB8
 ) -> tuple[Signatures, dict[int, str]]:
-    """Decodes all images in ``workers`` threads.
-
-    Returns:
-        their signatures; and the decoder's warnings about damaged images, by number.
-    """
+    """The signatures, read in ``workers`` threads; and the decoder's warnings about damaged images, by number."""
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
     readable = np.ones(len(paths), bool)
     warnings: dict[int, str] = {}

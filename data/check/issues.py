@@ -103,7 +103,7 @@ class Box:
 
     @property
     def line(self) -> int | None:
-        """The line of ``where``, if it is one."""
+        """The line in ``where``; None if that does not end in a number."""
         tail = (self.where or "").rpartition(":")[2]
         return int(tail) if tail.isdecimal() else None
 
@@ -128,7 +128,7 @@ class Issue:
         return f"{score}{where}: {self.text}" if where else f"{score}{self.text}"
 
     def content(self) -> dict[str, Any]:
-        """Plain data for JSON, without what is empty."""
+        """Plain data for JSON, without empty values."""
         values = asdict(self) | {"boxes": [_box_content(b) for b in self.boxes]}
         if self.suggestion is not None:
             values["suggestion"] = _box_content(self.suggestion)

@@ -1,4 +1,4 @@
-"""Small pictures of a data set's images on a page, JPEG files inside it, with boxes drawn into them."""
+"""Small pictures of a data set's images, with boxes, as JPEG files inside a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from utils.structures import GRAY
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page
 MOST_ENLARGED = 3.0
-DARK = 64  # an image whose samples are all below is stretched
+DARK = 64  # an image whose values are all below is stretched
 JPEG_QUALITY = 80
 LEAST_SIDE = 8  # pixels of a drawn box, which else would be a dot
 LINE_PX, TEXT_PX = 2, 14
@@ -87,7 +87,7 @@ class Album:
 
     def pictures(self, source: Source, window: np.ndarray, side: int, *versions: Version) -> list[tuple[str, Markup]]:
         """The part ``window`` of an image (x0, y0, x1, y1 in original pixels), with sides of at most ``side``, once for
-        each version: titles and pictures; or one paragraph that says why it is not shown."""
+        each version: titles and pictures; or one paragraph with the reason why it is not shown."""
         full = "Not shown: the page would become too large."
         if not self._left:
             return [("", _muted(full))]
@@ -95,7 +95,9 @@ class Album:
             part = _render(source, window, side)
         except (UserError, OSError) as error:
             return [("", _muted(f"This image cannot be read ({error})."))]
-        files = [_jpeg(_drawn(part, window, version.outlines)) for version in versions]
+        drawn = (_drawn(part, window, version.outlines)[..., ::-1] for version in versions)
+        quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+        files = [cv2.imencode(".jpg", picture, quality)[1].tobytes() for picture in drawn]
         size = sum(map(len, files))
         if size > self._left:
             self._left = 0
@@ -127,18 +129,14 @@ def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np
     return draw_boxes(part, boxes, texts, colors, thickness=LINE_PX, text_size=TEXT_PX)
 
 
-def _jpeg(picture: np.ndarray) -> bytes:
-    return cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
-
-
 def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
-    """The part ``window`` of an image with its longer side at most ``side``: uint8 (H, W, 3) RGB. Raises UserError and
-    OSError if it cannot be read."""
+    """The part ``window`` of an image with its longer side at most ``side``: uint8 (H, W, 3) RGB. Raises UserError or
+    OSError."""
     x0, y0, x1, y1 = window
     scale = min(side / max(x1 - x0, y1 - y0), MOST_ENLARGED)
     least_hw = round(source.height * scale), round(source.width * scale)
     pixels = as_rgb8(read_reduced(source.path, least_hw, pixels=source.pixels)[0])
-    if pixels.max(initial=0) < DARK:  # 16-bit samples of which few bits are used, or night
+    if pixels.max(initial=0) < DARK:  # 16-bit values of which few bits are used, or night
         deep = read_reduced(source.path, least_hw, pixels=replace(source.pixels, bits=16))[0]
         pixels = as_rgb8((deep * (65535.0 / max(deep.max(initial=0), 1))).astype(np.uint16))
     gain = np.array([pixels.shape[1] / source.width, pixels.shape[0] / source.height])

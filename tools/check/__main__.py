@@ -85,8 +85,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     # What imports torch is imported once the flags and files are known to be valid.
     from data.check.duplicates import image_issues
     from data.check.issues import summary_lines
-    from data.check.labels import box_pairs, box_sizes, class_use
-    from data.check.scanned import scan_dataset, scan_issues
+    from data.check.scanned import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
     from data.open import open_data
     from data.spec.dataset_spec import DataSource
     from tools.check.page import make_out, write_page

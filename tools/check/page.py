@@ -15,9 +15,8 @@ from markupsafe import Markup
 from data.check.census import census_content, take_census
 from data.check.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS, Galleries, corners_of
 from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
-from data.check.labels import SIZE_STEP
 from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
-from data.check.scanned import CheckedSplit
+from data.check.scanned import SIZE_STEP, CheckedSplit
 from data.image_io.verify import check_image
 from data.spec.dataset_spec import DatasetSpec
 from utils.drawing import page

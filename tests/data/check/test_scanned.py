@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from data.check.issues import DOUBLED
-from data.check.labels import box_pairs
-from data.check.scanned import scan_dataset, scan_issues
+from data.check.scanned import box_pairs, scan_dataset, scan_issues
 from data.index.load import load_index
 from data.labels.findings import CLIPPED
 from data.spec.dataset_yaml import load_dataset_spec

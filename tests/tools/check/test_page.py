@@ -12,9 +12,8 @@ import pytest
 
 from data.check.duplicates import image_issues
 from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED, TINY, TWO_CLASSES, WITHIN, Box, Issue
-from data.check.labels import box_pairs, box_sizes
 from data.check.photos import COLORS, Album, Source, Version
-from data.check.scanned import scan_dataset, scan_issues
+from data.check.scanned import box_pairs, box_sizes, scan_dataset, scan_issues
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from data.spec.dataset_yaml import load_dataset_spec
