@@ -1,7 +1,7 @@
 """Images of other than three channels, or of more than 8 bits: gray, RGBA, multispectral TIFF, and .npy files.
 
-- TIFF is read by the package tifffile: OpenCV would drop channels without a word. A file of several pages has a channel
-  in each.
+- TIFF is read by the package tifffile: OpenCV would silently drop channels. A file of several pages has a channel in
+  each.
 - A .npy file is (H, W) or (H, W, channels), uint8 or uint16.
 """
 
@@ -38,9 +38,9 @@ def to_format(
 ) -> np.ndarray:
     """Pixels (H, W) or (H, W, c), uint8 or uint16, BGR unless ``is_rgb``, to (H, W, C) of the format, C-contiguous.
 
-    For 8 bits, 16-bit samples are divided by 257 and rounded. For three channels or one, gray, RGB and RGBA images are
+    For 8 bits, 16-bit values are divided by 257 and rounded. For three channels or one, gray, RGB and RGBA images are
     converted; else the image must have the channels of the format. An image that has the format is returned itself.
-    Raises UserError that begins with ``path``.
+    Raises UserError.
     """
     if image.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{path}: {image.dtype} pixels are not supported; convert the image to 8 or 16 bits")
@@ -67,12 +67,10 @@ def with_channels(image: np.ndarray) -> np.ndarray:
 
 
 def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray | None = None) -> np.ndarray:
-    """Shrinks (h, w, C), each pixel the mean of its area; OpenCV does at most four channels at once.
-
-    ``target``: receives the result.
-    """
+    """Shrinks (h, w, C), each pixel the mean of its area. ``target`` receives the result."""
     if image.shape[2] <= 4:
         return with_channels(cv2.resize(image, size_wh, dst=target, interpolation=cv2.INTER_AREA))
+    # OpenCV does at most four channels at once.
     groups = (np.ascontiguousarray(image[..., first : first + 4]) for first in range(0, image.shape[2], 4))
     parts = [with_channels(cv2.resize(group, size_wh, interpolation=cv2.INTER_AREA)) for group in groups]
     return np.concatenate(parts, 2, out=target)
@@ -85,15 +83,15 @@ def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
 
 
 def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
-    """The array of a .npy file in memory, a view: (H, W) or (H, W, c). Raises UserError for any other array."""
+    """The array of a .npy file in memory: (H, W) or (H, W, c). Raises UserError for any other array."""
     shape, in_columns, dtype, start = _npy_header(data, len(data), path, pixels)
     array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape, order="F" if in_columns else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def npy_size(data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFormat) -> tuple[int, int]:
-    """Height and width in a .npy file of ``nbytes`` bytes, which begins with ``data``. Raises UserError as `read_npy`
-    does, and for other channels than those of the format."""
+    """Height and width of the image in a .npy file of ``nbytes`` bytes, which begins with ``data``. Raises UserError,
+    also for other channels than those of the format."""
     shape, _, dtype, _ = _npy_header(data, nbytes, path, pixels)
     to_format(np.zeros((1, 1, *shape[2:]), dtype.newbyteorder("=")), path, pixels, is_rgb=True)
     return shape[:2]
@@ -102,7 +100,7 @@ def npy_size(data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFor
 def _npy_header(
     data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFormat
 ) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Shape, whether columns are contiguous, type, and where the samples begin. Pickled objects are never loaded."""
+    """Shape, whether columns are contiguous, type, and where the values begin. Pickled objects are never loaded."""
     file = io.BytesIO(data)
     try:
         is_first = np.lib.format.read_magic(file) == (1, 0)
@@ -122,8 +120,8 @@ def _npy_header(
 
 
 def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
-    """All channels of a TIFF in its order, (H, W) or (H, W, c): those of its page, or one of each page. And its
-    orientation, as in EXIF. Raises UserError."""
+    """All channels of a TIFF, (H, W) or (H, W, c): those of its page, or one of each page; and its orientation, as in
+    EXIF. Raises UserError."""
     require_package("tifffile", f"{path}: reading a TIFF that is not 8-bit RGB", "save it as PNG or .npy")
     import tifffile
 

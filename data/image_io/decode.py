@@ -5,7 +5,7 @@ Python, so every path that the system can open works.
 
 - EXIF orientation (JPEG, PNG, WebP) is applied; the decoder applies TIFF's tag.
 - Grayscale is repeated over three channels; palettes are expanded.
-- 16-bit samples are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
+- 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
 - The first image of an animation or multi-page file is used.
 """
@@ -87,22 +87,21 @@ def log_damage(path: str, warning: str) -> None:
 
 
 class Header(NamedTuple):
-    """The structure of an image file. ``size`` is None for kinds whose size only the decoder knows."""
+    """What the header of an image file says."""
 
     kind: str  # "jpeg", "png", "webp", "tiff", "npy" or "other"
-    size: tuple[int, int] | None  # height and width as stored, before orientation
-    orientation: int  # 1..8
-    defect: str  # "" for an intact file
+    orientation: int = 1  # 1..8
+    size: tuple[int, int] | None = None  # of a JPEG: height and width as stored, before orientation
 
     @property
     def upright_hw(self) -> tuple[int, int]:
-        """Height and width after orientation. Must not be called without a size."""
+        """Of a JPEG: height and width after orientation."""
         height, width = self.size
         return (width, height) if self.orientation >= 5 else (height, width)
 
 
 def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
-    """The suffixes, in lower case, of the images of a data set or a model with these pixels."""
+    """The suffixes, in lower case, of images with these pixels."""
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
@@ -112,11 +111,9 @@ def suffix_of(content: bytes) -> str:
 
 
 def unread_image(path: str | os.PathLike) -> str:
-    """Why an image file is not read, and what to do: its format is not supported, or its suffix is not that of an image
-    and its first bytes are. "" for an image that is read, and for any other file.
-
-    Raises OSError when the disk fails.
-    """
+    """Why an image file is not read, and what to do: its format is not supported, or its first bytes are those of an
+    image, but its suffix is not. "" for an image that is read, and for any other file. Raises OSError when the disk
+    fails."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _UNREAD_SUFFIXES:
         return f"{suffix} files are not supported; convert them to JPEG or PNG"
@@ -137,19 +134,18 @@ def unread_image(path: str | os.PathLike) -> str:
 
 
 def unread_summary(unread: Sequence[str]) -> str:
-    """A line about files that are left out. ``unread``: the name of each, and what `unread_image` says of it."""
+    """A line about files that are left out. ``unread``: the name of each, and the result of `unread_image`."""
     return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
 def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8) -> np.ndarray:
     """The image at ``path`` as uint8 (H, W, 3) RGB, or (H, W, C) of another format, upright, C-contiguous.
 
-    A damaged JPEG is returned as its decoder could recover it, and ``on_warning`` is called.
-
-    Raises UserError with the path when the file is missing, unreadable, damaged or of an unsupported kind.
+    A damaged JPEG is returned as its decoder could recover it, and ``on_warning`` is called. Raises UserError if the
+    file is missing, unreadable, damaged or of an unsupported kind.
     """
-    data, header = _read_file(path)
-    return decode_image(data, header, path, on_warning=on_warning, pixels=pixels)
+    data = read_bytes(path)
+    return decode_image(data, read_header(data, path), path, on_warning=on_warning, pixels=pixels)
 
 
 def read_reduced(
@@ -161,33 +157,19 @@ def read_reduced(
     """The image as `read_image` returns it, possibly reduced, and its full upright height and width.
 
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (by its decoder, from fewer frequencies of each block) if that is
-    at least ``least_hw`` and the padding of the last row or column is at most half a pixel. Raises UserError as
-    `read_image` does.
+    at least ``least_hw`` and the padding of the last row or column is at most half a pixel.
     """
-    data, header = _read_file(path)
+    data = read_bytes(path)
+    header = read_header(data, path)
     if header.kind != "jpeg":
         image = decode_image(data, header, path, on_warning=on_warning, pixels=pixels)
         return image, image.shape[:2]
     full = header.upright_hw
-    fits = [
-        s
-        for s in _REDUCED
-        if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
-    ]
-    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOR, on_warning, pixels), full
-
-
-def _read_file(path: str | os.PathLike) -> tuple[bytes, Header]:
-    data = read_bytes(path)
-    return data, checked_header(data, path)
-
-
-def checked_header(data: bytes, path: str | os.PathLike) -> Header:
-    """`read_header`, but raises UserError for a defect."""
-    header = read_header(data)
-    if header.defect:
-        raise UserError(f"{path}: damaged image ({header.defect})")
-    return header
+    flag = _COLOR
+    for s, reduced in _REDUCED.items():
+        if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw)):
+            flag = reduced
+    return decode_image(data, header, path, flag, on_warning, pixels), full
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
@@ -208,7 +190,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def imdecode(data: bytes, flags: int, path: str | os.PathLike, on_warning: OnWarning | None = None) -> np.ndarray:
-    """What OpenCV decodes. Raises UserError if that is nothing."""
+    """The image as OpenCV decodes it. Raises UserError."""
     try:
         image, warning = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
     except cv2.error as error:
@@ -231,7 +213,7 @@ def decode_image(
     pixels: PixelFormat = RGB8,
     largest: list[int] | None = None,
 ) -> np.ndarray:
-    """The image in ``data``; ``largest`` receives the largest sample of a 16-bit one. Raises UserError."""
+    """The image in ``data``; ``largest`` receives the largest value of a 16-bit one. Raises UserError."""
     is_rgb = True
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
@@ -261,24 +243,16 @@ def orient(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
-    """Heights and widths of source images, int32 (N, 2), from those of the files. The shorter side is rounded up."""
+    """Sizes of source images, int32 (N, 2), from those of the files. The shorter side is rounded up."""
     sizes = image_hw.astype(np.int64)
     longest = sizes.max(axis=1, keepdims=True, initial=1)
     reduced = np.minimum(-(-sizes * imgsz // longest), imgsz)
     return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
 
 
-def read_source(
-    path: str,
-    image_hw: np.ndarray,
-    source_hw: np.ndarray,
-    pixels: PixelFormat = RGB8,
-) -> np.ndarray:
-    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C).
-
-    Raises:
-        UserError: the file cannot be decoded, or its size is not ``image_hw``, that of the index.
-    """
+def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8) -> np.ndarray:
+    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). Raises UserError: the
+    file cannot be decoded, or its size is not ``image_hw``, that of the index."""
     height, width = (int(v) for v in source_hw)
     try:
         image, stored_hw = read_reduced(path, (height, width), log_damage, pixels)
@@ -294,44 +268,50 @@ def read_source(
     return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
 
 
-def read_header(data: bytes) -> Header:
-    """Reads the structure of an image file held in memory; never raises. Pillow would take ten times as long, for each
-    image of each epoch."""
-    if data[:2] == b"\xff\xd8":
-        return _read_jpeg(data)
-    if data[:8] == _PNG_MAGIC:
-        return _read_png(data)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return _read_webp(data)
-    kind = "npy" if data[:6] == NPY_MAGIC else "tiff" if data[:4] in TIFF_MAGIC else "other"
-    return Header(kind, None, 1, "" if data else "the file is empty")
+def read_header(data: bytes, path: str | os.PathLike) -> Header:
+    """The header of an image file in memory. Raises UserError for a truncated or malformed file. Pillow would take ten
+    times as long, for each image of each epoch."""
+    try:
+        if data[:2] == b"\xff\xd8":
+            return _read_jpeg(data)
+        if data[:8] == _PNG_MAGIC:
+            return _read_png(data)
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return _read_webp(data)
+        if not data:
+            raise ValueError("the file is empty")
+    except ValueError as error:
+        raise UserError(f"{path}: damaged image ({error})") from None
+    return Header("npy" if data[:6] == NPY_MAGIC else "tiff" if data[:4] in TIFF_MAGIC else "other")
 
 
 def _read_jpeg(data: bytes) -> Header:
     size, orientation, at = None, 1, 2
     while at + 4 <= len(data):
         if data[at] != 0xFF:
-            return Header("jpeg", size, orientation, f"no marker at byte {at}")
+            raise ValueError(f"no marker at byte {at}")
         marker = data[at + 1]
         if marker == 0xFF or marker in _JPEG_BARE:  # fill byte, or a marker without a length
             at += 1 if marker == 0xFF else 2
             continue
         if marker == 0xD9:
-            return Header("jpeg", size, orientation, "it ends before the image data")
+            raise ValueError("it ends before the image data")
         length = int.from_bytes(data[at + 2 : at + 4], "big")
         if length < 2:
-            return Header("jpeg", size, orientation, f"bad segment length at byte {at}")
+            raise ValueError(f"bad segment length at byte {at}")
         if marker in _JPEG_FRAMES and at + 9 <= len(data):
             size = struct.unpack(">HH", data[at + 5 : at + 9])
         elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
             orientation = exif_orientation(data[at + 10 : at + 2 + length])
         elif marker == 0xDA:
             # In coded data 0xFF is followed by 0 or RSTn, so this is the end marker, even with trailing bytes.
-            whole = data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", at + length) >= 0
-            defect = "truncated: no end marker" if not whole else "" if size and all(size) else "no size in the header"
-            return Header("jpeg", size, orientation, defect)
+            if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at + length) < 0:
+                raise ValueError("truncated: no end marker")
+            if not size or not all(size):
+                raise ValueError("no size in the header")
+            return Header("jpeg", orientation, size)
         at += 2 + length
-    return Header("jpeg", size, orientation, "truncated in the header")
+    raise ValueError("truncated in the header")
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -344,35 +324,35 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _read_png(data: bytes) -> Header:
-    size, orientation, kind = None, 1, b""
+    orientation, kinds = 1, [b""]
     for kind, begin, end in png_chunks(data):
         if end + 4 > len(data):
-            return Header("png", size, orientation, f"truncated in chunk {kind.decode('latin-1')!r}")
-        if kind == b"IHDR" and end - begin >= 8:
-            width, height = struct.unpack(">II", data[begin : begin + 8])
-            size = (height, width)
-        elif kind == b"eXIf":
+            raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
+        if kind == b"eXIf":
             orientation = exif_orientation(data[begin:end])
-    defect = "truncated: no end chunk" if kind != b"IEND" else "" if size else "no header chunk"
-    return Header("png", size, orientation, defect)
+        kinds.append(kind)
+    if kinds[-1] != b"IEND":
+        raise ValueError("truncated: no end chunk")
+    if b"IHDR" not in kinds:
+        raise ValueError("no header chunk")
+    return Header("png", orientation)
 
 
 def _read_webp(data: bytes) -> Header:
     orientation, at = 1, 12
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data):
-        return Header("webp", None, 1, f"truncated: {len(data)} of {end} bytes")
+        raise ValueError(f"truncated: {len(data)} of {end} bytes")
     while at + 8 <= end:
         length = int.from_bytes(data[at + 4 : at + 8], "little")
         if data[at : at + 4] == b"EXIF":
-            block = data[at + 8 : at + 8 + length]
-            orientation = exif_orientation(block.removeprefix(b"Exif\0\0"))
+            orientation = exif_orientation(data[at + 8 : at + 8 + length].removeprefix(b"Exif\0\0"))
         at += 8 + length + (length & 1)
-    return Header("webp", None, orientation, "")
+    return Header("webp", orientation)
 
 
 def exif_orientation(tiff: bytes) -> int:
-    """Orientation in an EXIF block (a TIFF header and its first directory); 1 if it is missing or malformed."""
+    """The orientation in an EXIF block (a TIFF header and its first directory); 1 if it is missing or malformed."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None or len(tiff) < 8:
         return 1

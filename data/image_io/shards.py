@@ -27,15 +27,8 @@ SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
 MOST_BYTES = 1 << 31  # of an image
 _opened: dict[Path, Shards] = {}  # the last one of each path: a worker reads with the index of its labels
 _MALFORMED = (
-    CacheError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
+    CacheError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 MEMBER_ARRAYS = {"position": np.int64, "size": np.int64, "crc": np.uint32, "by_path": np.int64}
 
 
@@ -48,7 +41,7 @@ class Shards:
     """An open index."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if ``path`` is missing or not a valid index."""
+        """Raises UserError."""
         self.path = path
         try:
             self.meta, self.arrays = open_arrays(path)
@@ -89,7 +82,8 @@ class Shards:
         _require(np.array_equal(np.sort(arrays["by_path"]), np.arange(count)), "by_path")
         text = arrays["paths.data"].tobytes()
         starts = arrays["paths.offsets"]
-        if b".." in text or b"//" in text or b"\0" in text or b"/" in text[:1] or _starts_with_slash(text, starts):
+        begins = arrays["paths.data"][starts[:-1][starts[:-1] < len(text)]]
+        if b".." in text or b"//" in text or b"\0" in text or (begins == ord("/")).any():
             names = (text[a:b] for a, b in zip(starts.tolist(), starts[1:].tolist()))
             is_outside = any({b"..", b""} & set(name.split(b"/")) or b"\0" in name for name in names)
             _require(not is_outside, "a path leads out of its folder")
@@ -115,7 +109,11 @@ class Shards:
         size = int(self.arrays["size"][i])
         path = self.path.with_name(self.meta["shards"][shard][0])
         try:
-            data = _part(path, start, size)
+            handle, status = open_descriptor(path)
+            try:
+                data = os.pread(handle, max(min(size, status.st_size - start), 0), start)
+            finally:
+                os.close(handle)
         except FileNotFoundError:
             raise UserError(f"{path}: not found (named by {self.path})") from None
         except OSError as error:
@@ -127,7 +125,7 @@ class Shards:
 
 
 def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Of the labels, the paths and the checksums of the images: 32 hex digits."""
+    """32 hex digits, of the labels, the paths and the checksums of the images."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(name.encode())
@@ -149,20 +147,6 @@ def read_member(path: str | os.PathLike) -> bytes:
         raise UserError(f"{path}: no such image")
     shards = _opened.get(index) or open_shards(index)
     return shards.read(shards.find(os.fspath(path.relative_to(index))))
-
-
-def _part(path: Path, start: int, size: int) -> bytes:
-    """Bytes of a file; fewer at its end."""
-    handle, status = open_descriptor(path)
-    try:
-        return os.pread(handle, max(min(size, status.st_size - start), 0), start)
-    finally:
-        os.close(handle)
-
-
-def _starts_with_slash(text: bytes, starts: np.ndarray) -> bool:
-    begins = starts[:-1][starts[:-1] < len(text)]
-    return bool((np.frombuffer(text, np.uint8)[begins] == ord("/")).any())
 
 
 def _require(is_right: bool, what: str) -> None:

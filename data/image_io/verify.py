@@ -5,8 +5,8 @@ header passes the checks of this module and the end marker is there, they accept
 
 Decoders repair errors in the coded data or leave that part gray, so the data is checked too, 64 bytes of every 2048.
 Valid data looks random. `coded_data_defect` finds parts that are zero or repeat a few bytes (sparse files, incomplete
-transfers), text, and invalid markers, of which other compressed or encrypted data has one every few hundred bytes. It
-does not find single wrong bits or parts of another JPEG. Decoding finds those, except for half of the single bits.
+transfers), text, and invalid markers, of which other compressed or encrypted data has one every few hundred bytes. Only
+decoding finds single wrong bits (half of them) and parts of another JPEG.
 
 Source: ITU-T T.81, annex B (markers), F.1.2.3 (a 0 after each 0xFF of coded data) and annex C (valid code lengths of a
 Huffman code).
@@ -26,12 +26,12 @@ from data.image_io.channels import NPY_MAGIC, check_jpeg_channels, npy_size
 from data.image_io.decode import (
     ARRAY_SUFFIX,
     Header,
-    checked_header,
     decode_image,
     exif_orientation,
     imdecode,
     png_chunks,
     read_bytes,
+    read_header,
 )
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
@@ -57,11 +57,11 @@ def check_image(
 ) -> tuple[int, int]:
     """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
 
-    An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible, unless
-    ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill a missing part with gray) and is
-    decoded at an eighth of its size, which is faster. Of a .npy file the header is read, or all with ``decode``. Other
-    kinds of files are decoded completely, and the checksums of a PNG, which decoders ignore, are verified; ``largest``
-    receives the largest sample of a 16-bit image.
+    An ordinary JPEG is not decoded if its header, its end and parts of its coded data are plausible, unless ``decode``
+    is set. Any other JPEG must have its end marker (decoders silently fill a missing part with gray) and is decoded at
+    an eighth of its size, which is faster. Of a .npy file the header is read, or all with ``decode``. Other kinds of
+    files are decoded completely, and the checksums of a PNG, which decoders ignore, are verified; ``largest`` receives
+    the largest value of a 16-bit image.
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
     """
@@ -74,24 +74,29 @@ def check_image(
     looks_right = plain is not None and not coded_data_defect(data, plain)
     if looks_right and not decode:
         return plain.header.upright_hw
-    header = checked_header(data, path)
+    header = read_header(data, path)
     warnings: list[str] = []
 
     def on_warning(_: str, text: str) -> None:
         warnings.append(text)
 
     if header.kind != "jpeg":
-        defect = png_defect(data) if header.kind == "png" else ""
+        for kind, begin, end in png_chunks(data) if header.kind == "png" else ():
+            if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+                warnings.append(f"wrong checksum of chunk {kind.decode('latin-1')!r}")
         size = decode_image(data, header, path, on_warning=on_warning, pixels=pixels, largest=largest).shape[:2]
-        if defect or warnings:
-            raise UserError(f"{path}: damaged image ({defect or warnings[0]})")
+        if warnings:
+            raise UserError(f"{path}: damaged image ({warnings[0]})")
         return size
     try:
         imdecode(data, _CHECK, path, on_warning)
     except UserError as error:
         raise HiddenDamageError(str(error)) if looks_right else error from None
-    if plain is not None and not warnings and (early := early_end(data, plain)):
-        warnings.append(early)
+    if plain is not None and not warnings:
+        # Decoders continue with zeros after such a marker, without a warning if only the last few blocks are lost.
+        marker = _MARKER.search(data, plain.coded_at)
+        if marker is not None and marker[0] != b"\xff\xd9":
+            warnings.append(f"marker 0x{marker[0].hex()} among the coded data, at byte {marker.start()}")
     if warnings:
         kind = HiddenDamageError if looks_right else UserError
         raise kind(f"{path}: damaged image ({warnings[0]})")
@@ -120,10 +125,8 @@ class PlainJpeg(NamedTuple):
 
 
 def coded_data_defect(data: bytes, jpeg: PlainJpeg) -> str:
-    """Why the coded data of ``data``, a complete file, is suspicious; "" if it is not.
-
-    Suspicious data need not be damaged: a uniform area may be coded as a few repeated bytes.
-    """
+    """Why the coded data of ``data``, a complete file, is suspicious; "" if it is not. Suspicious data need not be
+    damaged: a uniform area may be coded as a few repeated bytes."""
     start = -(-jpeg.coded_at // 8) * 8
     count = max(len(data) - 2 - start, 0) // _STRIDE
     if count == 0:
@@ -140,20 +143,9 @@ def coded_data_defect(data: bytes, jpeg: PlainJpeg) -> str:
     return "markers" if len(stray) else ""
 
 
-def early_end(data: bytes, jpeg: PlainJpeg) -> str:
-    """Describes a marker that ends the coded data of ``data`` before the end marker; "" if there is none. Decoders
-    continue with zeros, without a warning if only the last few blocks are lost."""
-    found = _MARKER.search(data, jpeg.coded_at)
-    if found is None or found[0] == b"\xff\xd9":
-        return ""
-    return f"marker 0x{found[0].hex()} among the coded data, at byte {found.start()}"
-
-
 def plain_jpeg(data: bytes) -> PlainJpeg | None:
-    """The header of an ordinary JPEG: sequential, 8-bit, gray or three colors, with common sampling factors.
-
-    Returns None for any other file, which need not be damaged.
-    """
+    """The header of an ordinary JPEG: sequential, 8-bit, gray or three colors, with common sampling factors. None for
+    any other file, which need not be damaged."""
     if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
         return None
     frame, orientation, at = b"", 1, 2
@@ -172,9 +164,12 @@ def plain_jpeg(data: bytes) -> PlainJpeg | None:
             if frame:
                 return None
             frame = body
-        elif marker in (0xDB, 0xC4):
-            is_valid = _add_quantizers(body, quantizers) if marker == 0xDB else _add_codes(body, codes)
-            if not is_valid:
+        elif marker == 0xDB:  # quantization tables of 8 bits
+            if len(body) % 65 or any(destination > 3 for destination in body[::65]):
+                return None
+            quantizers.update(body[::65])
+        elif marker == 0xC4:
+            if not _add_codes(body, codes):
                 return None
         elif marker == 0xE1 and body[:6] == b"Exif\0\0":
             orientation = exif_orientation(body[6:])
@@ -204,17 +199,11 @@ def _checked_scan(frame: bytes, scan: bytes, orientation: int, quantizers: set[i
     if scan[1:-3:2] != frame[6::3] or len(set(frame[6::3])) != count or scan[-3:] != b"\0\x3f\0":
         return None
     used = {table for pair in scan[2:-3:2] for table in (pair >> 4, 0x10 | pair & 15)}
-    return Header("jpeg", size, orientation, "") if codes >= used else None
-
-
-def _add_quantizers(body: bytes, known: set[int]) -> bool:
-    """Adds the tables of a DQT segment to ``known``; False unless all have 8 bits and valid destinations."""
-    known.update(body[::65])
-    return len(body) % 65 == 0 and all(destination < 4 for destination in body[::65])
+    return Header("jpeg", orientation, size) if codes >= used else None
 
 
 def _add_codes(body: bytes, known: set[int]) -> bool:
-    """Adds the tables of a DHT segment to ``known``; False if one is malformed."""
+    """Adds the Huffman tables of a segment to ``known``; False if one is malformed."""
     at = 0
     while at + 17 <= len(body):
         table, lengths = body[at], body[at + 1 : at + 17]
@@ -227,11 +216,3 @@ def _add_codes(body: bytes, known: set[int]) -> bool:
         known.add(table)
         at += 17 + len(symbols)
     return at == len(body)
-
-
-def png_defect(data: bytes) -> str:
-    """Describes the first chunk of a complete PNG that has a wrong checksum; "" if there is none."""
-    for kind, begin, end in png_chunks(data):
-        if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            return f"wrong checksum of chunk {kind.decode('latin-1')!r}"
-    return ""

@@ -1,6 +1,6 @@
-"""Lists the files of a split with their sizes and modification times, which tell whether the split has changed.
+"""Lists the files of a split with their sizes and modification times, which show whether the split has changed.
 
-Each folder is read once with `os.scandir`. Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
+Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Listing:
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
-    """Raises UserError when the split, its folder, its annotations or any image is missing, or it joins data sets."""
+    """Raises UserError if the split, its folder, its annotations or any image is missing, or it joins data sets."""
     source = spec.split(split)
     if source.parts:
         raise UserError(
@@ -103,12 +103,12 @@ def shards_of(spec: DatasetSpec, split: str) -> Path | None:
 
 
 def unread_files(findings: Iterable[Finding]) -> list[str]:
-    """The files that `unread_summary` is about."""
+    """What `unread_summary` takes."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
-    """Yields (folder, its entries) for a folder and its subfolders. Symbolic links are followed, each folder once."""
+    """Folders and their entries, from ``folder`` on. Symbolic links are followed, each folder is read once."""
     pending, seen = [str(folder)], set()
     while pending:
         current = pending.pop()
@@ -132,10 +132,8 @@ def _scan(folder: str) -> list[os.DirEntry]:
 
 
 def _query(call: Callable[..., T], *args: str) -> T | None:
-    """The result of a call about a file; None if the file does not exist or is a dangling link.
-
-    Raises OSError when the disk fails: the file may exist, and without it this would be another data set.
-    """
+    """The result of a call about a file; None if the file does not exist or is a dangling link. Raises OSError when the
+    disk fails: the file may exist, and without it this would be another data set."""
     try:
         return call(*args)
     except OSError as error:
@@ -185,8 +183,7 @@ def _in_list(
     file: Path, root: Path, findings: list[Finding], suffixes: frozenset[str]
 ) -> Iterator[tuple[str, ImageFile]]:
     """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
-    set's folder first. If none is an image, `_read_elsewhere` says how to read them, or raises UserError.
-    """
+    set's folder first. If none is an image, see `_read_elsewhere`."""
     rows = [(line, row.strip()) for line, row in enumerate(read_text(file, most=_MAX_LIST_BYTES).splitlines(), 1)]
     rows = [(line, row) for line, row in rows if row]
     here, folders = relative_name(file, root), _Folders()
@@ -217,13 +214,11 @@ def _in_list(
 def _read_elsewhere(
     rows: list[tuple[int, str]], file: Path, root: Path, folders: _Folders, suffixes: frozenset[str]
 ) -> Callable[[str], str | None]:
-    """How to find the images of a list of which no row names one as it is written: with Windows separators, for another
-    folder (``data/obj_train_data/a.jpg`` of CVAT, absolute paths of another machine), or without suffixes (``000012``
-    of VOC).
+    """How to find the images of a list whose rows name none as written: with Windows separators, for another folder
+    (``data/obj_train_data/a.jpg`` of CVAT, absolute paths of another machine), or without suffixes (VOC's ``000012``).
 
-    The first of ``rows`` (line, text) whose last parts are those of an image in the data set decides for all: which
-    first parts are left out, and which folder the others are in. Raises UserError if there is none, or several images
-    fit.
+    The first of ``rows`` (line, text) that ends like the path of one image in the data set decides for all how many
+    first parts are left out, and which folder the others are in. Raises UserError if there is none, or several fit.
     """
     names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
     of_voc = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
@@ -257,7 +252,7 @@ def _read_elsewhere(
 
 
 def _find_below(folder: Path, left_out: int, folders: _Folders, suffixes: frozenset[str], row: str) -> str | None:
-    """The path of the image that a row names by all its parts but the first ``left_out``; None unless there is one."""
+    """The path of the image that a row names without its first ``left_out`` parts; None unless there is one."""
     path = os.path.join(folder, *_parts(row)[left_out:])
     endings = ("",) if _is_image(row, suffixes) else (*suffixes, *map(str.upper, suffixes))
     fits = [path + ending for ending in endings if folders.exists(path + ending)]

@@ -1,4 +1,4 @@
-"""The index of a split: its images and labels as flat arrays, and the files that hold them."""
+"""The index of a split: its images and labels as flat arrays, and its cache file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 6  # increase it when the arrays or their meaning change
-# Arrays that have a row per box, and all of them.
+# Arrays with a row per box, and all arrays.
 _OF_BOXES = ("boxes_xywh_px", "classes", "crowd", "area_px", "repeated", "line")
 ARRAYS = ("image_hw", "offsets", *_OF_BOXES)
 
@@ -53,7 +53,7 @@ class DatasetIndex(LabelArrays):
         return len(self.offsets) - 1
 
     def fingerprint_as_used(self) -> str:
-        """That of the files and of the classes of their boxes, which a YAML may merge, leave out or ignore."""
+        """Of the files and of the classes of their boxes, which a YAML may merge, leave out or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
 
     def path(self, i: int) -> str:
@@ -61,14 +61,14 @@ class DatasetIndex(LabelArrays):
         return os.path.normpath(os.path.join(self.root, self.paths[i]))
 
     def sides_at(self, imgsz: int) -> np.ndarray:
-        """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, with the longer side of each
-        image, or the side of its tiles, scaled to ``imgsz``."""
+        """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, after the longer side of each
+        image, or the side of its tiles, is scaled to ``imgsz``."""
         longest = self.tile or np.repeat(self.image_hw.max(1), np.diff(self.offsets))[:, None]
         sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)
         return sides[~self.crowd]
 
     def take(self, images: np.ndarray) -> DatasetIndex:
-        """The index of ``images``, int64 (n,), in this order; the report is still that of all."""
+        """The index of ``images``, int64 (n,), in this order, with the report of all."""
         counts = np.diff(self.offsets)[images]
         offsets = np.r_[0, np.cumsum(counts)].astype(np.int64)
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[images] - offsets[:-1], counts)
@@ -78,28 +78,24 @@ class DatasetIndex(LabelArrays):
         return replace(self, image_hw=self.image_hw[images], offsets=offsets, **boxes, **texts)
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
-        """The index of the same images with the boxes of ``rows``, bool (m,), only."""
+        """The index of the same images with only the boxes of ``rows``, bool (M,)."""
         boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
         return replace(self, offsets=np.r_[0, np.cumsum(rows)][self.offsets], **boxes)
 
-    def without_repeats(self) -> DatasetIndex:
-        """The index with each box once."""
-        return self.with_boxes(~self.repeated).recounted() if self.repeated.any() else self
-
     def recounted(self, **totals: int) -> DatasetIndex:
-        """The index with its own numbers of images and boxes, and ``totals``, in the report."""
+        """The index with its own numbers of images and boxes, and with ``totals``, in the report."""
         crowd, backgrounds = int(self.crowd.sum()), int((np.diff(self.offsets) == 0).sum())
         own = {"images": len(self), "backgrounds": backgrounds, "boxes": len(self.classes) - crowd, "crowd": crowd}
         return replace(self, report=replace(self.report, totals=self.report.totals | own | totals))
 
     def labels(self, i: int) -> np.ndarray:
-        """Of image i, see `labels_of`."""
+        """`labels_of` image i."""
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels of several ``images``, int64 (T,), which may repeat: float32 (n, 5) with the class, then cx, cy, w, h
-        as fractions of the size of the image, and the position in ``images`` of the image of each, int64 (n,). The
-        class of a region to ignore is negative, see `utils.structures.ignored_class`."""
+        """Labels of ``images``, int64 (m,), which may repeat: float32 (n, 5) of class (of a region to ignore, see
+        `ignored_class`), cx, cy, w, h normalized to the image; and int64 (n,), the position of its image in
+        ``images``."""
         starts = self.offsets[images]
         counts = self.offsets[images + 1] - starts
         position = np.repeat(np.arange(len(images)), counts)
@@ -113,8 +109,8 @@ class DatasetIndex(LabelArrays):
 
     def ground_truth(self) -> GroundTruth:
         """The labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file stem, as a
-        number if all stems are numbers, or its path if two stems are equal. With tiles, COCO's limit of detections
-        holds for each tile."""
+        number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is multiplied
+        by the largest number of tiles of an image."""
         if self.image_ids is None:
             ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
             if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
@@ -124,6 +120,7 @@ class DatasetIndex(LabelArrays):
         copies = np.where(self.classes == IGNORED, len(self.names), 1)  # evaluation knows regions of one class
         rows = np.repeat(np.arange(len(copies)), copies)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
+        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
         return GroundTruth(
             offsets=np.r_[0, np.cumsum(copies)][self.offsets],
             boxes_xywh_px=self.boxes_xywh_px[rows],
@@ -133,13 +130,8 @@ class DatasetIndex(LabelArrays):
             image_hw=self.image_hw,
             image_ids=ids,
             category_ids=self.category_ids or tuple(range(len(self.names))),
-            max_det=MAX_DET * self._most_tiles(),
+            max_det=MAX_DET * max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1),
         )
-
-    def _most_tiles(self) -> int:
-        """The largest number of tiles of an image; 1 without tiles."""
-        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
-        return max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1)
 
 
 def digest_of(*values: Any) -> str:
@@ -161,8 +153,8 @@ def write_cache(path: Path, index: DatasetIndex) -> None:
 
 
 def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
-    """Maps the index in a cache file. Returns None if it has another fingerprint, or there is no such file, or, with a
-    warning, if it is unusable."""
+    """Maps the index in a cache file. None if there is no such file, or it has another fingerprint, or, with a warning,
+    if it is unusable."""
     try:
         meta, arrays = open_arrays(path)
         if meta["fingerprint"] != fingerprint:
@@ -177,7 +169,7 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
 
 
 def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata and arrays of a file, of which `index_of` makes the index again."""
+    """The metadata and arrays of a file, from which `index_of` restores the index."""
     report = index.report
     strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
     arrays = {name: getattr(index, name) for name in ARRAYS}
@@ -195,8 +187,6 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
 
 
 def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path) -> DatasetIndex:
-    """The index with the content of a file."""
-
     def strings(name: str) -> FlatStrings:
         return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
 

@@ -48,7 +48,7 @@ _OTHERS = {
 
 
 class ScannedPart(NamedTuple):
-    """What has been read for a split: all of it, or one of the data sets that it joins."""
+    """What has been read of a split: all of it, or one of the data sets that it joins."""
 
     spec: DatasetSpec
     index: DatasetIndex  # all images, with the classes of the labels
@@ -62,13 +62,12 @@ def load_index(
     data set.
 
     Args:
-        checked: for a check: receives what has been scanned, in the order of the images. All of them are decoded, no
-            cache is read or written, and what is wrong with the split as a whole is a warning, not an error.
+        checked: for a check: receives what has been scanned, in the order of the images. All images are decoded, no
+            cache is read or written, and problems of the split as a whole are warnings, not errors.
         settings: of `IndexSettings`.
 
-    Raises:
-        UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
-            the labels, or more than ``max_bad`` of the images are bad.
+    Raises UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
+    the labels, or more than ``max_bad`` of the images are bad.
     """
     use = IndexSettings(**settings)
     source = _source(spec, split, use.single_cls, use.fraction)
@@ -88,8 +87,12 @@ def load_index(
         report, index = index.report, as_used(index, spec, part, use)
     else:
         listing = list_split(spec.as_labeled(), split)
-        with refusing():  # before its images are read
-            _check_some_labels(listing, spec, split)
+        if all(file.stamp is None for file in listing.labels):
+            images = counted(len(listing.images), "image")
+            text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
+            with refusing():  # before its images are read
+                expected = _absolute(spec, listing.labels[0].name)
+                raise UserError(f"{text}{expected}{_labels_elsewhere(listing, spec, split)}")
         chooses = bool(spec.classes or spec.class_of)
         merging = replace(use, single_cls=use.single_cls and not chooses)  # by the scan, which then checks no class
         index, path, is_cached = _of_files(listing, spec, split, merging, checked)
@@ -124,7 +127,7 @@ def _of_shards(shards: Path, spec: DatasetSpec, checked: list[ScannedPart] | Non
 def _of_files(
     listing: Listing, spec: DatasetSpec, split: str, settings: IndexSettings, checked: list[ScannedPart] | None
 ) -> tuple[DatasetIndex, Path, bool]:
-    """All usable images with the classes of the labels, the cache file, and whether they are from there."""
+    """All usable images with the classes of the labels; the cache file; and whether the index comes from it."""
     labeled = spec.as_labeled()
     fingerprint = _fingerprint(labeled, split, listing, settings)
     path = cache_folder(settings.cache_dir) / f"{_source(spec, split, settings.single_cls)}.index"
@@ -145,7 +148,7 @@ def _of_files(
 
 @contextmanager
 def _refusing(is_check: bool) -> Iterator[None]:
-    """Lets the UserErrors of the block pass; for a check, they are warnings."""
+    """For a check, UserErrors of the block become warnings."""
     try:
         yield
     except UserError as error:
@@ -154,22 +157,8 @@ def _refusing(is_check: bool) -> Iterator[None]:
         get_logger().warning("%s", error)
 
 
-def _unlabeled(listing: Listing) -> list[str]:
-    """Names of the label files that do not exist."""
-    return [file.name for file in listing.labels if file.stamp is None]
-
-
-def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError for a split without any label file, with what to do."""
-    missing = _unlabeled(listing)
-    if len(missing) == len(listing.labels):
-        images = counted(len(listing.images), "image")
-        text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
-        raise UserError(f"{text}{_absolute(spec, missing[0])}{_labels_elsewhere(listing, spec, split)}")
-
-
 def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """What there is instead of the label files of a split, of which none exists, and what to do with it, for a message;
+    """For a message: what exists instead of the label files of a split, of which none exists, and what to do with it;
     "" if nothing is found."""
     image, label = (Path(spec.root, file.name) for file in (listing.images[0], listing.labels[0]))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
@@ -198,10 +187,10 @@ def _names(folder: Path, *, folders: bool = False) -> list[str]:
 
 
 def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Warns about files that are not read, and about missing label files."""
+    """About files that are not read, and about missing label files."""
     if unread := unread_files(listing.findings):
         get_logger().warning("%s: %s", split, unread_summary(unread))
-    missing = _unlabeled(listing)
+    missing = [file.name for file in listing.labels if file.stamp is None]
     if len(missing) > MAX_UNLABELED * len(listing.labels):
         shown = ", ".join(_absolute(spec, name) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
         get_logger().warning(
@@ -212,8 +201,8 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
 
 
 def _check_some_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError for a training split without objects that are not ignored; warns about another split.
-    ``first``: a label file, if the split has some of its own."""
+    """Raises UserError for a training split without objects; warns for other splits. ``first``: a label file of the
+    split; "" if it has none of its own."""
     if not index.crowd.all():
         return
     of = f" of the class {' or '.join(index.names[:5])}" if spec.classes or spec.class_of else ""
@@ -226,8 +215,8 @@ def _check_some_objects(index: DatasetIndex, first: str, spec: DatasetSpec, spli
 
 
 def _check_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if a class that has objects is ignored everywhere in every image: nothing is background for it.
-    So it is where classes are merged of which each data set leaves one out."""
+    """Raises UserError if a class that has objects is ignored everywhere in every image, so that nothing is background
+    for it. This happens if classes are merged of which each data set leaves one out."""
     whole = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
     regions = index.with_boxes(index.crowd & whole & (index.classes != IGNORED))
     images = replace(regions, crowd=np.zeros_like(regions.crowd)).images_of_classes(len(index.names))

@@ -2,7 +2,6 @@
 
 The scan uses threads, not processes: reading and decoding (OpenCV) are nearly all of the work, and release the GIL.
 Threads start quickly, share the listing, and are safe in a process that uses a GPU or communicates with other ranks.
-Boxes are checked afterwards for the whole split at once.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 from utils.strings import FlatStrings
 
-SAMPLED = 128  # images: if 2 % of a data set are damaged, the sample has a damaged one with a probability of 92 %
+SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
 _UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
 class LocatedFinding(NamedTuple):
-    """A finding and its position in the data set, by which the report is sorted."""
+    """A finding, and its position in the data set, by which the report is sorted."""
 
     image: int
     line: int  # -1: the image or the label file itself
@@ -74,15 +73,15 @@ class ScannedChunk(NamedTuple):
     image_hw: np.ndarray  # int32 (n, 2); (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 9), see data.labels.clean
     found: list[LocatedFinding]
-    hidden: int  # images whose damage only decoding showed
-    largest: int  # sample of the 16-bit images; 0 without
+    hidden: int  # images whose damage only decoding shows
+    largest: int  # value of the 16-bit images; 0 without such images
 
     def __len__(self) -> int:
         return len(self.image_hw)
 
 
 class Scan(NamedTuple):
-    """A scanned split, and where in the files its images and findings are."""
+    """A scanned split, and the positions of its images and findings in the files."""
 
     index: DatasetIndex  # N usable images with the classes of the labels
     source: LabelSource
@@ -94,16 +93,13 @@ class Scan(NamedTuple):
 def scan_split(
     spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings, *, decode_all: bool = False
 ) -> Scan:
-    """Reads a listed split. The result does not depend on ``settings.workers``.
-
-    Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the latter is damaged, or
-    with ``decode_all``, all are. Raises UserError if the labels do not match the names.
-    """
+    """Reads a listed split. Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the
+    latter is damaged, or with ``decode_all``, all are. Raises UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
     source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
     count = len(source.images)
-    decoded = np.ones(count, bool) if decode_all else _sample(count)
-
+    decoded = np.full(count, decode_all)
+    decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
     chunks = _read_all(spec, source, decoded, f"scanning {split}", settings)
     hidden = sum(chunk.hidden for chunk in chunks)
     if hidden and not decoded.all():
@@ -141,13 +137,6 @@ def scan_split(
         category_ids=source.category_ids,
     )
     return Scan(index.recounted(), source, np.array(numbers, np.int64), found, general)
-
-
-def _sample(count: int) -> np.ndarray:
-    """Which of ``count`` images are always decoded, bool (count,). Deterministic."""
-    chosen = np.zeros(count, bool)
-    chosen[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
-    return chosen
 
 
 def _read_all(
@@ -193,8 +182,8 @@ def _read_chunk(images: range, spec: DatasetSpec, source: LabelSource, decoded: 
 def _read_one(
     i: int, spec: DatasetSpec, source: LabelSource, decode: bool, largest: list[int]
 ) -> tuple[tuple[int, int], RawLabels | None, list[LocatedFinding], bool]:
-    """Upright size, labels (None if there are none), findings, and whether only decoding showed damage. ``largest``: as
-    for `check_image`."""
+    """Upright size, labels (None if there are none), findings, and whether only decoding shows damage. ``largest``: see
+    `check_image`."""
     name = source.images[i].name
     path = os.path.join(spec.root, name)
     try:
@@ -218,30 +207,29 @@ def _read_one(
 
 
 def _located(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> LocatedFinding:
-    """A problem of a row, or with line -1 of the whole file; ``scale``: of its corners to pixels."""
+    """A problem of a row, or with line -1 of the whole file. ``scale``: from the units of its corners to pixels."""
     finding = Finding(source.where(image, None if p.line < 0 else p.line), p.kind, p.text)
     return LocatedFinding(image, p.line, finding, p.class_id, tuple(v * side for v, side in zip(p.xyxy, scale)))
 
 
 def _unusable_labels(found: list[LocatedFinding], boxes: Boxes, source: LabelSource) -> list[LocatedFinding]:
     """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
-    background images they would teach the model to ignore their objects."""
+    backgrounds these images would teach the model to ignore their objects."""
     with_boxes = set(np.unique(boxes.image).tolist())
     first = {p.image: p for p in reversed(found) if p.finding.kind in _UNUSABLE and p.image not in with_boxes}
     first |= {p.image: p for p in reversed(found) if p.finding.kind == NOT_FINITE}
     lost = []
     for i, p in first.items():
-        why = "a number is not finite" if p.finding.kind == NOT_FINITE else f"no row can be used: {_cause(p, source)}"
+        # Without what differs from row to row, so that equal causes can be counted.
+        why = f"no row can be used: {re.split(': |, got ', p.finding.text.removesuffix('; left out'))[0]}"
+        if p.finding.kind == NOT_FINITE:
+            why = "a number is not finite"
+        elif p.finding.kind == OUTSIDE:
+            pixels = "; coordinates in pixels?" if source.normalized else ""
+            why = f"no row can be used: the boxes are outside the image{pixels}"
         finding = Finding(source.where(i, p.line), BAD_LABEL, f"{why}; image left out")
         lost.append(LocatedFinding(i, -1, finding))
     return lost
-
-
-def _cause(row: LocatedFinding, source: LabelSource) -> str:
-    """Why a row cannot be used, without what differs from row to row, so that equal causes can be counted."""
-    if row.finding.kind == OUTSIDE:
-        return "the boxes are outside the image" + ("; coordinates in pixels?" if source.normalized else "")
-    return re.split(": |, got ", row.finding.text.removesuffix("; left out"))[0]
 
 
 def _check_labels_fit(

@@ -30,10 +30,8 @@ class _Meta(TypedDict):
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata and the arrays of an index, as `data.index.index.index_of` takes them.
-
-    Raises UserError if something in it cannot be, or its classes are not those of ``spec``.
-    """
+    """The metadata and arrays of an index, for `index_of`. Raises UserError if they are malformed, or the classes are
+    not those of ``spec``."""
     shards, names = open_shards(path), spec.as_labeled().names
     try:
         if shards.meta["version"] != VERSION:
@@ -47,7 +45,7 @@ def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict
 
 
 def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:
-    """Raises ValueError for labels that no scan returns, or an error that wrong types raise."""
+    """Raises ValueError for labels that no scan returns, or what wrong types raise."""
     boxes, classes, names = len(arrays["classes"]), arrays["classes"], meta["names"]
     layout = {
         "image_hw": (np.int32, (count, 2)),

@@ -25,12 +25,12 @@ class IndexSettings:
     """How `data.index.load.load_index` reads a split, and what a run uses of it.
 
     Attributes:
-        cache_dir: folder of cache files and reports; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
+        cache_dir: folder of cache files and reports, see `cache_folder`.
         workers: threads of a scan; 0: the calling thread only, else at least one thread per CPU.
         max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
         single_cls: treat all classes as one.
         fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
-        repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training does without.
+        repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training ignores them.
         progress: show a progress bar.
     """
 
@@ -45,8 +45,7 @@ class IndexSettings:
 
 
 def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> DatasetIndex:
-    """The ``indexes`` of the parts of a split as one. A class that a part does not label is ignored in all of its
-    images."""
+    """The ``indexes`` of the parts of a split as one. A class that a part does not label is ignored in its images."""
     names, parts = spec.as_labeled().names, spec.split(split).parts
     for part, index in zip(parts, indexes):
         labeled = set(index.names)
@@ -74,7 +73,7 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
-    """The index with classes numbered as in ``names``, of which those that it does not have are ignored everywhere."""
+    """The index with classes numbered as in ``names``; classes that it does not have are ignored everywhere."""
     of_name = {name: i for i, name in enumerate(names)}
     number = np.array([*map(of_name.get, index.names), IGNORED], np.int32)  # the last one is number -1
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number)
@@ -95,28 +94,34 @@ def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
 
 
 def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
-    """The arrays of an index that has the images of several, in this order, by name."""
+    """The arrays, by name, of an index with the images of several, in this order."""
     arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
     counts = np.concatenate([np.diff(index.offsets) for index in indexes])
     return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
 
 
-def as_used(index: DatasetIndex, spec: DatasetSpec, part: str, settings: IndexSettings) -> DatasetIndex:
-    """What a run uses of ``index``, which has all images and the classes of the labels. ``part``: the split that the
-    run asks for, of which the training images may hold some out."""
-    if not settings.repeats:  # before classes are merged
-        index = index.without_repeats()
-    if spec.held_out and part in ("train", "val"):
-        index = _part(index, part, spec)
+def as_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
+    """The part of ``index`` that a run uses as ``split``. ``index`` has all images, also those held out for validation,
+    and the classes of the labels."""
+    if not settings.repeats and index.repeated.any():  # before classes are merged
+        index = index.with_boxes(~index.repeated).recounted()
+    if spec.held_out and split in ("train", "val"):
+        index = _part(index, split, spec)
     if settings.single_cls or spec.classes or spec.class_of:
         index = _of_classes(index, spec, settings.single_cls)
     index = replace(index, tile=spec.tile)
-    return _sampled(index, settings.fraction, settings.seed) if settings.fraction < 1 else index
+    if settings.fraction == 1:
+        return index
+    order = keyed_generator(settings.seed, named_stream("fraction")).permutation(len(index))
+    part = index.take(np.sort(order[: max(round(settings.fraction * len(index)), 1)]))
+    get_logger().info("--fraction %g: %d of %d training images", settings.fraction, len(part), len(index))
+    fingerprint = digest_of(index.fingerprint, settings.fraction, settings.seed)
+    return replace(part, fingerprint=fingerprint).recounted(**{NO_LABEL: 0})
 
 
 def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
-    """The images of ``index``, all of the training split, that are not held out for validation, or as "val" those that
-    are. What the scan found is in the report of "train"."""
+    """The images of ``index``, the whole training split, that are held out ("val") or not ("train"). The findings of
+    the scan are in the report of "train"."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     if not is_held_out.any():
         raise UserError(
@@ -130,15 +135,8 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
     return replace(part, report=ScanReport({}, FlatStrings.of(()))).recounted()
 
 
-def _sampled(index: DatasetIndex, fraction: float, seed: int) -> DatasetIndex:
-    order = keyed_generator(seed, named_stream("fraction")).permutation(len(index))
-    part = index.take(np.sort(order[: max(round(fraction * len(index)), 1)]))
-    get_logger().info("--fraction %g: %d of %d training images", fraction, len(part), len(index))
-    return replace(part, fingerprint=digest_of(index.fingerprint, fraction, seed)).recounted(**{NO_LABEL: 0})
-
-
 def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
-    """The images of ``index``, which has the classes of the labels, with the boxes of ``spec.classes`` only, numbered
+    """The images of ``index``, which has the classes of the labels, with only the boxes of ``spec.classes``, numbered
     from 0; with ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
     chosen = spec.classes or range(len(spec.names))
     numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)

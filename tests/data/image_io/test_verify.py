@@ -50,7 +50,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", USUAL)
 def test_jpegs_of_common_encoders_are_accepted_without_decoding(name: str) -> None:
-    assert plain_jpeg(USUAL[name]).header == read_header(USUAL[name])
+    assert plain_jpeg(USUAL[name]).header == read_header(USUAL[name], name)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
