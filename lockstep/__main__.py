@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(argv: list[str]) -> None:
     from utils.errors import UserError
     from utils.files.schema import suggestion
-    from utils.program import COMMANDS, VERSION
+    from utils.program import COMMANDS, IS_INSTALLED, VERSION
 
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
@@ -28,18 +28,12 @@ def _dispatch(argv: list[str]) -> None:
         print(f"lockstep {VERSION}")
     elif name in COMMANDS:
         sys.argv = [name, *argv[1:]]  # as the command would have it
-        _main_of(name)(argv[1:])
+        path = COMMANDS[name].path
+        package = ("lockstep." if "/" in path else "lockstep.scripts.") if IS_INSTALLED else ""
+        importlib.import_module(package + path.replace("/", ".")).main(argv[1:])
     else:
         known = ", ".join(COMMANDS)
         raise UserError(f"{name}: no such command{suggestion(name, COMMANDS)}; commands are {known}")
-
-
-def _main_of(name: str) -> Callable[[Sequence[str]], None]:
-    from utils.program import COMMANDS, IS_INSTALLED
-
-    path = COMMANDS[name].path
-    package = ("lockstep." if "/" in path else "lockstep.scripts.") if IS_INSTALLED else ""
-    return importlib.import_module(package + path.replace("/", ".")).main
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ _STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
 
 
 def _with_settings(*configs: type) -> Callable[[Function], Function]:
-    """Gives a function, at runtime, the signature and the documentation that its ``**settings`` mean: the fields of
-    ``configs`` that are keywords."""
+    """Gives a function, at runtime, the signature and documentation of its ``**settings``: the fields of
+    ``configs``."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -144,11 +144,8 @@ def check(
 
 
 def _run(command: str, flags: list[str]) -> dict[str, Any]:
-    """What a command has made (`utils.program.write_result`). Shows here what it prints: bars on terminals and in
-    notebooks, else lines.
-
-    Raises UserError with the reason if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved.
-    """
+    """The result of a command (`utils.program.write_result`), which prints here: bars on terminals and in notebooks,
+    else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved."""
     check_text(*flags)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
@@ -174,7 +171,7 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[Callable[[], object]]]:
-    """In the block, an interrupt raises nothing, which could lose output, but calls the functions in the list."""
+    """In the block, an interrupt calls the functions in the list instead of raising, which could lose output."""
     functions: list[Callable[[], object]] = []
     if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
         yield functions
@@ -187,8 +184,7 @@ def _interrupts() -> Iterator[list[Callable[[], object]]]:
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The file of a data set. One that is given by its content is written to ``project``, from which checkpoints name
-    it."""
+    """The file of a data set. One that is given by its content is written to ``project``."""
     if not isinstance(data, Mapping):
         return path_text("data", data)
     import yaml

@@ -24,10 +24,7 @@ PACKAGED = {"lockstep": "lockstep", "configs": "lockstep.configs", "launch": "lo
 COMMANDS = (  # in texts, and how they are typed when the package is installed
     (r"(torchrun (?:-\S+ \S+ )*)(train|val)\.py\b", r"\1-m lockstep \2"),
     (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
-    (
-        r"(?:python -m )?(?<![\w.])tools\.(cache|check|compare|convert|demo|kfold|search|shard|weights)(?!\.?\w)",
-        r"lockstep \1",
-    ),
+    (r"(?:python -m )?(?<![\w.])tools\.(check|convert|demo|kfold|search|shard|weights)(?!\.?\w)", r"lockstep \1"),
 )
 CONTINUED = (r"(?m)^( +)train\.py\b", r"\1-m lockstep train")  # after the first line of a torchrun command
 

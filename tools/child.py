@@ -1,5 +1,5 @@
-"""A command of this program in a process of its own: what ends it (no memory, a crash) does not end this process, and
-what it used is free afterwards. It ends with this process, also if that is killed."""
+"""A command of this program in a process of its own: a crash does not end this process, and its memory is free
+afterwards. It ends with this process, also if that is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Child:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What the command has made, or its "error": see `utils.program.write_result`."""
+        """Written by `utils.program.write_result`."""
         return read_result(self.file)
 
     @property

@@ -64,14 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def write_set(
     spec: DatasetSpec, out: Path, most: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
 ) -> None:
-    """Writes all splits of a data set, with all classes of its labels, to the new folder ``out``.
-
-    Args:
-        most: bytes of a tar file, unless one image takes more.
-        max_bad: as of `load_index`.
-
-    Raises UserError as `load_index`, and if ``out`` exists or the disk is too small.
-    """
+    """Writes all splits of a data set, with all classes of its labels, to the new folder ``out``. ``most``: bytes of a
+    tar file, unless one image takes more. Raises UserError as `load_index`, and if ``out`` exists or the disk is too
+    small."""
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()
@@ -94,7 +89,10 @@ def write_set(
 
 
 def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, workers: int) -> None:
-    paths = _inner_paths(index)
+    paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
+    if len(set(paths)) < len(paths):
+        twice = next(path for i, path in enumerate(paths) if path in paths[:i])
+        raise UserError(f"{index.root}: two images outside this folder would both be {twice}; rename one")
     arrays = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
     shards: list[list[Any]] = []
     tar = None
@@ -130,15 +128,6 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     total = sum(size for _, size in shards)
     text = "%s: %s in %s, %s"
     get_logger().info(text, split, counted(len(index), "image"), counted(len(shards), "tar file"), format_bytes(total))
-
-
-def _inner_paths(index: DatasetIndex) -> list[str]:
-    """The paths of the images, none outside the data set's folder."""
-    paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
-    if len(set(paths)) < len(paths):
-        twice = next(path for i, path in enumerate(paths) if path in paths[:i])
-        raise UserError(f"{index.root}: two images outside this folder would both be {twice}; rename one")
-    return paths
 
 
 def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:

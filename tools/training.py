@@ -34,10 +34,7 @@ ERRORS = "errors.txt"  # in the folder of the run: warnings of libraries, and th
 
 
 class TrainingFailed(UserError):
-    """The training has failed; the message says why.
-
-    ``refused``: another training would fail, too, as the settings or the data are wrong, or the disk is full.
-    """
+    """``refused``: every training would fail, as the settings or the data are wrong, or the disk is full."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
@@ -45,7 +42,7 @@ class TrainingFailed(UserError):
 
 
 def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
-    """Calls ``work``, which the same command continues after a signal."""
+    """Calls ``work``; after a signal, says that the same command continues it."""
     configure_logging(True)
     with StopSignals() as signals:
         try:
@@ -65,15 +62,13 @@ def train(
     """Trains in ``folder``, from its last.pt if there is one. Returns False if ``on_epoch`` has ended it early.
 
     Args:
-        column: of results.csv, the fitness.
+        column: of results.csv: the fitness.
         signals: of this process, entered.
-        on_epoch: called with the epoch and its fitness after each validation, those of former processes too; whether to
-            train on.
+        on_epoch: called with the epoch and its fitness after each validation, also those of former processes; returns
+            whether to go on.
 
-    Raises:
-        TrainingFailed: see there.
-        UserError: another process trains in ``folder``.
-        Stopped: a signal to this process or to the child ended the training, which can be resumed.
+    Raises TrainingFailed, UserError if another process trains in ``folder``, and Stopped if a signal to this process or
+    to the child has ended the training, which can be resumed.
     """
     wait_for_former(folder)
     last, done = former_training(folder, config.epochs)
@@ -112,10 +107,8 @@ def train(
 
 
 def wait_for_former(folder: Path) -> None:
-    """Waits for processes that train in ``folder`` though their parent was killed: they save before they end.
-
-    Raises UserError if they go on.
-    """
+    """Waits for processes that train in ``folder`` though their parent was killed: they save before they end. Raises
+    UserError if they do not."""
     if folder.is_dir():
         with FileLock(folder / LOCK_NAME) as lock:
             if holder := lock.acquire(PATIENCE_S):
@@ -123,11 +116,8 @@ def wait_for_former(folder: Path) -> None:
 
 
 def former_training(folder: Path, epochs: int) -> tuple[Path | None, bool]:
-    """The checkpoint in ``folder`` to resume from, and whether all epochs are done. If there is none, removes what a
-    training has left that ended before its first checkpoint.
-
-    Raises TrainingFailed if the checkpoint is damaged.
-    """
+    """The checkpoint in ``folder`` to resume from, and whether all epochs are done. Without one, removes what a
+    training has left that ended before its first checkpoint. Raises TrainingFailed if it is damaged."""
     last = folder / "last.pt"
     if not last.is_file():
         for name in _FIRST:
@@ -140,7 +130,7 @@ def former_training(folder: Path, epochs: int) -> tuple[Path | None, bool]:
 
 
 def _wait(child: subprocess.Popen, trains_on: Callable[[], bool], signals: StopSignals) -> int:
-    """Waits until the child has ended, which is stopped when a signal comes or the training is not worth more."""
+    """Waits for the end of the child, which a signal or ``trains_on`` stops."""
     is_stopping = False
     while True:
         code = child.poll()
@@ -157,9 +147,8 @@ def _wait(child: subprocess.Popen, trains_on: Callable[[], bool], signals: StopS
 def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:
     """The epochs of results.csv that have a fitness; nothing if there is no such file yet."""
     columns = {}
-    if table.exists():
-        with suppress(UserError):  # the child has just removed it
-            columns = read_columns(table)
+    with suppress(UserError):
+        columns = read_columns(table)
     for epoch, fitness in zip(columns.get("epoch", ()), columns.get(column, ())):
         if not math.isnan(fitness):
             yield int(epoch), float(fitness)

@@ -54,51 +54,26 @@ class Findings:
     fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
 
 
-def how_it_went(found: Findings) -> list[str]:
-    lines = [*_progress(found), *_trend(found)]
+def how_it_went(found: Findings) -> Iterator[str]:
+    if found.epochs:
+        epochs, seconds = _column(found, "time")
+        if epochs.size:
+            yield f"Epoch {epochs[-1]:.0f} of {found.epochs} is complete, after {format_duration(seconds[-1])}."
+        else:
+            yield f"No epoch of {found.epochs} is complete yet."
+    name = found.fitness.name
+    epochs, values = _column(found, found.fitness.column)
+    if values.size > 1:
+        best = int(np.argmax(values))
+        newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
+        yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
+        if _is_rising(found, values):
+            yield f"{name} was still rising in the last third of the validations."
+        elif values[best] - values[-1] > max(FALLING_AP, _chance(found, values[best])):
+            yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
     if _overfits(found):
-        lines.append("The validation loss rises while the training loss falls: the model overfits.")
-    return [*lines, *_score(found)]
-
-
-def where_it_is_wrong(found: Findings) -> list[str]:
-    return [*_costs(found), *_confusions(found), *_weak_classes(found)]
-
-
-def what_to_do(found: Findings) -> list[str]:
-    if found.result is not None and not _objects(found):
-        return ["Label the objects in the validation images: until then, no epoch is known to be better than another."]
-    return [*_do_about_training(found), *_do_about_data(found), *_do_about_errors(found)]
-
-
-def _column(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The epochs at which a column of the history is known, and its values."""
-    values = found.history.get(name)
-    if values is None:
-        return np.zeros(0), np.zeros(0)
-    known = np.isfinite(values)
-    return found.history["epoch"][known], values[known]
-
-
-def _objects(found: Findings) -> int:
-    """Labeled objects of the validation; 0 before it."""
-    return 0 if found.result is None else int(found.result.class_targets.sum())
-
-
-def _chance(found: Findings, ap: float) -> float:
-    """Half of the 95 % interval of an AP of few objects, as of a fraction of them that are found; 0 of many."""
-    objects = _objects(found)
-    return 1.96 * float(np.sqrt(ap * (1 - ap) / objects)) if 0 < objects < FEW_OBJECTS else 0.0
-
-
-def _progress(found: Findings) -> Iterator[str]:
-    if not found.epochs:
-        return
-    epochs, seconds = _column(found, "time")
-    if not epochs.size:
-        yield f"No epoch of {found.epochs} is complete yet."
-        return
-    yield f"Epoch {epochs[-1]:.0f} of {found.epochs} is complete, after {format_duration(seconds[-1])}."
+        yield "The validation loss rises while the training loss falls: the model overfits."
+    yield from _score(found)
 
 
 def _score(found: Findings) -> Iterator[str]:
@@ -127,18 +102,105 @@ def _score(found: Findings) -> Iterator[str]:
         yield f"With {counted(objects, 'object')}, AP is known to about ±{chance:.2f}; smaller changes are chance."
 
 
-def _trend(found: Findings) -> Iterator[str]:
-    name = found.fitness.name
-    epochs, values = _column(found, found.fitness.column)
-    if values.size < 2:
+def where_it_is_wrong(found: Findings) -> Iterator[str]:
+    if not _objects(found):
         return
-    best = int(np.argmax(values))
-    newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
-    yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
-    if _is_rising(found, values):
-        yield f"{name} was still rising in the last third of the validations."
-    elif values[best] - values[-1] > max(FALLING_AP, _chance(found, values[best])):
-        yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
+    result = found.result
+    if found.errors is not None:
+        order = np.argsort(-found.errors.cost)
+        costly = [f"{KINDS[k]} {found.errors.cost[k]:.3f}" for k in order if found.errors.cost[k] >= LEAST_COST]
+        if costly:
+            listed = ", ".join(costly[:3])
+            yield f"AP50 is {found.errors.ap:.3f}. Without one kind of error it would rise by: {listed}."
+        else:
+            yield f"No kind of error costs {LEAST_COST} of AP50 ({found.errors.ap:.3f}) or more."
+    pairs = confused_pairs(result.confusion)
+    if pairs:
+        count, predicted, true = pairs[0]
+        of = int(result.class_targets[true])
+        objects, verb = counted(of, "object"), "is" if count == 1 else "are"
+        true, predicted = found.names[true], found.names[predicted]
+        yield f"The most frequent confusion: {count} of {objects} of class {true} {verb} mistaken for {predicted}."
+    ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
+    weak = np.argsort(ap)
+    weak = weak[ap[weak] < WEAK * result.ap]  # the weakest first
+    if weak.size:
+        listed = ", ".join(f"{found.names[c]} ({result.class_ap[c]:.3f})" for c in weak[:5])
+        more = f" and {weak.size - 5} more" if weak.size > 5 else ""
+        yield f"The weakest classes by AP: {listed}{more}."
+    unscored = np.flatnonzero(result.class_targets == 0)
+    if unscored.size:
+        listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
+        yield f"{counted(unscored.size, 'class')} without validation objects, hence without a score: {listed}"
+
+
+def what_to_do(found: Findings) -> Iterator[str]:
+    if found.result is not None and not _objects(found):
+        yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
+        return
+    epochs, values = _column(found, found.fitness.column)
+    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, values):
+        yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
+    if _overfits(found):
+        yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
+    _, waits = _column(found, "speed/data_wait")
+    if waits.size and np.median(waits) > MOST_DATA_WAIT:
+        yield (
+            f"{np.median(waits):.0%} of the time, training waits for images: more --workers, --cache ram, or "
+            "--render-on device on a GPU."
+        )
+    if found.train is not None:
+        yield from _do_about_data(found, found.train)
+    if found.errors is not None and _objects(found):
+        cost = found.errors.cost
+        for kind in np.argsort(-cost, kind="stable"):
+            if cost[kind] >= max(LEAST_COST, NEARLY_WORST * cost.max()):
+                yield f"{cost[kind]:.3f} of AP50 is lost because {REMEDIES[KINDS[kind]]}."
+    if found.suspects:
+        yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
+    if found.backgrounds:
+        yield f"Check {counted(found.backgrounds, 'image')} without labels that have detections: labels may be missing."
+
+
+def _do_about_data(found: Findings, census: Census) -> Iterator[str]:
+    if remedy := remedy_for_small_boxes(census.median_side_px, found.imgsz, found.stride):
+        yield (
+            f"At --imgsz {found.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
+        )
+    few = np.flatnonzero(census.class_boxes < FEW_BOXES)
+    if few.size:
+        order = few[np.argsort(census.class_boxes[few], kind="stable")]
+        listed = ", ".join(f"{found.names[c]} ({census.class_boxes[c]})" for c in order[:5])
+        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
+            ", ..." if few.size > 5 else "."
+        )
+    boxes = census.class_boxes
+    most, least = int(boxes.argmax()), int(np.where(boxes > 0, boxes, boxes.max()).argmin())
+    if not found.balances and boxes[most] > 0 and boxes[most] >= IMBALANCED * boxes[least]:
+        yield (
+            f"{found.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
+            f"{found.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in the loss."
+        )
+
+
+def _column(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The epochs at which a column of the history is known, and its values."""
+    values = found.history.get(name)
+    if values is None:
+        return np.zeros(0), np.zeros(0)
+    known = np.isfinite(values)
+    return found.history["epoch"][known], values[known]
+
+
+def _objects(found: Findings) -> int:
+    """Labeled objects of the validation; 0 before it."""
+    return 0 if found.result is None else int(found.result.class_targets.sum())
+
+
+def _chance(found: Findings, ap: float) -> float:
+    """Half of the 95 % interval of an AP, as of the fraction of few objects that is found; 0 for many objects."""
+    objects = _objects(found)
+    return 1.96 * float(np.sqrt(ap * (1 - ap) / objects)) if 0 < objects < FEW_OBJECTS else 0.0
 
 
 def _is_rising(found: Findings, values: np.ndarray) -> bool:
@@ -151,7 +213,7 @@ def _is_rising(found: Findings, values: np.ndarray) -> bool:
 
 
 def _overfits(found: Findings) -> bool:
-    """Over the last third, the sums of the losses that both splits have move apart by more than 2 % each."""
+    """Over the last third, the sums of the losses of both splits move apart by more than 2 % each."""
     shared = [n for n in found.history if n.startswith("train/") and f"val/{n[6:]}" in found.history]
     if not shared:
         return False
@@ -164,116 +226,9 @@ def _overfits(found: Findings) -> bool:
     return bool(val[-1] > 1.02 * val[-third - 1] and train[-1] < 0.98 * train[-third - 1])
 
 
-def _scored(found: Findings) -> bool:
-    return _objects(found) > 0
-
-
-def _costs(found: Findings) -> Iterator[str]:
-    if found.errors is None or not _scored(found):
-        return
-    order = np.argsort(-found.errors.cost)
-    costly = [f"{KINDS[k]} {found.errors.cost[k]:.3f}" for k in order if found.errors.cost[k] >= LEAST_COST]
-    if costly:
-        listed = ", ".join(costly[:3])
-        yield f"AP50 is {found.errors.ap:.3f}. Without one kind of error it would rise by: {listed}."
-    else:
-        yield f"No kind of error costs {LEAST_COST} of AP50 ({found.errors.ap:.3f}) or more."
-
-
 def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
     """Pairs of classes by the number of objects that are taken for another class: count, predicted, true."""
     between = np.array(confusion[:-1, :-1])
     np.fill_diagonal(between, 0)
     pairs = np.argwhere(between > 0)
     return sorted(((int(between[p, t]), int(p), int(t)) for p, t in pairs), key=lambda pair: (-pair[0], *pair[1:]))
-
-
-def _confusions(found: Findings) -> Iterator[str]:
-    if not _scored(found):
-        return
-    pairs = confused_pairs(found.result.confusion)
-    if pairs:
-        count, predicted, true = pairs[0]
-        of = int(found.result.class_targets[true])
-        objects, verb = counted(of, "object"), "is" if count == 1 else "are"
-        true, predicted = found.names[true], found.names[predicted]
-        yield f"The most frequent confusion: {count} of {objects} of class {true} {verb} mistaken for {predicted}."
-
-
-def weak_classes(result: EvalResult) -> np.ndarray:
-    """Classes with less than `WEAK` of the mean AP, the weakest first."""
-    ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
-    order = np.argsort(ap)
-    return order[ap[order] < WEAK * result.ap]
-
-
-def _weak_classes(found: Findings) -> Iterator[str]:
-    if not _scored(found):
-        return
-    result = found.result
-    weak = weak_classes(result)
-    if weak.size:
-        listed = ", ".join(f"{found.names[c]} ({result.class_ap[c]:.3f})" for c in weak[:5])
-        more = f" and {weak.size - 5} more" if weak.size > 5 else ""
-        yield f"The weakest classes by AP: {listed}{more}."
-    unscored = np.flatnonzero(result.class_targets == 0)
-    if unscored.size:
-        listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
-        yield f"{counted(unscored.size, 'class')} without validation objects, hence without a score: {listed}"
-
-
-def _do_about_training(found: Findings) -> Iterator[str]:
-    epochs, values = _column(found, found.fitness.column)
-    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, values):
-        yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
-    if _overfits(found):
-        yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
-    _, waits = _column(found, "speed/data_wait")
-    if waits.size and np.median(waits) > MOST_DATA_WAIT:
-        yield (
-            f"{np.median(waits):.0%} of the time, training waits for images: more --workers, --cache ram, or "
-            "--render-on device on a GPU."
-        )
-
-
-def _do_about_data(found: Findings) -> Iterator[str]:
-    census = found.train
-    if census is None:
-        return
-    if remedy := remedy_for_small_boxes(census.median_side_px, found.imgsz, found.stride):
-        yield (
-            f"At --imgsz {found.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
-        )
-    few = np.flatnonzero(census.class_boxes < FEW_BOXES)
-    if few.size:
-        order = few[np.argsort(census.class_boxes[few], kind="stable")]
-        listed = ", ".join(f"{found.names[c]} ({census.class_boxes[c]})" for c in order[:5])
-        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
-            ", ..." if few.size > 5 else "."
-        )
-
-    if not found.balances and is_imbalanced(census):
-        boxes = census.class_boxes
-        most, least = int(boxes.argmax()), int(np.where(boxes > 0, boxes, boxes.max()).argmin())
-        yield (
-            f"{found.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
-            f"{found.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in the loss."
-        )
-
-
-def is_imbalanced(census: Census) -> bool:
-    """Whether a class has `IMBALANCED` times as many boxes as another that has any, or more."""
-    seen = census.class_boxes[census.class_boxes > 0]
-    return seen.size > 1 and bool(seen.max() >= IMBALANCED * seen.min())
-
-
-def _do_about_errors(found: Findings) -> Iterator[str]:
-    if found.errors is not None and _scored(found):
-        cost = found.errors.cost
-        for kind in np.argsort(-cost, kind="stable"):
-            if cost[kind] >= max(LEAST_COST, NEARLY_WORST * cost.max()):
-                yield f"{cost[kind]:.3f} of AP50 is lost because {REMEDIES[KINDS[kind]]}."
-    if found.suspects:
-        yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
-    if found.backgrounds:
-        yield f"Check {counted(found.backgrounds, 'image')} without labels that have detections: labels may be missing."

@@ -1,8 +1,5 @@
-"""report.html: one page that explains a training run, or the validation of a checkpoint.
-
-It is written into the folder of the run and needs nothing else: no network, no other file. Its figures are also PNG
-files in this folder.
-"""
+"""report.html: one page that explains a training run, or the validation of a checkpoint. It needs no network and no
+other file; its figures are also PNG files in the folder of the run."""
 
 from __future__ import annotations
 
@@ -64,10 +61,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a report is about, as far as it does not change during the run.
-
-    ``indexes``: by split, the training split first if it is known; the last is the one that is validated.
-    """
+    """What a report is about, as far as it does not change during the run."""
 
     title: str
     config: TrainConfig | ValConfig
@@ -75,7 +69,7 @@ class Subject:
     ctx: DistributedContext
     imgsz: int
     stride: int
-    indexes: dict[str, DatasetIndex]
+    indexes: dict[str, DatasetIndex]  # by split: that of the training, if it is known, and last the validated one
     fitness: Fitness = Fitness("AP", "AP")
 
     @classmethod
@@ -95,28 +89,21 @@ class Subject:
 
 
 class ReportPage:
-    """Writes `FILE_NAME` and the figures that it shows into ``folder``, again and again while a run goes on. A resumed
-    run keeps the page of the former process until its first validation.
-
-    ``validation`` is the newest; None before the first.
-    """
+    """Writes `FILE_NAME` and its figures into ``folder``, again and again while a run goes on. A resumed run keeps the
+    page of the former process until its first validation."""
 
     def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
         self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
-        self.validation: Validation | None = None
+        self.validation: Validation | None = None  # the newest
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
 
     def set_epochs(self, epochs: int) -> None:
-        """Of the run."""
         self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
 
     def write(self, history: dict[str, np.ndarray]) -> None:
-        """Replaces the page, and results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure is
-        no reason to end a run: it costs a warning.
-
-        ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch.
-        """
+        """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure costs
+        a warning. ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch."""
         if self._is_resumed and self.validation is None:
             return
         path, validation = self._folder / FILE_NAME, self.validation
@@ -161,9 +148,9 @@ class ReportPage:
         return content | {
             "subject": subject,
             "summary": {
-                "How it went": how_it_went(found),
-                "Where the model is wrong": where_it_is_wrong(found),
-                "What to do next": what_to_do(found),
+                "How it went": [*how_it_went(found)],
+                "Where the model is wrong": [*where_it_is_wrong(found)],
+                "What to do next": [*what_to_do(found)],
             },
             "changed": _changed_settings(subject),
             "machine": _machine(subject.ctx),
@@ -191,7 +178,11 @@ class ReportPage:
             "confusion": {"confusion_matrix": confusion_picture(result.confusion, names, confusion_title)},
             "pairs": _confused_pairs(result, names),
             "costs": {} if np.isnan(error_split.ap) else {"errors": errors_picture(error_split)},
-            "counts": _count_table(error_split, names),
+            "counts": page.Table(
+                ("class", *KINDS),
+                [[name, *count] for name, count in zip(names, error_split.counts.tolist()) if any(count)],
+                "Errors of each class, at any confidence",
+            ),
             "worst": WorstImages(checked, errors).cards(),
             "label_errors": Galleries([checked], {split: validation.detections}).label_errors(issues),
             "kinds": KIND_LEGEND,
@@ -285,8 +276,3 @@ def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
     listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MOST_PAIRS]]
     columns = ("true class", "mistaken for", "objects", "fraction of the true class")
     return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")
-
-
-def _count_table(errors: ErrorSplit, names: Sequence[str]) -> page.Table:
-    rows = [[name, *count] for name, count in zip(names, errors.counts.tolist()) if any(count)]
-    return page.Table(("class", *KINDS), rows, "Errors of each class, at any confidence")

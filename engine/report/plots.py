@@ -1,5 +1,5 @@
-"""The plots of a run besides those of its report: training batches and the graph at the start, then predictions; and
-those of a validation."""
+"""The plots of a run: its report, sheets of training batches and predictions, and curves for TensorBoard; and those of
+a validation."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
 class Plots(Hook):
-    """Draws the plots of a run and its report, on rank 0: batches and the graph before the first step, the rest as it
-    trains; hands the pictures to TensorBoard, too. Comes after `ResultFiles`. Raises UserError if Matplotlib is not
-    installed."""
+    """Draws the plots on rank 0: batches and the graph before the first step, the rest after epochs. Comes after
+    `ResultFiles`, whose TensorBoard gets the pictures, too. Raises UserError if Matplotlib is not installed."""
 
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
@@ -105,8 +104,7 @@ class Plots(Hook):
 
 
 class TimeBudget:
-    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run. Else it stays
-    pending."""
+    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run; else later."""
 
     def __init__(self, work: Callable[[int, EvalResult | None], None], share: float) -> None:
         self._work, self._share = work, share

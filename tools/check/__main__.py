@@ -26,7 +26,7 @@ from utils.program import write_result
 
 FOUND = 1
 DEFAULT_IMGSZ = 640
-LEAST_SCORE = 0.3
+LEAST_PROBABILITY = 0.3
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,7 +62,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds the label errors it finds")
     parser.add_argument("--trust", action="store_true", help="as in val.py")
     parser.add_argument(
-        "--min-score", type=float, default=LEAST_SCORE, help="report label errors of at least this probability, 0 to 1"
+        "--min-score", type=float, default=LEAST_PROBABILITY, help="least probability of label errors that are reported"
     )
     parser.add_argument("--device", default="", help="cpu, mps or 0, for --weights; default: the best available device")
     parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")
@@ -91,17 +91,23 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from tools.check.page import make_out, write_page
     from utils.distributed.context import DistributedContext
     from utils.machine.resources import available_cores
+    from utils.strings import class_difference, counted
 
     predictor = None
     if options.weights:
-        from engine.evaluation.label_errors import trust_lines
+        from engine.evaluation.label_errors import LEAST_SCORE, trust_lines
         from engine.inference.data_set import check_channels
-        from tools.check.label_errors import check_classes, label_issues, model_name, open_predictor
+        from engine.inference.predictor import load
+        from tools.check.label_errors import label_issues
 
-        predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device, trust=options.trust)
+        predictor = load(
+            options.weights, imgsz=options.imgsz, device=options.device, conf=LEAST_SCORE, trust=options.trust
+        )
     spec = open_data(DataSource(options.data), DistributedContext.single())
     if predictor:
-        check_classes(predictor, spec.names, options.weights)
+        if what := class_difference(tuple(predictor.names.values()), spec.names):
+            weights = options.weights
+            raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({what})")
         check_channels(predictor.model, spec)
     splits = tuple(options.split or spec.splits)
     for split in splits:
@@ -120,7 +126,9 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if predictor:
         label_errors, detections, results = label_issues(predictor, scanned, options.min_score)
         issues += label_errors
-        trust = trust_lines(model_name(predictor, options.weights), results, spec.names, label_errors)
+        epochs = predictor.model.info.get("progress", {}).get("epoch", 0)
+        trained = f" (after {counted(epochs, 'epoch')})" if type(epochs) is int and epochs > 0 else ""
+        trust = trust_lines(Path(options.weights).name + trained, results, spec.names, label_errors)
     lines = trust + (summary_lines(issues) or ["nothing to report"])
     report = None
     if not options.noplots:

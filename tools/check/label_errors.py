@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -13,13 +12,11 @@ from data.check.issues import Issue
 from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
-from engine.evaluation.label_errors import LEAST_SCORE, find_label_errors
+from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import score_detections
-from engine.inference.predictor import Predictor, load
-from utils.errors import UserError
+from engine.inference.predictor import Predictor
 from utils.logger import progress
 from utils.machine.threads import map_ahead
-from utils.strings import class_difference, counted
 from utils.structures import DetectionTable, EvalResult
 
 BATCH = 16  # images, which are also read ahead
@@ -27,7 +24,7 @@ PER_LABEL = 3  # detections per image for each of its labels, at least: a label 
 
 
 def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
-    """All detections in the images of ``index``, by image. Images are read ahead by threads."""
+    """All detections in the images of ``index``, which threads read ahead."""
     images = map_ahead(
         lambda i: read_image(index.path(i), None, predictor.model.pixels), range(len(index)), threads=BATCH // 2
     )
@@ -38,23 +35,11 @@ def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
     return DetectionTable.concatenate(replace(t, image_index=t.image_index + i) for i, t in enumerate(tables))
 
 
-def open_predictor(weights: str, *, imgsz: int, device: str, trust: bool = False) -> Predictor:
-    """The model in ``weights``, set up to return what `find_label_errors` needs. Arguments and errors as for `load`."""
-    return load(weights, imgsz=imgsz, device=device, conf=LEAST_SCORE, trust=trust)
-
-
-def check_classes(predictor: Predictor, names: Sequence[str], weights: str) -> None:
-    """Raises UserError unless the classes of the model are ``names``, in the same order."""
-    if what := class_difference(tuple(predictor.names.values()), names):
-        raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({what})")
-
-
 def label_issues(
     predictor: Predictor, splits: Sequence[CheckedSplit], least_score: float
 ) -> tuple[list[Issue], dict[str, DetectionTable], dict[str, EvalResult]]:
     """The label errors of all splits with a score of at least ``least_score``, the most probable first, and by split
-    the detections and their scores. The model has the classes of the data set: see `check_classes`.
-    """
+    the detections and their scores."""
     most_labels = max(int(np.diff(split.index.offsets).max(initial=0)) for split in splits)
     max_det = max(predictor.settings.max_det, PER_LABEL * most_labels)
     predictor.settings = replace(predictor.settings, max_det=max_det)
@@ -65,9 +50,3 @@ def label_issues(
         result = results[split.name] = score_detections(truth, table, len(split.index.names), max_det=max_det)
         issues += find_label_errors(split, table, result.class_metrics["AP50"], least_score)
     return sorted(issues, key=lambda issue: -issue.score), tables, results
-
-
-def model_name(predictor: Predictor, weights: str) -> str:
-    """The file, and for how many epochs it was trained if that is known."""
-    epochs = predictor.model.info.get("progress", {}).get("epoch", 0)
-    return Path(weights).name + (f" (after {counted(epochs, 'epoch')})" if type(epochs) is int and epochs > 0 else "")

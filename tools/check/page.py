@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def make_out(spec: DatasetSpec, out: Path) -> None:
-    """Makes the folder that the user names for the page. Raises UserError if it cannot, or is in the data set."""
+    """Makes the folder ``--out``. Raises UserError if it cannot be made, or is in the data set."""
     if folder := _inside(out, spec):
         raise UserError(f"--out {out}: is in the data set ({folder}), which is never written to; name another folder")
     try:
@@ -84,7 +84,7 @@ def write_page(
     imgsz: int,
     weights: str,
 ) -> Path | None:
-    """Writes `FILE_NAME` and returns its path. A failure costs a warning; the result is then None.
+    """Writes `FILE_NAME` and returns its path; None, after a warning, if that fails.
 
     Args:
         out: its folder; None: a new folder in runs/check.
@@ -141,7 +141,13 @@ def _content(
         "findings": page.Table(
             ("finding", "split", "where", "what", "probability"),
             [
-                (i.kind, i.split or ", ".join(dict.fromkeys(i.splits)), page.code(_where(i)), i.text, i.score)
+                (
+                    i.kind,
+                    i.split or ", ".join(dict.fromkeys(i.splits)),
+                    page.code(i.where or next(iter(i.images), "")),
+                    i.text,
+                    i.score,
+                )
                 for i in shown
             ],
             "Findings, with their places" if len(shown) == len(issues) else f"Of each kind at most {most}",
@@ -152,10 +158,6 @@ def _content(
 def _by_split(issues: Sequence[Issue]) -> str:
     counts = Counter(", ".join(dict.fromkeys(issue.splits)) or issue.split or "whole data set" for issue in issues)
     return "; ".join(f"{split}: {count:,}" for split, count in counts.most_common())
-
-
-def _where(issue: Issue) -> str:
-    return issue.where or (issue.images[0] if issue.images else "")
 
 
 class IssueGalleries(Galleries):
@@ -217,7 +219,7 @@ class IssueGalleries(Galleries):
         return Card(pictures, text, f"{split}: {', '.join(places)}", issues[0].kind)
 
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
-        """An image that has no usable label, and no rows; None if it cannot be read."""
+        """An image that training leaves out, and no rows of the index; None if it cannot be read."""
         index = self._splits[split].index
         path = os.path.normpath(os.path.join(index.root, name))
         try:

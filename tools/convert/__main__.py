@@ -50,13 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
-    """Writes the objects of ``source`` as COCO JSON, and a YAML.
-
-    Args:
-        name: of `FORMATS`, or "auto".
-
-    Returns a table of the objects by class. Raises UserError if something cannot be read, or would be lost.
-    """
+    """Writes the objects of ``source`` as COCO JSON, and a YAML. ``name``: of `FORMATS`, or "auto". Returns a table of
+    the objects by class. Raises UserError if something cannot be read, or would be lost."""
     if not source.exists():
         raise UserError(f"{source}: no such file or folder")
     if out.suffix.lower() != ".json":
@@ -100,7 +95,7 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
 
 
 def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
-    """Writes the files of ``out`` to ``folder``, and returns the number of boxes by class that they have."""
+    """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
     names, written = into.class_names(), Counter()
     values: dict[str, Any] = {"path": "."}
     annotations = {}
@@ -157,7 +152,7 @@ def _relative(path: Path, *folders: Path) -> str:
 
 def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
     """The folder of a split's images, to which their names in the JSON are relative; None if images of other splits
-    are there, too: the split is then a list, and the names are bare."""
+    are there, too: the split is then a list, and the names are without folders."""
     base = Path(os.path.commonpath([image.parent for image in images]))
     if not any(other.is_relative_to(base) for other in others):
         return base

@@ -65,18 +65,16 @@ class Annotations:
         split: str = "",
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Adds the objects of an image.
+        """Adds the objects of an image. Raises UserError if it cannot be found, or a box is not valid.
 
         Args:
             image: its path, as the annotations name it, with or without suffix; a `Path` is one that exists.
             boxes: None for a shape that was skipped. An image with such shapes alone is left out: as a background it
                 would teach the model to ignore its objects.
-            where: the file, and the line or entry if there is one, for messages.
+            where: the file, and the line or entry, for messages.
             near: the annotation file; an image in its folder is preferred.
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
-
-        Raises UserError if the image cannot be found, or a box is none.
         """
         boxes = list(boxes)
         if boxes and not any(boxes):
@@ -94,12 +92,11 @@ class Annotations:
             picked.boxes.append(box)
 
     def skip(self, kind: str, where: str) -> None:
-        """Counts a shape that is no box, nor has one around it."""
+        """Counts a shape without an area."""
         self.first_skipped = self.first_skipped or where
         self.skipped[kind] += 1
 
     def skipped_text(self) -> str:
-        """What was skipped; "" if nothing was."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
         return kinds and f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
 

@@ -28,20 +28,11 @@ _HEAD = 1 << 16  # bytes by which formats are recognized
 
 
 class Format(NamedTuple):
-    """A format.
-
-    Attributes:
-        suffix: of its files.
-        fits: whether a file with this beginning is one.
-        read: ``read(file, into)`` adds a file's objects. Raises UserError.
-        is_per_image: each image has a file of its name.
-    """
-
     title: str
     suffix: str
-    fits: Callable[[str], bool]
-    read: Callable[[Path, Annotations], None]
-    is_per_image: bool = False
+    fits: Callable[[str], bool]  # whether a file with this beginning has the format
+    read: Callable[[Path, Annotations], None]  # adds the objects of a file; raises UserError
+    is_per_image: bool = False  # each image has a file of its name
 
 
 def read_cvat(file: Path, into: Annotations) -> None:
@@ -298,17 +289,15 @@ def _has_key(names: str) -> Callable[[str], bool]:
     return lambda head: key.search(head) is not None
 
 
-def _is_kitti(head: str) -> bool:
-    return len(head.partition("\n")[0].split()) >= KITTI_FIELDS
-
-
 FORMATS = {
     "cvat": Format("CVAT", ".xml", lambda head: "<annotations>" in head, read_cvat),
     "labelme": Format("LabelMe", ".json", _has_key("shapes"), read_labelme, is_per_image=True),
     "vott": Format("VoTT", ".json", _has_key("assets?"), read_vott),
     "createml": Format("CreateML", ".json", _has_key("coordinates"), read_createml),
     "csv": Format("CSV", ".csv", _is_csv, read_csv),
-    "kitti": Format("KITTI", ".txt", _is_kitti, read_kitti, is_per_image=True),
+    "kitti": Format(
+        "KITTI", ".txt", lambda head: len(head.split("\n")[0].split()) >= KITTI_FIELDS, read_kitti, is_per_image=True
+    ),
     "huggingface": Format("Hugging Face parquet", ".parquet", lambda head: head.startswith("PAR1"), read_parquet),
     "imagefolder": Format("Hugging Face image folder", ".jsonl", _has_key("file_name"), read_image_folder),
 }
@@ -319,17 +308,13 @@ def detect(source: Path) -> dict[str, list[Path]]:
     suffixes = {each.suffix for each in FORMATS.values()}
     found: dict[str, list[Path]] = {}
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
-        head = _head(file)
+        try:
+            with open_regular(file) as opened:
+                head = opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():
             if file.suffix.lower() == each.suffix and each.fits(head):
                 found.setdefault(name, []).append(file)
                 break
     return found
-
-
-def _head(file: Path) -> str:
-    try:
-        with open_regular(file) as opened:
-            return opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None

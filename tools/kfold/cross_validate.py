@@ -45,12 +45,8 @@ class CrossValidation:
 
 
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
-    """The work of ``python -m tools.kfold``.
-
-    Raises:
-        UserError: the settings are wrong, or differ from those with which the folder was begun.
-        TrainingFailed, Stopped: as `train` does.
-    """
+    """The work of ``python -m tools.kfold``. Raises UserError if the settings are wrong, or differ from those with
+    which the folder was begun, and as `train` does."""
     log = get_logger()
     folder, spec, fitness, names = prepare(config)
 
@@ -80,10 +76,8 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
 
 
 def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str, ...]]:
-    """Opens the data and makes the folder of the results, for ``tools.kfold`` and ``tools.search``.
-
-    Returns the folder, the data, what is compared, and the names of the classes. Raises UserError.
-    """
+    """Opens the data and makes the folder of the results, for ``tools.kfold`` and ``tools.search``. Returns the folder,
+    the data, what is compared, and the names of the classes."""
     if config.keep_old:
         raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
     source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
@@ -200,14 +194,13 @@ def cross_validate(
     signals: StopSignals,
     on_fold: Callable[[int, CrossValidation], bool] = lambda number, so_far: True,
 ) -> CrossValidation | None:
-    """Trains and scores every fold that is not finished yet.
+    """Trains and scores every fold that is not finished yet. Raises as `train` does.
 
     Args:
         lists: the folder of `make_folds`.
         folder: for the trainings: fold1, fold2, ...
-        on_fold: called with the number of finished folds and their results after each; whether to go on.
-
-    Returns None if ``on_fold`` has ended it. Raises TrainingFailed and Stopped as `train` does.
+        on_fold: called with the number of finished folds and their results after each. If it returns False, the result
+            is None.
     """
     scored: list[ScoredFold] = []
     done = None

@@ -32,7 +32,7 @@ Scalar = float | int | None
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a hyper-parameter can have: an interval, or some ``choices``."""
+    """An interval of values, or some ``choices``."""
 
     name: str
     low: float = 0.0
@@ -42,7 +42,7 @@ class Range:
     choices: tuple[Scalar, ...] = ()
 
     def suggest(self, trial: optuna.Trial) -> Scalar:
-        """The value of this trial; the one that it has already, if it has one."""
+        """The value of this trial, also if it was suggested before."""
         if self.choices:
             return trial.suggest_categorical(self.name, self.choices)
         if self.is_int:
@@ -73,14 +73,14 @@ class Space:
         return {name: each.suggest(trial) for name, each in self.ranges.items()}
 
     def known_values(self, epochs: int) -> dict[str, Scalar]:
-        """The fixed recipe's own values, as far as the ranges contain them; for null, what it means in runs of so many
-        ``epochs``."""
+        """The fixed recipe's own values, as far as the ranges contain them; for null, what it means in a run of this
+        length."""
         own = asdict(self.base)
         meant = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
         return {n: value for n, each in self.ranges.items() for value in (meant[n], own[n]) if value in each}
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
-        """What differs from the defaults when the searched hyper-parameters have ``values``: a recipe for --hyp."""
+        """A recipe for --hyp: ``values`` of the searched hyper-parameters, and others that differ from the defaults."""
         defaults, usual = asdict(Hyperparameters()), asdict(self.usual)
         own = asdict(self.base) | values
         return {k: v for k, v in own.items() if v != defaults[k] or v != usual[k] or k in values}
@@ -92,10 +92,7 @@ class Space:
 
 
 def read_space(config: SearchConfig) -> Space:
-    """The ranges of ``--hyp``, over the recipe that train.py would use, changed by the file's single values and --set.
-
-    Raises UserError that names the file and the key.
-    """
+    """The ranges of ``--hyp``, over the recipe that train.py would use with the file's single values and --set."""
     known = {path.stem: path for path in sorted((CONFIGS / "search").glob("*.yaml"))}
     path = known.get(config.hyp, Path(config.hyp))
     if not path.suffix and not path.exists():
@@ -108,7 +105,12 @@ def read_space(config: SearchConfig) -> Space:
     for name in values:
         if name not in fields:
             raise UserError(f"{path}: {unknown_hyperparameter(str(name))}")
-    ranges = {name: _range(name, value, f"{path}: {name}") for name, value in values.items() if _is_range(value)}
+    ranges = {
+        name: _range(name, value, f"{path}: {name}")
+        for name, value in values.items()
+        # A list of mappings is a value of ``albumentations``.
+        if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(item, dict) for item in value))
+    }
     if not ranges:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
     usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
@@ -119,11 +121,6 @@ def read_space(config: SearchConfig) -> Space:
         if (name := item.partition("=")[0].strip()) in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
     return Space(ranges, base, usual)
-
-
-def _is_range(value: Any) -> bool:
-    """A list of mappings is a value of ``albumentations``."""
-    return isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(item, dict) for item in value))
 
 
 def _range(name: str, value: Any, where: str) -> Range:

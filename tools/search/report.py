@@ -29,13 +29,8 @@ STATES = {
 
 
 def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, unit: str, command: str) -> list[str]:
-    """Writes the report into ``folder`` and returns its lines for the terminal.
-
-    Args:
-        fitness: its name.
-        unit: after which a trial reports its fitness: "epoch" or "fold".
-        command: that trains with the best recipe, without --hyp.
-    """
+    """Writes the report into ``folder`` and returns its lines for the terminal. ``command``: trains with the best
+    recipe, without --hyp."""
     trials = study.trials()
     write_csv(folder / TABLE, _rows(trials, space, fitness, unit))
     write_whole(folder / FIGURE, _figure(trials, fitness).png)

@@ -1,7 +1,6 @@
-"""The study of a search: which trial comes next, and what became of the others.
-
-The study is a journal in the search's folder. Any number of processes, also of several machines that share the folder,
-append to it; each holds the lock of the trial that it runs. A trial that runs and whose lock is free was interrupted.
+"""The study of a search: a journal in its folder, to which any number of processes append, also of several machines
+that share the folder. Each holds the lock of the trial that it runs; a running trial whose lock is free was
+interrupted.
 """
 
 from __future__ import annotations
@@ -43,13 +42,8 @@ class Claim:
 
 
 class SharedStudy:
-    """The study in ``folder``, which is created if there is none.
-
-    Args:
-        steps: at which a trial reports its fitness: epochs, or folds.
-
-    Raises UserError if the journal is damaged.
-    """
+    """The study in ``folder``, which is created if there is none. ``steps``: epochs or folds, after which a trial
+    reports its fitness. Raises UserError if the journal is damaged."""
 
     def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
         self._config, self._space, self._folder = config, space, folder
@@ -80,7 +74,7 @@ class SharedStudy:
         return self._folder / TRIALS / f"{number:04}"
 
     def claim(self) -> Claim | None:
-        """An interrupted trial or, if there is none, a new one; None if all trials have ended or are being run by other
+        """An interrupted trial or, if there is none, a new one; None if all have ended or are run by other
         processes."""
         with self.exclusive():
             trials = self.trials()
@@ -130,7 +124,7 @@ class SharedStudy:
         self.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
 
     def _lock(self, number: int) -> FileLock | None:
-        """The lock of a trial, or None if another process holds it."""
+        """None if another process holds it."""
         folder = self.folder_of(number)
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".trial.lock")
@@ -164,10 +158,10 @@ class SharedStudy:
 
 
 class _JournalLock(JournalFileSymlinkLock):
-    """The lock of those who append to the journal, which ends with its process. Optuna's own lock is a file that stays
-    when a process is killed: others wait half a minute for it, or forever if the journal's path is relative.
+    """A lock of the journal that ends with its process. Optuna's own is a file that stays when a process is killed:
+    others wait half a minute for it, or forever if the journal's path is relative.
 
-    What a killed process, or a full disk, has left of a line is removed, before another line is appended to it.
+    Half a line that a killed process or a full disk has left is removed before another line is appended.
     """
 
     def __init__(self, journal: Path) -> None:

@@ -48,9 +48,9 @@ def text(lines: list[str]) -> str:
 
 
 def test_nothing_is_said_about_what_is_not_known():
-    assert how_it_went(NOTHING) == ["There is no validation yet, so nothing is known about the detections."]
-    assert where_it_is_wrong(NOTHING) == []
-    assert what_to_do(NOTHING) == []
+    assert [*how_it_went(NOTHING)] == ["There is no validation yet, so nothing is known about the detections."]
+    assert [*where_it_is_wrong(NOTHING)] == []
+    assert [*what_to_do(NOTHING)] == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_small_boxes_and_rare_classes_are_named():
     advised = text(what_to_do(replace(NOTHING, train=census([100, 7], 8.0))))
     assert "--imgsz 640" in advised
     assert "fewer than 50 training boxes; label more: b (7)." in advised
-    assert what_to_do(replace(NOTHING, train=census([100, 70], 30.0))) == []
+    assert [*what_to_do(replace(NOTHING, train=census([100, 70], 30.0)))] == []
 
 
 def test_suspicious_labels_and_backgrounds_are_counted():
@@ -110,10 +110,10 @@ def test_changes_within_the_interval_of_few_objects_are_no_reason_to_do_anything
     few = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), result=scored(6, 6, ap=0.55))
     many = replace(few, result=scored(600, 600, ap=0.55))
     assert "With 12 objects, AP is known to about ±0.28; smaller changes are chance." in text(how_it_went(few))
-    assert what_to_do(few) == []
+    assert [*what_to_do(few)] == []
     assert not {"rising", "fallen"} & set(text(how_it_went(few)).split())
     assert "rising" in text(how_it_went(many))
-    assert what_to_do(many) == ["Train longer: --resume --epochs 12 continues this run."]
+    assert [*what_to_do(many)] == ["Train longer: --resume --epochs 12 continues this run."]
 
 
 def test_without_validation_objects_the_one_thing_to_do_is_to_label_them():
@@ -133,7 +133,7 @@ def test_without_validation_objects_the_one_thing_to_do_is_to_label_them():
 )
 def test_kinds_of_errors_that_cost_about_the_same_are_named_together(given, named):
     remedies = {"location": "boxes are inaccurate", "duplicate": "objects are detected twice"}
-    advised = what_to_do(replace(NOTHING, result=scored(600, 600), errors=costs(**given)))
+    advised = [*what_to_do(replace(NOTHING, result=scored(600, 600), errors=costs(**given)))]
     assert len(advised) == len(named)
     for line, kind in zip(advised, named, strict=True):
         assert line.startswith(f"{given[kind]:.3f} of AP50 is lost because {remedies[kind]}")
