@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from markupsafe import Markup
 
 from data.check.census import census_content, take_census
 from data.check.gallery import LABEL_LEGEND, Galleries
@@ -32,6 +31,7 @@ from engine.report.advice import (
 )
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.image_errors import KIND_LEGEND, WorstImages, find_image_errors
+from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.drawing import page
@@ -111,7 +111,10 @@ class ReportPage:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():
                 write_whole(self._folder / name, picture.png)
-            page.write_page(path, TEMPLATE, self._subject.title, self._subtitle(validation), **content)
+            subtitle = f"Written {page.now()}" + (", before the first validation." if validation is None else ".")
+            if validation is not None and validation.epoch:
+                subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
+            page.write_page(path, TEMPLATE, self._subject.title, subtitle, **content)
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"
             if warning != self._warning:  # not after each epoch
@@ -189,14 +192,6 @@ class ReportPage:
             "label_legend": LABEL_LEGEND,
         }
 
-    def _subtitle(self, validation: Validation | None) -> str:
-        if validation is None:
-            return f"Written {page.now()}, before the first validation."
-        if validation.epoch:
-            newest = f"the newest validation, after epoch {validation.epoch}"
-            return f"Written {page.now()}. Detections are those of {newest}."
-        return f"Written {page.now()}."
-
 
 def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
     """By file name, the pictures on the page that are also files of the run's folder."""
@@ -213,22 +208,16 @@ def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
 
 
 def _changed_settings(subject: Subject) -> page.Table:
-    groups = {"flags": subject.config} | ({"hyper-parameters": subject.hyp} if subject.hyp is not None else {})
-    rows = [
-        (_flag(what, field), _shown(value), _shown(default_of(field)), field.metadata["help"])
-        for what, values in groups.items()
-        for field in fields(values)
-        if (value := getattr(values, field.name)) != default_of(field)
-    ]
+    def shown(value: object) -> str:
+        return "empty" if value in ("", []) else "none" if value in (None, MISSING) else str(value)
+
+    rows = []
+    for values in filter(None, (subject.config, subject.hyp)):
+        for field in fields(values):
+            if (value := getattr(values, field.name)) != (default := default_of(field)):
+                name = field.name if values is subject.hyp else flag_name(field.name)
+                rows.append((page.code(name), shown(value), shown(default), field.metadata["help"]))
     return page.Table(("setting", "value", "default", "meaning"), rows, "Settings that differ from their defaults")
-
-
-def _flag(what: str, field: Field) -> Markup:
-    return page.code(f"--{field.name.replace('_', '-')}" if what == "flags" else field.name)
-
-
-def _shown(value: object) -> str:
-    return "empty" if value in ("", []) else "none" if value in (None, MISSING) else str(value)
 
 
 def _machine(ctx: DistributedContext) -> Sequence[tuple[str, str]]:

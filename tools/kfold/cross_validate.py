@@ -18,8 +18,8 @@ from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
-from engine.evaluation.metrics import METRICS, Fitness
-from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
+from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
 from utils.distributed.context import DistributedContext
@@ -215,8 +215,9 @@ def cross_validate(
             score_fold(config, run / "best.pt", data, finished)
         scored.append(read_fold(finished))
         classes = len(scored[0].truth.category_ids)
-        results = [*(done.folds if done else []), result_of(scored[-1], classes)]
-        done = CrossValidation(results, result_of(pool(scored), classes))
+        results = [*(done.folds if done else []), score_detections(scored[-1].truth, scored[-1].found, classes)]
+        pooled = pool(scored)
+        done = CrossValidation(results, score_detections(pooled.truth, pooled.found, classes))
         if not on_fold(number + 1, done):
             return None
     return done

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.metrics import METRICS
 from engine.evaluation.tables import number_text
 from engine.validate import open_model_and_data, score
 from utils.config.search_settings import KfoldConfig
@@ -36,8 +36,7 @@ class ScoredFold:
 
 
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
-    """Detects in the validation images of the fold ``data`` with ``weights``, and keeps the result in the file
-    ``out``."""
+    """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
     device = config.device.split(",")[0]
     ctx = DistributedContext.from_environment(device)
     shared = {name: getattr(config, name) for name in _SHARED} | {"device": device}
@@ -87,10 +86,6 @@ def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
     )
     found = (replace(fold.found, image_index=fold.found.image_index + first) for fold, first in zip(folds, images))
     return ScoredFold(truth, DetectionTable.concatenate(found))
-
-
-def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
-    return score_detections(fold.truth, fold.found, num_classes)
 
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:

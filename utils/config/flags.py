@@ -87,12 +87,6 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
     group.add_argument(flag_name(field.name), *meta["aliases"], **options)
 
 
-def dashed(arguments: Sequence[str]) -> list[str]:
-    """Arguments with ``-`` for each ``_`` in the names of flags."""
-    split = [argument.partition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments]
-    return [flag.replace("_", "-") + separator + value for flag, separator, value in split]
-
-
 @functools.cache
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
     """What argparse does with each flag, by all its names."""

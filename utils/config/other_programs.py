@@ -38,14 +38,7 @@ def _table() -> dict[str, Any]:
 
 
 def flags_of(command: str) -> dict[str, argparse.Action]:
-    """What argparse does with each flag of a command of ours."""
     return flag_actions(_CONFIGS[command])
-
-
-def _checked(command: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Hyperparameters]:
-    """The settings and the hyper-parameters of a command line, also of YOLOv5. Raises UserError for mistakes."""
-    values = given_values(_CONFIGS[command], rewritten(command, arguments)[0])
-    return values, build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
 
 
 def tables(command: str) -> dict[str, dict]:
@@ -59,15 +52,8 @@ def translated(command: str, flag: str) -> list[str]:
     return ours.split() if ours else [flag]
 
 
-def translate(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`rewritten`. Raises UserError for arguments of the ``yolo`` command."""
-    if arguments and not _IS_FLAG(arguments[0]):
-        raise UserError(f"{arguments[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
-    return rewritten(command, arguments)
-
-
 def rewritten(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command line in flags of ours, and a line for the log about each flag left out since it changes nothing.
+    """The command line in our flags, and a line for the log about each flag that was left out as it changes nothing.
 
     Raises UserError with what to write instead of a flag or value that the command does not have.
     """
@@ -147,7 +133,8 @@ def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str
 
 def _has_effect(key: str, text: str) -> bool:
     try:
-        values, hyp = _checked("train", foreign_flags("train", key, text))
+        values = given_values(TrainConfig, rewritten("train", foreign_flags("train", key, text))[0])
+        hyp = build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
     except UserError:
         return True
     return (TrainConfig(**values), hyp) != (TrainConfig(), Hyperparameters())

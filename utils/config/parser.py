@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from utils.config.flags import build_parser, command_of, dashed, flag_actions, flag_name, given_values, required
+from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
 from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError
@@ -51,11 +51,14 @@ def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
 
 def _in_our_flags(cls: type, argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The command line in flags of ``cls``, and lines for the log."""
-    given = dashed(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    split = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
+    given = [flag.replace("_", "-") + separator + value for flag, separator, value in split]
     flags = [word.partition("=")[0] for word in given if word.startswith("--")]
-    starts_with_flag = not given or given[0].startswith("-")
-    is_ours = starts_with_flag and all(flag in flag_actions(cls) or flag == "--help" for flag in flags)
-    return (given, []) if is_ours else _others().translate(command_of(cls), given)
+    if given and not given[0].startswith("-"):  # as in the yolo command
+        raise UserError(f"{given[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
+    is_ours = all(flag in flag_actions(cls) or flag == "--help" for flag in flags)
+    return (given, []) if is_ours else _others().rewritten(command_of(cls), given)
 
 
 def hyperparameters_from(

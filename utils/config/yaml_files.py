@@ -63,7 +63,11 @@ def parse_override(item: str) -> tuple[str, Any]:
 
 def _load(text: str, loader: type) -> Any:
     if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
-        _check_nesting(text, loader)
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_NESTED:
+                raise RecursionError
     return yaml.load(text, Loader=_strict(loader))
 
 
@@ -119,11 +123,3 @@ def _strict(base: type) -> type:
 
 def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-
-
-def _check_nesting(text: str, loader: type) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_NESTED:
-            raise RecursionError

@@ -44,10 +44,13 @@ class VideoFiles:
     def add(self, stem: str, image: np.ndarray, fps: float) -> Path:
         """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.
 
-        Raises OSError if the disk is nearly full; the video up to then can be played.
+        Raises OSError while the disk still has space for the index of the video: on a full disk, OpenCV would leave a
+        file that cannot be played, without an error.
         """
         path = self.run_dir / f"{stem}.mp4"
-        self._check_space(path, image.nbytes)
+        if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + image.nbytes:
+            self.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if self._video is None or path != self._video_path:
             self._open(path, image.shape[:2], fps)
         if image.shape[1::-1] != self._size:
@@ -60,13 +63,6 @@ class VideoFiles:
         if self._video is not None:
             self._video.release()
             self._video = None
-
-    def _check_space(self, path: Path, frame_bytes: int) -> None:
-        """Finishes the video and raises OSError while there is still space for its index: on a full disk, OpenCV would
-        leave a file that cannot be played, without an error."""
-        if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + frame_bytes:
-            self.close()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _open(self, path: Path, hw: tuple[int, int], fps: float) -> None:
         self.close()
@@ -148,8 +144,7 @@ def safe_name(text: str) -> str:
 def write_crops(
     folder: Path, stem: str, image: np.ndarray, boxes_xyxy_px: np.ndarray, class_names: Sequence[str]
 ) -> None:
-    """Writes the pixels of each box (N, 4) that has any to FOLDER/CLASS/STEM_ROW.jpg; parts of pixels count as whole
-    ones."""
+    """Writes each box (N, 4) that is not empty to FOLDER/CLASS/STEM_ROW.jpg, rounded outward to whole pixels."""
     corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
     for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
         crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
@@ -160,7 +155,7 @@ def write_crops(
 
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
-    """A line per detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+    """A line per detection: class, cx cy w h as fractions of the image's size, and with ``scores`` the score."""
     path.parent.mkdir(parents=True, exist_ok=True)
     boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
     columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])

@@ -152,30 +152,19 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
-    """Returns the data set's YAML and the folder that its entries are relative to; "" if they are not stored.
-
-    A path is looked up as it was stored, then relative to the checkpoint's folder.
-
-    Args:
-        stored: the checkpoint's ``data``.
-        checkpoint: the path of the checkpoint.
-    """
-    folder = Path(checkpoint).absolute().parent
-    return _find(stored, "source", folder), _find(stored, "root", folder)
-
-
-def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
-    path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-    if path and from_run and not Path(path).exists() and (folder / from_run).exists():
-        return os.path.normpath(folder / from_run)
-    return path
+    """The data set's YAML and the folder that its entries are relative to, as ``checkpoint`` has ``stored`` them; "" if
+    it has not. A path is looked up as it was stored, then relative to the checkpoint's folder."""
+    folder, paths = Path(checkpoint).absolute().parent, []
+    for name in ("source", "root"):
+        path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
+        if path and from_run and not Path(path).exists() and (folder / from_run).exists():
+            path = os.path.normpath(folder / from_run)
+        paths.append(path)
+    return paths[0], paths[1]
 
 
 def cache_folder(cache_dir: str = "") -> Path:
-    """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep.
-
-    Raises UserError if the user has no home folder.
-    """
+    """``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
     if cache_dir:
         return Path(os.path.expanduser(cache_dir))
     try:

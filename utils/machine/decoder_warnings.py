@@ -67,7 +67,7 @@ class _Watch:
         self._waiting_alone = 0  # threads that wait to decode alone
         self._is_alone = False
         self._passed_on = 0  # bytes of the memory that have been forwarded
-        self._terminal = -1  # a copy of the original descriptor 2
+        self._terminal = -1  # a copy of the original descriptor 2; -1 if it was closed
 
     def run(self, decode: Callable[[], T], *, alone: bool) -> tuple[T, str, bool]:
         """Returns the result, the first warning in the meantime, and whether no other thread decoded then."""
@@ -94,7 +94,12 @@ class _Watch:
             else:
                 self._changed.wait_for(lambda: not (self._is_alone or self._waiting_alone))
             if not self._inside:
-                self._terminal = _copy_of(2)
+                try:
+                    self._terminal = os.dup(2)
+                except OSError as error:
+                    if error.errno != errno.EBADF:  # it is not closed, but no more files can be opened
+                        raise
+                    self._terminal = -1
                 os.dup2(self._memory, 2)
             self._is_alone = alone
             self._inside += 1
@@ -138,16 +143,6 @@ class _Watch:
         self._passed_on = size
         if text and self._terminal >= 0:
             os.write(self._terminal, text)
-
-
-def _copy_of(descriptor: int) -> int:
-    """Duplicates a descriptor; -1 if it is closed. Raises OSError if no more files can be opened."""
-    try:
-        return os.dup(descriptor)
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            raise
-        return -1
 
 
 def _anonymous_file() -> BinaryIO:

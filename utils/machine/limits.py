@@ -39,6 +39,11 @@ _KNOWN = {
     *("onnx", "onnxscript", "onnxruntime", "openvino"),
 }
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_NO_SHM = "/dev/shm is full; make it larger (docker run --shm-size=8g), or leave out --cache ram"
+_NO_MEMORY_LEFT = (
+    "most likely the machine ran out of memory (dmesg says so); use fewer --workers, a smaller --batch-size or "
+    "--imgsz, or no --cache ram"
+)
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
 
@@ -52,9 +57,7 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
         return None
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.EMFILE, errno.ENFILE) or any(mark in text for mark in _NO_FILES):
-        return (
-            f"too many open files (the limit is {_file_limit()}); raise it with ulimit -n 65536, or use fewer --workers"
-        )
+        return "too many open files; raise the limit with ulimit -n 65536, or use fewer --workers"
     if isinstance(error, OSError) and number in _STORAGE:
         where = f"{error.filename}: " if error.filename else ""
         reason = (error.strerror or text).lower()
@@ -62,7 +65,9 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
     if worker := _WORKER.search(text):
         # An error that names the signal, if it interrupts the wait for a batch, is only the cause of the one raised.
         named = _WORKER.search(str(error.__cause__)) or worker
-        return _explain_worker(worker["signal"] or named["signal"] or "")
+        signal = (worker["signal"] or named["signal"] or "").strip()
+        name = f" by the signal '{signal}'" if signal else ""
+        return f"a loader process was killed{name}: {_NO_SHM if 'Bus error' in signal else _NO_MEMORY_LEFT}"
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or number == errno.ENOMEM
     is_foreign = type(error).__module__.partition(".")[0] in ("builtins", "torch", "cv2", "numpy", "lmdb")
     if is_named or (is_foreign and any(mark in text for mark in _NO_MEMORY)):
@@ -73,19 +78,6 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
             amount = f" ({size} more was requested)"
         return f"not enough memory {where}{amount}; {advice}"
     return None
-
-
-def _explain_worker(signal: str) -> str:
-    name = f" by the signal '{signal.strip()}'" if signal.strip() else ""
-    if "Bus error" in signal:
-        return (
-            f"a loader process was killed{name}: /dev/shm is full; make it larger (docker run --shm-size=8g), or "
-            "leave out --cache ram"
-        )
-    return (
-        f"a loader process was killed{name}: most likely the machine ran out of memory (dmesg says so); use fewer "
-        "--workers, a smaller --batch-size or --imgsz, or no --cache ram"
-    )
 
 
 def _explain_import(error: ImportError, advice: str) -> str | None:
@@ -104,14 +96,6 @@ def _explain_import(error: ImportError, advice: str) -> str | None:
         package = PACKAGES.get(module, module)
         return f"the package {package} is not installed: pip install {package}"
     return None
-
-
-def _file_limit() -> str:
-    with contextlib.suppress(ImportError):
-        import resource
-
-        return str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    return "the system's"
 
 
 def require_package(module: str, what: str, instead: str) -> None:

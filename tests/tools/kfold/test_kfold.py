@@ -19,7 +19,7 @@ from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
-from tools.kfold.scores import ScoredFold, pool, read_fold, result_of
+from tools.kfold.scores import ScoredFold, pool, read_fold
 from tools.shard import write_set
 from utils.files.checkpoint import read_checkpoint
 
@@ -33,7 +33,7 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     pooled = pool([ScoredFold(gt, table) for gt, table, _ in cases])
     assert pooled.truth.num_images == 24
     stats, precision = coco_evaluate(pooled.truth, pooled.found)
-    result = result_of(pooled, 4)
+    result = score_detections(pooled.truth, pooled.found, 4)
     assert result.ap == pytest.approx(stats[0], abs=1e-12)
     assert result.metrics["AP50"] == pytest.approx(stats[1], abs=1e-12)
     assert result.ap_large == pytest.approx(stats[5], abs=1e-12)

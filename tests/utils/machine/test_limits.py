@@ -91,7 +91,7 @@ def test_too_little_memory_suggests_what_may_fit(world, tmp_path):
 def test_too_few_file_descriptors_is_one_line(world, tmp_path):
     given = [*flags(world, tmp_path), "--workers", "2"]
     line = line_of(run(LIMITED, "NOFILE", "16", *given))
-    assert "too many open files (the limit is 16); raise it with ulimit -n" in line
+    assert "too many open files; raise the limit with ulimit -n" in line
     assert not (tmp_path / "runs").exists()
 
 
