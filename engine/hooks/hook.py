@@ -3,7 +3,7 @@ detectron2's ``HookBase``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -125,6 +125,9 @@ class Hooks:
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
         self.decide_next_epoch = any(hook.decides_next_epoch for hook in hooks)
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks)
 
     def call(self, point: str, trainer: Training, *args: Any) -> Action:
         """Calls a method of all hooks, up to one that stops the run. Returns the greatest action."""

@@ -1,5 +1,5 @@
-"""Signals, requests of single ranks, and how all ranks save or stop after the same step; and what the host reads of a
-step, one step late, so that it never waits for the device."""
+"""How all ranks save or stop after the same step; and what the host reads of a step, one step late, so that it never
+waits for the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,8 @@ class Action(enum.IntEnum):
 
 
 class StepFlags(NamedTuple):
-    """Requests of any rank to all ranks at a step boundary. They are reduced together with the step's sums, so they
-    cost nothing and all ranks read them after the same step."""
+    """Requests of any rank to all ranks. They are reduced together with the sums of a step, so they cost nothing and
+    all ranks read them after the same step."""
 
     save: bool = False
     stop: bool = False  # SIGTERM or SIGUSR1
@@ -47,6 +47,14 @@ class StepFlags(NamedTuple):
 
     def __or__(self, other: StepFlags) -> StepFlags:
         return StepFlags(*(a or b for a, b in zip(self, other)))
+
+    def counted(self, like: Tensor) -> Tensor:
+        """A 1 for each flag that is set and a 0 for the others (F,), made on the device without a host sync."""
+        values = like.new_zeros(len(self))
+        for number, is_set in enumerate(self):
+            if is_set:
+                values[number].fill_(1)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,10 @@ class DelayedReader:
         self._asynchronous = device.type == "cuda"
         self._pending: deque = deque()
 
-    def push(self, values: Tensor, paths: tuple[str, ...]) -> None:
+    def push(self, scalars: Sequence[Tensor], losses: Tensor, paths: tuple[str, ...], flags: Tensor) -> None:
+        """On the device: finite, local_finite and grad_norm, losses (P,) and flags (F,) of `StepValues`."""
+        first = torch.stack(tuple(scalars))
+        values = torch.cat([first, flags.to(first), losses.to(first)])
         if self._asynchronous:
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             host.copy_(values, non_blocking=True)
@@ -88,19 +99,10 @@ class DelayedReader:
             host, event, paths = self._pending.popleft()
             if event is not None:
                 event.synchronize()
-            finite, local_finite, norm, *rest = host.tolist()
-            flags, losses = StepFlags(*(flag > 0 for flag in rest[: len(NO_FLAGS)])), tuple(rest[len(NO_FLAGS) :])
-            ready.append(StepValues(finite > 0, local_finite > 0, norm, losses, paths, flags))
+            finite, local_finite, norm, save, stop, interrupt, *losses = host.tolist()
+            flags = StepFlags(save > 0, stop > 0, interrupt > 0)
+            ready.append(StepValues(finite > 0, local_finite > 0, norm, tuple(losses), paths, flags))
         return ready
-
-
-def append_flags(sums: Tensor, flags: StepFlags) -> Tensor:
-    """``sums`` (n,) followed by a 1 for each flag that is set and a 0 for the others, without a host sync."""
-    values = sums.new_zeros(len(flags))
-    for number, is_set in enumerate(flags):
-        if is_set:
-            values[number].fill_(1)
-    return torch.cat([sums, values])
 
 
 class RunControl:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from data.box_sizes import warn_of_small_boxes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
@@ -51,16 +51,41 @@ if TYPE_CHECKING:
 SMALL_MODEL, FEW_PIXELS = 5_000_000, 32 * 640**2
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads and builds before it has a folder."""
+
+    spec: DatasetSpec
+    train: InfiniteDataLoader
+    val: ValidationLoader
+    fitness: Fitness
+    model: Detector
+    teacher: TeacherFile | None
+    pretrained: dict[str, tuple[int, ...]]  # see `build_model`
+    origin: dict[str, str]  # of the weights
+
+
 @contextmanager
 def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator[Trainer]:
     """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made. The
     caller has entered ``watchdog``."""
-    config, hyp, checkpoint, log = run.config, run.hyp, run.checkpoint, get_logger()
-    check_same_run(ctx, config, hyp, checkpoint and asdict(checkpoint.progress))
-    check_settings(ctx, config, hyp)
+    config, checkpoint = run.config, run.checkpoint
+    check_same_run(ctx, config, run.hyp, checkpoint and asdict(checkpoint.progress))
+    check_settings(ctx, config, run.hyp)
     attached = attached_hooks(ctx, run)  # before anything is opened, as they may reject settings
-    prepare_process(ctx, config, hyp, run.lines)
-    teacher = None
+    prepare_process(ctx, config, run.hyp, run.lines)
+    run, inputs = open_inputs(ctx, run)
+    with ExitStack() as stack:
+        run = stack.enter_context(claim_folder(ctx, run))
+        trainer = build_trainer(ctx, run, inputs, attached, RunControl(ctx, watchdog))
+        for hook in trainer.hooks:
+            stack.callback(hook.close)
+        yield trainer
+
+
+def open_inputs(ctx: DistributedContext, run: Run) -> tuple[Run, Inputs]:
+    """The run with the batch size and ``lr_mult`` that it chooses itself, and its checked inputs."""
+    config, hyp, checkpoint, teacher = run.config, run.hyp, run.checkpoint, None
     if config.teacher or config.keep_old:
         from engine.teacher import open_teacher
 
@@ -79,29 +104,26 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         check_settings(ctx, config, hyp)  # again, now that the batch size is known
     if ctx.is_main:
         for line in unused_settings(ctx, config, hyp, model.head, channels=model.channels, tile=spec.tile):
-            log.warning("%s", line)
-    train_loader = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
-    val_loader = build_val_loader(
-        ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares
-    )
-    fitness.check_objects(val_loader.index.ground_truth())
+            get_logger().warning("%s", line)
+    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
+    val = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares)
+    fitness.check_objects(val.index.ground_truth())
     if ctx.is_main:
-        warn_of_shared_images(spec, train_loader.index, val_loader.index)
-        warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
+        warn_of_shared_images(spec, train.index, val.index)
+        warn_of_small_boxes(train.index, imgsz=config.imgsz, stride=model.stride)
     if checkpoint is not None:
-        checkpoint.load_model(model)  # with its anchors, which the loss copies below
+        checkpoint.load_model(model)  # with its anchors, which the loss copies
     elif model.head.anchors is not None:
         from models.autoanchor import check_anchors
 
-        sides, refit = train_loader.index.sides_at(config.imgsz), not config.noautoanchor
-        log.info("%s", check_anchors(sides, model, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed))
-    plan = step_plan(config, len(train_loader))
+        sides, refit = train.index.sides_at(config.imgsz), not config.noautoanchor
+        get_logger().info("%s", check_anchors(sides, model, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed))
     if hyp.lr_mult is None:  # a resumed run has one
         lr_mult = 1.0
         if config.weights:
             from engine.optim.pretrained_rate import choose_lr_mult
 
-            lr_mult = choose_lr_mult(ctx, config, train_loader.samples, model, plan.total)
+            lr_mult = choose_lr_mult(ctx, config, train.samples, model, step_plan(config, len(train)).total)
         run = replace(run, hyp=replace(hyp, lr_mult=lr_mult))
     if config.export:
         from engine.export.run import try_formats
@@ -109,49 +131,40 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
                 try_formats(model, config.export, config.imgsz)
-    with ExitStack() as stack:
-        run = stack.enter_context(claim_folder(ctx, run))
-        criterion = build_loss(ctx, run, model, teacher, train_loader.index)
-        if ctx.is_main and not config.time:
-            warn_of_few_steps(plan, from_weights=bool(config.weights))
-        images = train_loader.global_images(0)
-        step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, images=images)
-        log_plan(run, step, plan)
-        # Fingerprints depend on modification times. Machines with copies of their own have others: rank 0's count.
-        indexes = (train_loader.samples.index, val_loader.samples.index)
-        fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
-        progress = Progress()
-        if checkpoint is not None:
-            from engine.checkpoint.resume import restore_run
-
-            progress = restore_run(ctx, checkpoint, step, config, plan, len(train_loader), fingerprint)
-        start = {"pretrained": {name: list(rows) for name, rows in pretrained.items()}, "origin": origin}
-        start["teacher"] = teacher.stored if teacher else {}
-        description = describe_run(run, spec, model, step.optimizer.name, fingerprint, start)
-        checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
-        evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val_loader)
-        validation = Validation(evaluator, val_loader, config.val_every)
-        hooks = build_hooks(ctx, config, fitness, train_loader, validation, attached)
-        for hook in hooks:
-            stack.callback(hook.close)
-        yield Trainer(run, step, train_loader, progress, RunControl(ctx, watchdog), checkpointer, hooks)
+    return run, Inputs(spec, train, val, fitness, model, teacher, pretrained, origin)
 
 
-def build_hooks(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    fitness: Fitness,
-    train_loader: InfiniteDataLoader,
-    validation: Validation,
-    attached: Sequence[Hook],
-) -> list[Hook]:
-    """All hooks of a run, in their order."""
-    return [
+def build_trainer(
+    ctx: DistributedContext, run: Run, inputs: Inputs, attached: Sequence[Hook], control: RunControl
+) -> Trainer:
+    """The trainer of a run that has its folder, at the position of its checkpoint."""
+    config, model, train, val = run.config, inputs.model, inputs.train, inputs.val
+    criterion = build_loss(ctx, run, model, inputs.teacher, train.index)
+    plan = step_plan(config, len(train))
+    if ctx.is_main and not config.time:
+        warn_of_few_steps(plan, from_weights=bool(config.weights))
+    images = train.global_images(0)
+    step = build_step(ctx, run, model, criterion, pretrained=inputs.pretrained, plan=plan, images=images)
+    log_plan(run, step, plan)
+    # Fingerprints depend on modification times. Machines with copies of their own have others: rank 0's count.
+    indexes = (train.samples.index, val.samples.index)
+    fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
+    progress = Progress()
+    if run.checkpoint is not None:
+        from engine.checkpoint.resume import restore_run
+
+        progress = restore_run(ctx, run.checkpoint, step, config, plan, len(train), fingerprint)
+    description = describe_run(run, inputs, step.optimizer.name, fingerprint)
+    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
+    evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val)
+    validation = Validation(evaluator, val, config.val_every)
+    fitness = inputs.fitness
+    hooks = [
         Checkpoints(config.save_minutes * 60),
         NonFiniteSteps(),
         Results(fitness),
         ProgressBar(),
-        *([ClassWeights(train_loader)] if config.image_weights else []),
+        *([ClassWeights(train)] if config.image_weights else []),
         *([TimeLimit(config.time)] if config.time else []),
         *([ResultFiles()] if ctx.is_main else []),
         *attached,
@@ -159,6 +172,7 @@ def build_hooks(
         *([EarlyStopping(config.patience, fitness.name, validation.is_due)] if config.patience else []),
         Summary(fitness.name),
     ]
+    return Trainer(run, step, train, progress, control, checkpointer, hooks)
 
 
 def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
@@ -303,10 +317,9 @@ def log_small_batches(ctx: DistributedContext, config: TrainConfig, parameters: 
         )
 
 
-def describe_run(
-    run: Run, spec: DatasetSpec, model: Detector, rule: str, fingerprint: str, start: Mapping[str, Any]
-) -> RunDescription:
-    """What all checkpoints of the run say of its settings, data and model. ``start``: further fields."""
+def describe_run(run: Run, inputs: Inputs, rule: str, fingerprint: str) -> RunDescription:
+    """What all checkpoints of the run say of its settings, data and model. ``rule``: the optimizer's."""
+    spec, model = inputs.spec, inputs.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
     config = asdict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
@@ -322,5 +335,7 @@ def describe_run(
         data=data,
         val_images=sorted(spec.held_out),
         tile=spec.tile,
-        **start,
+        pretrained={name: list(rows) for name, rows in inputs.pretrained.items()},
+        origin=inputs.origin,
+        teacher=inputs.teacher.stored if inputs.teacher else {},
     )

@@ -20,7 +20,7 @@ from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags, append_flags
+from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.ddp import Autocast, Strategy, parallelize, resolve_virtual_ranks, unused_parameters
 from engine.run import Run
 from models.layers.conv import BatchNorm2d
@@ -98,9 +98,8 @@ class TrainStep:
         accumulate = partial(self._accumulate, counts=counts, flags=flags)
         num_images = sum(counts)
         sums, local_total = self.strategy.run(batches, counts, accumulate)
-        sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
-        losses = sums[1:] / sums[0].clamp(min=1)
-        norm, bad = self._scale_and_clip(sums[0], num_images, samples or num_images)
+        normalizer, parts, flag_sums = sums[0], sums[1 : -len(flags)], sums[-len(flags) :]
+        norm, bad = self._scale_and_clip(normalizer, num_images, samples or num_images)
         self.optimizer.skip = bad  # where it is 1, the update changes nothing
         self.scaler.step(self.optimizer)  # the update of the weights: `OptimizerSet.step`
         self.scaler.update()
@@ -108,10 +107,9 @@ class TrainStep:
         if self._statistics:
             copy_from_flat(torch.where(bad > 0, before, flatten(self._statistics)), self._statistics)
         self.ema.update(self._unwrapped, updates)
-        # The order in which `DelayedReader.pop` takes them apart.
-        first = torch.stack([1 - bad, local_total.isfinite().to(norm), norm])
-        values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
-        self.reader.push(values, tuple(path for batch in batches for path in batch.paths))
+        scalars = [1 - bad, local_total.isfinite().to(norm), norm]
+        paths = tuple(path for batch in batches for path in batch.paths)
+        self.reader.push(scalars, parts / normalizer.clamp(min=1), paths, flag_sums)
 
     def _accumulate(self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
@@ -128,7 +126,8 @@ class TrainStep:
             sums.append(parts)
             if number == 0 and not is_last and self.settings.compilation:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
-        return append_flags(torch.stack(sums).sum(0), flags), torch.stack(totals).sum()
+        summed = torch.stack(sums).sum(0)
+        return torch.cat([summed, flags.counted(summed)]), torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:
         """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normalizer, then parts."""
@@ -137,7 +136,8 @@ class TrainStep:
         images = to_float(batch.images, device, self._image_dtype, channels_last=True)
         with settings.compilation.forward(batch_images) if settings.compilation else nullcontext():
             raw = self.strategy.forward(images)
-        self._count_batch()
+        if counters := [norm.num_batches_tracked for norm in self._norms if norm.training]:  # not of frozen ones
+            torch._foreach_add_(counters, 1)
         if raw is None:  # with --pipeline: the other process of the pair has the end of the model
             nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
             return self.scaler.scale(nothing[0]), nothing  # `unscale_` needs the scale that this makes
@@ -149,11 +149,6 @@ class TrainStep:
         loss = out.total * (self.strategy.ddp_divides_by / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
-
-    def _count_batch(self) -> None:
-        counters = [norm.num_batches_tracked for norm in self._norms if norm.training]  # frozen ones see none
-        if counters:
-            torch._foreach_add_(counters, 1)
 
     def _scale_and_clip(self, normalizer: Tensor, num_images: int, samples: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's learning

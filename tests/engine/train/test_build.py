@@ -52,7 +52,7 @@ def built(*flags: str) -> Iterator[Trainer]:
 
 
 def names(trainer: Trainer) -> list[str]:
-    return [type(hook).__name__ for hook in trainer.hooks._hooks]
+    return [type(hook).__name__ for hook in trainer.hooks]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_resumed_run_stands_where_it_was_saved():
                 trainer.control.request(Action.STOP)
 
     with built("--epochs", "2", "--optimizer", "SGD", "--batch-size", "2") as trainer:
-        trainer.hooks = Hooks([*trainer.hooks._hooks, Stops()])
+        trainer.hooks = Hooks([*trainer.hooks, Stops()])
         trainer.fit()
         position = (trainer.progress.epoch, trainer.progress.batch, trainer.progress.updates)
         assert 0 < trainer.progress.batch < len(trainer.loader)
