@@ -107,14 +107,10 @@ class DelayedReader:
 
 class RunControl:
     """Turns signals and requests of single ranks into actions that all ranks take alike. Every rank has one and makes
-    the same calls.
+    the same calls. ``watchdog`` is entered.
 
-    What a rank requests travels with the sums of its step (`StepFlags`), so that all ranks read it after the same step.
-    Ranks do not communicate during validation; there a key in the run's store carries the request. The watchdog ends
-    processes that wait for one that has died.
-
-    Args:
-        watchdog: of this process, entered.
+    Requests travel with the sums of a step (`StepFlags`); during validation, when ranks do not communicate, by a key in
+    the run's store.
 
     Attributes:
         is_stopped: whether the ranks have agreed to stop.
@@ -135,7 +131,7 @@ class RunControl:
             yield
 
     def request(self, action: Action) -> None:
-        """Of this rank: all ranks save once, or stop, after the same step."""
+        """Makes all ranks save once, or stop, after the same step."""
         self._wants_save |= action is Action.SAVE
         self._wants_stop |= action is Action.STOP
 
@@ -153,8 +149,8 @@ class RunControl:
 
         Args:
             flags: of all ranks, as far as they have been read.
-            action: wanted by all ranks.
-            read_newest: reads the flags of the remaining steps; called before a save.
+            action: of all ranks.
+            read_newest: reads the flags of the remaining steps, before a save.
         """
         self._watchdog.beat()
         if not any(flags) and action is Action.CONTINUE:
@@ -171,8 +167,7 @@ class RunControl:
         return self._stop(0) if max_over_ranks(self._ctx, int(self._wants_stop)) else Action.CONTINUE
 
     def stops_validation(self) -> bool:
-        """Whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
-        validation."""
+        """Whether a signal has reached this rank or, as of the last poll, another; before each batch of validation."""
         self._watchdog.beat()
         local, store, now = self._signals.stop or self._signals.interrupt, self._ctx.store, time.monotonic()
         if store is not None and local:
@@ -191,7 +186,7 @@ class RunControl:
         """After the last step. Returns if all epochs are done, or if a request has stopped the run.
 
         Args:
-            where: how far the run has come, for readers.
+            where: how far the run has come, in words.
             last: the checkpoint to resume from.
 
         Raises:

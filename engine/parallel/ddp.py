@@ -1,4 +1,5 @@
-"""Wraps a model for several devices: DistributedDataParallel, DataParallel or not at all."""
+"""Training on several devices: models wrapped in DistributedDataParallel or DataParallel, and the `Strategy` of a
+step."""
 
 from __future__ import annotations
 
@@ -48,12 +49,9 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
 
 
 def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
-    """Names of trainable parameters that no output depends on.
+    """Names of trainable parameters that no output depends on, for images ``example`` (B, 3, H, W) on the CPU.
 
-    A copy runs on the CPU: on a GPU, cuDNN would search for kernels of this size, which training does not use.
-
-    Args:
-        example: images float (B, 3, H, W), on the CPU.
+    A copy runs there: on a GPU, cuDNN would search for kernels of this size, which training does not use.
     """
     model = copy.deepcopy(model).cpu().eval()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -70,13 +68,12 @@ def parallelize(
     unused: Sequence[str] = (),
     static: bool = False,
 ) -> nn.Module:
-    """Wraps ``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices; otherwise
-    returns the model itself.
+    """``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices, else itself.
 
-    BatchNorm buffers stay local during training (`average_buffers` averages them) instead of being broadcast from rank
-    0 at every step. DDP searches for parameters without gradients, which costs a walk over the graph, only if some are
-    ``unused``. ``static``: the graph is the same in every step and always sends its gradients, so none may run under
-    `Strategy.without_gradient_sync`; DDP then checks less.
+    BatchNorm buffers stay local during training (`average_buffers` averages them). DDP searches for parameters without
+    gradients, which costs a walk over the graph, only if some are ``unused``. ``static``: the graph is the same in
+    every step and always sends its gradients, so none may run under `Strategy.without_gradient_sync`; DDP then checks
+    less.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -138,10 +135,7 @@ class DataParallel(nn.DataParallel):
 
 def bucket_mebibytes(model: nn.Module) -> float:
     """The bucket size of DDP: a quarter of the gradients, so that three are sent before backward ends, within bounds.
-
-    DDP's default of 25 MiB holds all gradients of a small model, which are then sent when there is nothing left to
-    compute (measured: benchmarks/LOG.md).
-    """
+    DDP's default of 25 MiB holds all of a small model (measured: benchmarks/LOG.md)."""
     total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(max(total / 4 / 2**20, 1.0), 25.0)
 
@@ -150,11 +144,9 @@ class Strategy:
     """Which part of a step this process computes, and how the parts become one step. This one: a process computes its
     shard of the batch, and DDP, if it wraps the model, adds the gradients.
 
-    Args:
+    Attributes:
         model: on its device, wrapped for it.
         autocast: makes the context of forward passes.
-
-    Attributes:
         ddp_divides_by: what DDP divides the sum of the gradients by; the loss is multiplied by it.
     """
 
@@ -199,7 +191,7 @@ def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
-    """Averages float buffers (BatchNorm statistics) over ranks, so that all ranks have the same model."""
+    """Averages float buffers (BatchNorm statistics) over ranks."""
     buffers = float_buffers(model)
     if not ctx.is_distributed or not buffers:
         return

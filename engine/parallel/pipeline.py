@@ -1,10 +1,9 @@
 """``--pipeline 2``: two processes share the layers of a model, for images whose activations one device cannot hold.
 
-Processes 2i and 2i + 1 train on the same images. The first one computes the first layers, the second one the others and
-the loss. Both have all weights, the state of the optimizer and the averaged weights, which are small compared with the
-activations of large images, so everything outside of the step is as in other runs. One sum over all processes gives
-each of them all gradients; a process adds zeros for layers that it does not compute. Each micro-batch
-(``--nominal-batch``) passes forward (F) and backward (B) through both:
+Processes 2i and 2i + 1 train on the same images: the first computes the first layers, the second the others and the
+loss. Both have all weights and the state of the optimizer, so everything outside of the step is as in other runs. One
+sum over all processes gives each of them all gradients; a process adds zeros for layers that it does not compute. Each
+micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both:
 
     first process     F0  F1    B0  F2    B1  F3    B2  B3
     second process        F0 B0     F1 B1     F2 B2     F3 B3
@@ -43,9 +42,7 @@ STAGES = 2
 
 
 def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError if ``--pipeline`` is given and other settings or the number of processes rule it out."""
-    if config.pipeline == 1:
-        return
+    """Raises UserError if other settings or the number of processes rule out ``--pipeline 2``."""
     if ctx.world_size % STAGES:
         raise UserError(
             f"--pipeline 2: needs an even number of training processes, this run has {ctx.world_size}; start 2, 4, ... "
@@ -62,21 +59,16 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
 def build_stage(
     ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
 ) -> Stage:
-    """Of this process. Arguments as of `Stage`."""
     return (FirstStage if ctx.rank % STAGES == 0 else LastStage)(ctx, model, autocast, parameters)
 
 
 class Stage(Strategy):
-    """What a process computes of each step; `FirstStage` or `LastStage`. Make it on all processes."""
+    """What a process computes of each step. All processes make one."""
 
     def __init__(
         self, ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
     ) -> None:
-        """
-        Args:
-            model: in training mode, on its device, not wrapped.
-            parameters: those that the optimizer trains.
-        """
+        """``model`` is in training mode, not wrapped; the optimizer trains ``parameters``."""
         super().__init__(ctx, model, autocast)
         self._parameters = parameters
         self._peer = ctx.rank ^ 1

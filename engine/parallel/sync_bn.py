@@ -109,11 +109,6 @@ class _GlobalNormByKernels(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None, None, None
 
 
-def _has_kernels(device: torch.device) -> bool:
-    """Whether torch has kernels for distributed batch norm on ``device``."""
-    return device.type == "cuda"
-
-
 def _gather(local: Tensor, group) -> Tensor:
     """``local`` (n,) of all processes of a group: (processes, n)."""
     table = local.new_empty(dist.get_world_size(group) * len(local))
@@ -125,6 +120,10 @@ def _gather(local: Tensor, group) -> Tensor:
 def _dense(x: Tensor) -> Tensor:
     """In a memory format that the kernels support: channels_last is kept, anything else becomes contiguous."""
     return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 class GlobalBatchNorm2d(BatchNorm2d):

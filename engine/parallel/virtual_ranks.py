@@ -22,14 +22,12 @@ from utils.structures import Batch
 
 
 class VirtualRanks(Strategy):
-    """Every global micro-batch is cut into ``count`` shards, which take part one after another.
-
-    Every shard has its own batch statistics. Gradients, the step's sums and running statistics are added in the order
-    of the tree, the latter to their mean.
+    """Every global micro-batch is cut into ``count`` shards with batch statistics of their own. Gradients, the sums of
+    the step and running statistics are added in the order of the tree, the latter to their mean.
 
     Args:
         model: not wrapped.
-        count: of virtual ranks; the number of processes is a power of two that divides it.
+        count: the number of processes is a power of two that divides it.
     """
 
     def __init__(
@@ -90,10 +88,9 @@ class SubtreeSum:
         self._stack.append((height, leaf))
 
     def total(self) -> Tensor:
-        """The sum; the number of leaves must be a power of two."""
-        if len(self._stack) != 1:
-            raise ValueError("the number of leaves must be a power of two")
-        return self._stack[0][1]
+        """The sum of a number of leaves that is a power of two."""
+        ((_, total),) = self._stack
+        return total
 
 
 def _exchange(send: Tensor, receive: Tensor, peer: int) -> None:
@@ -102,16 +99,14 @@ def _exchange(send: Tensor, receive: Tensor, peer: int) -> None:
 
 
 def sum_over_processes(ctx: DistributedContext, flat: Tensor) -> Tensor:
-    """``flat`` (1-D, of the same length everywhere) summed over all processes in the order of the tree.
+    """``flat`` (1-D, of the same length everywhere) summed over 2^n processes in the order of the tree.
 
-    All processes get the same bits. Their number must be a power of two. Each sends and receives about twice the vector
-    whatever their number: at every level a pair halves the part it reduces, then the parts are exchanged back.
+    Each sends and receives about twice the vector whatever their number: at every level a pair halves the part it
+    reduces, then the parts are exchanged back.
     """
     world = ctx.world_size
     if world == 1:
         return flat
-    if world & (world - 1):
-        raise ValueError(f"{world} processes: must be a power of two")
     length = flat.numel()
     padded = flat.new_zeros(-(-length // world) * world)
     padded[:length] = flat

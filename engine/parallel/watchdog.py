@@ -37,19 +37,18 @@ class Watchdog:
     """Watches this process from `__enter__` until training is over or an exception leaves the block.
 
     - If another process of this machine has died and no step has ended since (nor an error begun), the main thread may
-      be stuck in a collective that will never end, so this process is ended. (Else it notices sooner by itself.)
+      be stuck in a collective that will never end, so this process is ended.
     - If a signal has arrived and no step has ended since, likewise; before training starts, after a shorter time.
     - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.
-    - While `training`, if there is no step or validation batch (`beat`) for some time, the stacks of all threads are
-      written to ``stall_rankN.txt``, once per stall. If one rank hangs, the others wait for it, so each writes its own.
+    - While `training`, if there is no step or validation batch (`beat`) for some time, every rank writes the stacks of
+      all threads to ``stall_rankN.txt``, once per stall.
     """
 
     def __init__(self, signals: StopSignals) -> None:
         self.signals = signals
         self._ctx: DistributedContext | None = None
-        self._stall_s, self._folder = 0.0, Path()
+        self._stall_s, self._folder, self._beat_at = 0.0, Path(), time.monotonic()
         self._stop_timeout_s = STOP_TIMEOUT_BEFORE_TRAINING_S
-        self._beat_at = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._peers: dict[int, str] = {}  # by rank
@@ -75,8 +74,8 @@ class Watchdog:
 
     @contextmanager
     def training(self, folder: Path) -> Iterator[None]:
-        """Around the training: a beat is expected every `STALL_S` seconds; stacks go to ``folder``.
-        Afterwards, also after a stop by a signal, processes may end one by one, so watching stops."""
+        """Around the training: a beat is expected every `STALL_S` seconds; stacks go to ``folder``. Watching stops
+        after it, as processes may end one by one."""
         self.beat()
         self._folder, self._stall_s, self._stop_timeout_s = folder, STALL_S, STOP_TIMEOUT_S
         try:
@@ -110,10 +109,8 @@ class Watchdog:
             if signal_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
                 os.kill(os.getpid(), signal.SIGTERM)
             if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
-                training = self._stop_timeout_s == STOP_TIMEOUT_S
-                self._end(
-                    "a stop was requested, but no step ends; no new checkpoint" if training else "", self.signals.code
-                )
+                line = "a stop was requested, but no step ends; no new checkpoint"
+                self._end(line if self._stop_timeout_s == STOP_TIMEOUT_S else "", self.signals.code)
             if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
                 self._end(f"process {dead} of {len(self._peers) + 1} has ended", PEER_LOST)
 

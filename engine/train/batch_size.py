@@ -1,9 +1,5 @@
-"""``--batch-size -1``: finds the largest batch that fits on the GPUs by taking steps.
-
-The steps use a copy of the run's model, its loss, optimizer, averaged weights and floating-point type, the largest
-canvas and many boxes, with batches of different sizes. Each process searches on its own device. The batch of the run is
-the smallest result times the number of shards.
-"""
+"""``--batch-size -1``: finds the largest batch that fits on the GPUs by taking steps like those of the run, with the
+largest canvas and many boxes. Each process searches on its own device; the smallest result counts."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from engine.train.compile import plan_compilation
 from engine.train.step import LEAST_SEARCHED, build_step, may_search
 from models.losses.base import Criterion
 from utils.config.pixels import RGB8, PixelFormat
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -84,9 +80,7 @@ class CudaMemory:
 
 
 def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError if ``--batch-size -1`` is given and not supported for this run."""
-    if config.batch_size != FIND_BATCH_SIZE:
-        return
+    """Raises UserError if ``--batch-size -1`` is not supported for this run."""
     if ctx.device.type != "cuda":
         raise UserError(f"--batch-size -1: finds what fits on a GPU, and this run is on {ctx.device}; use a number")
     if len(ctx.devices) > 1:
@@ -107,12 +101,10 @@ def batch_that_fits(
     """The largest global batch that fits; logs it. All processes must call this.
 
     Args:
-        model: a detector on its device, in training mode; it is not changed, nor are its gradients.
-        criterion: its loss, on the same device.
-        memory: measures the device's memory; None: `CudaMemory`.
+        model: in training mode; neither it nor its gradients change.
+        memory: None: `CudaMemory`.
 
-    Raises:
-        UserError: not even one image per shard fits.
+    Raises UserError if not even one image per shard fits.
     """
     memory = memory or CudaMemory(ctx.device)
     config = run.config
@@ -127,10 +119,6 @@ def batch_that_fits(
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return None if peak is None else copies * peak
 
-        def exceeds(images: int) -> bool:
-            peak = peak_bytes_of(images, search=True)
-            return peak is None or peak > limit
-
         with _keys_of_its_own():
             peak_bytes_of(1)  # loads the kernels, which need memory themselves
             limit = memory.limit()
@@ -142,8 +130,11 @@ def batch_that_fits(
             )
         own = -max_over_ranks(ctx, -own)
         # The kernels that the run will search for may need more memory.
-        while own > 1 and may_search(config) and max_over_ranks(ctx, exceeds(own)):
-            own = _rounded(own - 1)
+        while own > 1 and may_search(config):
+            peak = peak_bytes_of(own, search=True)
+            if not max_over_ranks(ctx, peak is None or peak > limit):
+                break
+            own = own - 1 if own <= 16 else (own - 1) // 8 * 8
     batch_size = own * shards * samples_per_image(config)
     get_logger().info(
         "--batch-size -1: %d (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
@@ -157,9 +148,7 @@ def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: i
     """The largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits. It has been measured to fit
     and the next larger number not to, unless it is ``most``.
 
-    Args:
-        peak_bytes_of: measures the memory that a number of images takes; None if it ran out.
-        limit_bytes: the memory that they may take.
+    ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
     """
 
     def is_too_much(number: int) -> bool:
@@ -170,10 +159,6 @@ def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: i
     while end < len(sizes) and not is_too_much(sizes[end]):
         end *= 2
     return sizes[bisect_left(sizes, True, lo=end // 2 + 1, hi=min(end, len(sizes)), key=is_too_much) - 1]
-
-
-def _rounded(number: int) -> int:
-    return number if number < 16 else number // 8 * 8
 
 
 def samples_per_image(config: TrainConfig) -> int:
@@ -198,13 +183,12 @@ def prepare_step(
     pixels: PixelFormat = RGB8,
     search: bool = False,
 ) -> TakeStep:
-    """Returns a step like the run's, on copies of the run's objects, which does not wait for other processes.
-
-    Under DDP the run keeps all gradients allocated. Here the second copy of the model takes their place.
+    """Returns a step like the run's, on copies of its objects, which does not wait for other processes. Under DDP the
+    run keeps all gradients allocated; here the second copy of the model takes their place.
 
     Args:
         images: per shard of the batch; the step takes this process's shards.
-        group: a group of this process alone, for ``--sync-bn``; None without it.
+        group: of this process alone, for ``--sync-bn``; None without it.
         search: whether cuDNN searches for the fastest kernels, as in a long run.
     """
     config = run.config

@@ -1,15 +1,8 @@
-"""``--compile``: how the model is compiled, and which batches run compiled.
+"""``--compile``: how the model is compiled, and on a GPU also the loss, and which batches run compiled.
 
-The forward and backward pass of the model are compiled, on a GPU also those of the loss. The model is compiled in
-place: state-dict keys do not change, and copies (the EMA, which validation uses) are not compiled. Under DDP torch
-splits the compiled graph at bucket boundaries, so that gradients are sent while the rest of the backward pass runs.
-
-One version is compiled, for full batches. The last, smaller batch of an epoch runs eagerly: it would cost a second
-compilation and another set of CUDA graphs. The size of the global batch decides, so that all processes do the same,
-whatever their number.
-
-A CUDA graph writes to the same memory each time it runs, gradients included, and `.grad` refers to that memory. They
-must be consumed, or copied (`Compilation.copy_gradients`), before the graph runs again.
+The model is compiled in place: state-dict keys do not change, and copies (the EMA) are not compiled. One version is
+compiled, for full batches. The last, smaller batch of an epoch runs eagerly: it would cost a second compilation and
+another set of CUDA graphs. The size of the global batch decides, so that all processes do the same.
 """
 
 from __future__ import annotations
@@ -59,8 +52,8 @@ class Compilation:
         return nullcontext()
 
     def copy_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Copies gradients out of the memory of CUDA graphs, so that those of another batch can be added to them.
-        Once per step is enough: the sum stays in the copy."""
+        """Copies gradients out of the memory of CUDA graphs, which write to it each time they run, so that those of
+        another batch can be added. Once per step is enough: the sum stays in the copy."""
         if not self.cuda_graphs:
             return
         for parameter in parameters:
@@ -76,19 +69,15 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         flag = "--multi-scale" if config.multi_scale else "--rect"
         raise UserError(f"--compile --sync-bn: the images must be of one size; leave out {flag} or --compile")
     if ctx.device.type == "cuda":
-        _check_triton()
+        if importlib.util.find_spec("triton") is None:
+            raise UserError("--compile: needs Triton to compile for GPUs; install it, or leave out --compile")
+        if not _is_installed(C_COMPILERS, "CC"):
+            raise UserError("--compile: Triton needs a C compiler; install gcc or set CC, or leave out --compile")
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if not header.exists():
+            raise UserError(f"--compile: Triton needs {header}; install python3-dev, or leave out --compile")
     elif not _is_installed(CPP_COMPILERS, "CXX"):
         raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave out --compile")
-
-
-def _check_triton() -> None:
-    if importlib.util.find_spec("triton") is None:
-        raise UserError("--compile: needs Triton to compile for GPUs; install it, or leave out --compile")
-    if not _is_installed(C_COMPILERS, "CC"):
-        raise UserError("--compile: Triton needs a C compiler; install gcc or set CC, or leave out --compile")
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        raise UserError(f"--compile: Triton needs {header}; install python3-dev, or leave out --compile")
 
 
 def _is_installed(compilers: Sequence[str], variable: str) -> bool:
@@ -96,11 +85,9 @@ def _is_installed(compilers: Sequence[str], variable: str) -> bool:
 
 
 def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int) -> Compilation:
-    """The compilation of a run with ``--compile`` that has passed `check_compilation`.
+    """The compilation of a run that has passed `check_compilation`.
 
     Args:
-        config: of the run.
-        ctx: this process among the others.
         images: of a full global batch (the first of an epoch).
         shards: that a batch is cut into: virtual ranks, or processes.
 

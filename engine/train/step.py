@@ -55,7 +55,7 @@ class StepSettings:
 
 
 class TrainStep:
-    """A training step; call it with the micro-batches of the step."""
+    """A training step, called with its micro-batches."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class TrainStep:
 
         Args:
             batches: this rank's micro-batches; any may be empty.
-            counts: images of each micro-batch over all ranks.
+            counts: images of each over all ranks.
             updates: optimizer steps, including this one.
-            flags: of this rank; those of all ranks are returned with the values of the step.
-            samples: of the step over all ranks; None: an image is a sample.
+            flags: of this rank; `reader` returns those of all ranks.
+            samples: over all ranks; None: an image is a sample.
         """
         before = flatten(self._statistics)  # restored below if the step is skipped
         accumulate = partial(self._accumulate, counts=counts, flags=flags)
@@ -169,9 +169,7 @@ class TrainStep:
 @torch.no_grad()
 def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
-
-    Costs one host sync: only the device knows which gradients are zero.
-    """
+    The host waits for the device, which alone knows them."""
     trained = [p for p in parameters if p.grad is not None]
     all_zero = torch.stack(torch._foreach_norm([p.grad for p in trained], float("inf"))) == 0
     for parameter, is_zero in zip(trained, all_zero.tolist()):
@@ -181,8 +179,8 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 @contextmanager
 def kernel_search(is_on: bool) -> Iterator[None]:
-    """Whether cuDNN tries all kernels for each new input size. Nothing else in a run does: validation, tests
-    of weights and the last batch of an epoch have sizes of their own, where the search takes longer than it saves."""
+    """Whether cuDNN tries all kernels for each new input size. Validation, tests of weights and the last batch of an
+    epoch have sizes of their own, for which the search takes longer than it saves."""
     torch.backends.cudnn.benchmark = is_on
     try:
         yield
@@ -196,7 +194,7 @@ def may_search(config: TrainConfig) -> bool:
 
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError for settings that no step of these processes could have, before anything is built or read."""
+    """Raises UserError for settings that no step of these processes could have."""
     if config.pipeline > 1:
         from engine.parallel.pipeline import check_pipeline
 
@@ -225,12 +223,10 @@ def build_step(
     plan: StepPlan,
     images: int,
 ) -> TrainStep:
-    """The step of a run whose settings `check_step_settings` accepts: with its optimizer, its averaged weights, and the
-    model wrapped for its devices and compiled.
+    """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
+    compiled.
 
     Args:
-        model: a detector, on its device.
-        criterion: its loss, there too.
         pretrained: as in `build_optimizer`.
         images: of a whole global batch.
     """

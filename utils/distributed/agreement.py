@@ -1,8 +1,5 @@
-"""Checks that all processes of a run have the same settings, code, model and data.
-
-If processes disagree about sizes, collectives hang or mix up what they gather; if they disagree about numbers, training
-ends without an error and with wrong weights.
-"""
+"""Checks that all processes of a run have the same settings, code, model and data. Otherwise collectives hang or mix up
+what they gather, or training ends without an error and with wrong weights."""
 
 from __future__ import annotations
 
@@ -31,15 +28,8 @@ _SOURCES = frozenset(("hyp", "override"))
 
 
 def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
-    """Compares ``facts`` between all processes. Every process must call this.
-
-    Args:
-        facts: what must be equal on all processes, JSON-serializable, by its name in messages.
-
-    Raises:
-        UserError: on the first process, if they differ; names each differing fact, its values and their ranks.
-        PeerFailure: on the others, if they differ.
-    """
+    """Raises UserError on the first process and PeerFailure on the others if ``facts`` differ between processes. Every
+    process must call this. Facts are JSON-serializable, by their names in messages."""
     first, *others = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
     notes = [
         (rank, {name: other.get(name) for name in {**first, **other} if other.get(name) != first.get(name)})
@@ -50,7 +40,7 @@ def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> Non
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
-    """Raises UserError on all processes when their flags, code or torch differ. Called before anything is opened."""
+    """Raises UserError when the flags, code or torch of processes differ. Called before anything is opened."""
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
@@ -60,8 +50,7 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
 def check_same_run(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, progress: Mapping[str, Any] | None
 ) -> None:
-    """Raises UserError on all processes when their settings or hyper-parameters, or the ``progress`` of the checkpoint
-    that they resume from, differ."""
+    """Raises UserError when settings, hyper-parameters, or the ``progress`` of the checkpoint to resume from differ."""
     facts: dict[str, object] = {f"setting {name}": value for name, value in _compared(config).items()}
     facts |= {f"hyper-parameter {name}": value for name, value in asdict(hyp).items()}
     facts["the checkpoint's progress"] = progress or "none"
@@ -69,7 +58,7 @@ def check_same_run(
 
 
 def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iterable[Tensor]) -> None:
-    """Raises UserError on all processes when their models differ, or the weights ``from_files`` that they have read."""
+    """Raises UserError when the models of processes differ, or the weights ``from_files`` that they have read."""
     if ctx.world_size == 1:
         return
     facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}

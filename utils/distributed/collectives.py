@@ -1,4 +1,4 @@
-"""Collectives on Python objects and arrays, `torch_distributed_zero_first`, and functions for wrapped models."""
+"""Collectives on objects and arrays, `torch_distributed_zero_first`, and functions for wrapped models."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from utils.distributed.store_barrier import StoreBarrier
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     """The first process of each node runs the block, then the others do, using its results. All leave it together.
 
-    Every process of the run must enter it. They wait at a `StoreBarrier`, not in a collective, so that no group timeout
-    expires, however long a leader takes. If one raises, the others raise `PeerFailure`; if one dies or sends no
-    heartbeats, the others raise UserError.
+    Every process of the run must enter it. They wait at a `StoreBarrier`, so that no group timeout expires, however
+    long a leader takes. If one raises, the others raise `PeerFailure`; if one dies, UserError.
     """
     if not ctx.is_distributed:
         yield

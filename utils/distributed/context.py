@@ -1,7 +1,4 @@
-"""The rank and device of this process, as a value that is made once and passed on.
-
-A `DistributedContext` is derived from the environment that the launcher sets (`utils.distributed.launch`).
-"""
+"""The rank and device of this process, as a value that is made once and passed on."""
 
 from __future__ import annotations
 
@@ -63,22 +60,16 @@ class DistributedContext:
         return DistributedContext(0, -1, 1, 1, 0, device, "", (device,))
 
     @staticmethod
-    def from_environment(
-        device: str = "",
-        *,
-        eval_ranks: int = 0,
-        timeout_s: float = 1800.0,
-    ) -> DistributedContext:
+    def from_environment(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
         """The context of this process, which joins the process group if it was launched as one of several.
 
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            eval_ranks: the last so many processes are a group of their own, with ranks from 0, and so are the others.
-                They exchange messages in the store that `evaluators` returns.
-            timeout_s: timeout of collectives.
+            eval_ranks: the last so many processes are a group of their own, with ranks from 0; the groups exchange
+                messages in the store that `evaluators` returns.
+            timeout_s: of collectives.
 
-        Raises:
-            UserError: the environment is incomplete, a device does not exist, or a port is in use.
+        Raises UserError if the environment is incomplete, a device does not exist, or a port is in use.
         """
         launch = read_launch()
         if launch is None:
@@ -89,11 +80,9 @@ class DistributedContext:
         return DistributedContext(**join(launch, device, eval_ranks, timeout_s))
 
     def close(self) -> None:
-        """Leaves the process group.
-
-        It cannot be used afterwards. If something (such as a DDP model) keeps gloo's threads alive, the interpreter may
-        exit while one of them releases a tensor, and the process aborts.
-        """
+        """Leaves the process group."""
+        # If something (such as a DDP model) keeps gloo's threads alive, one may release a tensor while the interpreter
+        # exits, and the process aborts.
         if self.is_distributed and dist.is_initialized():
             gc.collect()
             dist.destroy_process_group()
@@ -112,17 +101,15 @@ class DistributedContext:
 
 
 def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous shard [start, end) of ``count`` items for a rank.
-
-    Sizes differ by one at most. Shards are nested: each shard of k ranks consists of two shards of 2k ranks.
-    """
+    """The contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of k ranks
+    consists of two of 2k ranks."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
 @contextmanager
 def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
-    """Reports each failure once. If several ranks raise a `UserError`, it becomes `PeerFailure` on all but the first of
-    them; so does the failure of a collective after another process has ended, unless that left no message."""
+    """Reports each failure once: on all but the first rank that raises a `UserError` it becomes `PeerFailure`, and so
+    does the failure of a collective after another process has ended, unless that left no message."""
     try:
         yield
     except PeerFailure:

@@ -1,7 +1,5 @@
-"""Groups of processes within a run, and the position of a process in them.
-
-Every process makes the same groups in the same order (making one is collective over the whole run), whether it belongs
-to them or not. Make them once and pass them on. The names, for two nodes of four processes:
+"""Groups of processes within a run. Every process makes the same groups in the same order, also those to which it does
+not belong. The names, for two nodes of four processes:
 
     rank                     0   1   2   3   |   4   5   6   7
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
@@ -41,28 +39,20 @@ class Subgroup:
 
 
 def node_group(ctx: DistributedContext) -> Subgroup:
-    """The processes of this node, in gloo. Collective over the whole run."""
+    """The processes of this node, in gloo."""
     return _group_by(ctx, 0)
 
 
 def one_per_node_group(ctx: DistributedContext) -> Subgroup:
-    """The processes that have the local rank of this one, one per node, in gloo; for local rank 0, the node leaders.
-
-    Collective over the whole run.
-    """
+    """The processes that have the local rank of this one, one per node, in gloo; for local rank 0, the node leaders."""
     return _group_by(ctx, 1)
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
     """The group over which ``--sync-bn SIZE`` takes batch statistics, ``SIZE`` consecutive ranks on the run's backend;
-    None if it is the whole run (also for size -1). Collective over the whole run.
-
-    Raises:
-        UserError: the world size is not a multiple of ``size``.
-    """
+    None if it is the whole run (also for size -1)."""
     if size <= 0 or size == ctx.world_size:
         return None
-    check_group_size(ctx, size)
     return dist.new_subgroups(size, backend=ctx.backend)[0]
 
 

@@ -1,4 +1,4 @@
-"""Rendezvous of a run's processes: each connects to one store. Messages name processes that do not join."""
+"""Rendezvous: the processes of a run connect to one store. Messages name those that do not join."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ class _Wait:
     """A timeout, and the times at which to log that the process is still waiting."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._started = time.monotonic()
-        self._timeout_s = timeout_s
-        self._log_at = FIRST_LINE_S
+        self._started, self._timeout_s, self._log_at = time.monotonic(), timeout_s, FIRST_LINE_S
 
     def waited_s(self) -> float:
         return time.monotonic() - self._started

@@ -1,7 +1,5 @@
-"""Starts several processes of a program on this machine (``--spawn N``), without torchrun.
-
-The parent only waits. It does not import torch, so start-up costs one import of torch, not two in a row.
-"""
+"""Starts several processes of a program on this machine (``--spawn N``). The parent only waits, and does not import
+torch, so start-up costs one import of it, not two in a row."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def spawn(
     Stop signals are forwarded. If a process fails, the others are stopped.
 
     Args:
-        run: calls the function in each process and reports its errors, as `utils.entrypoint.run_main` does.
+        run: calls the function and reports its errors, as `utils.entrypoint.run_main` does.
         optional: the others go on if one of the last so many processes is killed, or exits by itself.
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
@@ -93,7 +91,7 @@ def spawn(
 def _first_failure(
     group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]], optional: int
 ) -> int | None:
-    """Waits until all processes have succeeded, or one has failed. Returns the rank of the failed one, or None."""
+    """Waits until all processes have succeeded (None), or one has failed: its rank."""
     left = dict(enumerate(group))
     while left:
         connection.wait([process.sentinel for process in left.values()], timeout=1)

@@ -1,8 +1,7 @@
 """A barrier on the run's key-value store, at which processes wait for each other for as long as it takes.
 
-A collective fails after the process group's timeout, even if a process is late for a good reason. If work between
-collectives may take long (scanning a data set, reading a slow file system), the processes wait here and enter the next
-collective when all of them are ready for it. Heartbeats distinguish a slow process from a dead one.
+A collective fails after the process group's timeout. If work between collectives may take long (scanning a data set),
+processes wait here before they enter the next one. Heartbeats distinguish a slow process from a dead one.
 """
 
 from __future__ import annotations
@@ -31,26 +30,18 @@ class StoreBarrier:
     """A context that ``len(names)`` processes enter, inside which they can wait for each other.
 
     If one process raises inside the context, waiting raises PeerFailure with its message in the others (or `Stopped`,
-    if that is what it raised). If one dies or stops sending heartbeats, waiting raises UserError. With a single name
-    nothing waits, and no store is needed.
+    if that is what it raised). If one dies or stops sending heartbeats, waiting raises UserError.
+
+    Args:
+        store: of the run; None if there is a single process, which never waits.
+        title: the same in all processes, and used once in a run.
+        rank: the index of this process in ``names``.
+        names: of the processes, for messages.
     """
 
     def __init__(self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str]) -> None:
-        """
-        Args:
-            store: the store of the run.
-            title: the name of this barrier, the same in all its processes and used once in a run.
-            rank: the index of this process in ``names``.
-            names: the names of the processes, for messages.
-        """
-        self._rank = rank
-        self._names = names
-        self._rounds = 0
-        self._run_store = store
-        self._store = None
-        if len(names) > 1:
-            assert store is not None
-            self._store = dist.PrefixStore(f"barrier/{title}", store)
+        self._rank, self._names, self._rounds, self._run_store = rank, names, 0, store
+        self._store = dist.PrefixStore(f"barrier/{title}", store) if len(names) > 1 else None
         self._checked_at = 0.0
         self._beats: dict[int, tuple[bytes, float]] = {}  # of other processes: the last heartbeat, and its time
         self._exited = threading.Event()
@@ -100,13 +91,8 @@ class StoreBarrier:
             readers = self._store.add("read", 0)
 
     def wait_all(self) -> None:
-        """Returns when every process has called this as often as this one.
-
-        Raises:
-            PeerFailure: another process has failed; has its message.
-            Stopped: another process received a stop signal.
-            UserError: another process has died, or the store cannot be reached.
-        """
+        """Returns when every process has called this as often as this one. Raises `PeerFailure` or `Stopped` if another
+        process has, and UserError if one has died or the store cannot be reached."""
         if self._store is None:
             return
         self._rounds += 1

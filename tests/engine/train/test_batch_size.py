@@ -314,7 +314,6 @@ TWO = replace(GPU, devices=(torch.device("cuda", 0), torch.device("cuda", 1)))
 def test_refused(ctx, settings):
     with refused():
         check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
-    check_batch_search(ctx, TrainConfig(batch_size=2, **settings))
 
 
 def test_the_search_is_allowed_on_a_gpu():

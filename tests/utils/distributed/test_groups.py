@@ -12,7 +12,7 @@ from engine.parallel.sync_bn import convert_sync_bn
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import node_group, one_per_node_group, sync_bn_group
+from utils.distributed.groups import check_group_size, node_group, one_per_node_group, sync_bn_group
 
 
 def _sum(handle, value: int) -> int:
@@ -59,7 +59,7 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
 def test_groups_that_do_not_divide_the_run_are_one_line(size):
     ctx = replace(DistributedContext.single(), world_size=8, local_rank=0)
     with refused():
-        sync_bn_group(ctx, size)
+        check_group_size(ctx, size)
 
 
 def test_one_process_forms_every_group():
