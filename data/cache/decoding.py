@@ -1,4 +1,4 @@
-"""What all image caches do alike: decoding the images of an index in threads, naming files, and removing them."""
+"""What image caches have in common: decoding in threads, names of files, and removing them."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class Decoding(NamedTuple):
     show_progress: bool = False
 
     def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
-        """Image i, (h, w, C) of the size that ``source_hw`` (N, 2) says. Raises UserError as `read_source` does."""
+        """Image i, (h, w, C), of the size in ``source_hw`` (N, 2). Raises UserError."""
         return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels)
 
     def each(self, function: Callable[[int], T], images: Sequence[int], title: str) -> Iterable[T]:
-        """What ``function`` returns for each of ``images``, in order."""
+        """The results of ``function`` for ``images``, in order."""
         done = map_ahead(function, images, threads=self.threads)
         return progress(done, desc=title, total=len(images), enabled=self.show_progress)
 
 
 def cache_path(folder: Path, index: DatasetIndex, imgsz: int, kind: str) -> Path:
-    """The file of a cache. ``kind``: its layout and suffix."""
+    """``kind``: layout and suffix."""
     return folder / f"{_name(index)}-{index.fingerprint[:32]}-{imgsz}-{kind}"
 
 
 def _name(index: DatasetIndex) -> str:
-    """How the names of all caches of a data set begin, whatever images it has had."""
+    """The beginning of the names of all caches of a data set, also of earlier versions of it."""
     return f"lockstep-{os.getuid()}-{index.source}"
 
 
 def remove_older(folder: Path, index: DatasetIndex) -> None:
-    """Removes the caches of what the data set was before it changed. Processes that read one keep it until they end;
-    one that is being filled stays."""
+    """Removes the caches of earlier versions of the data set, except one that is being filled. Processes that read one
+    keep it until they end."""
     for path in folder.glob(f"{glob.escape(_name(index))}-*"):
         if index.fingerprint[:32] not in path.name and path.suffix in _SUFFIXES:
             with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
@@ -59,8 +59,7 @@ def remove_older(folder: Path, index: DatasetIndex) -> None:
 
 
 def discard(flag: str, reason: Exception, *files: Path) -> None:
-    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning. Raises UserError if that is
-    impossible."""
+    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning, or raises UserError."""
     why = reason.strerror if isinstance(reason, OSError) else reason
     for file in files:
         try:

@@ -27,10 +27,7 @@ def open_device_cache(
     """Source images of ``index`` as (P, C) on ``ctx.device``, in the given layout.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
-    processes of its node, so that each device holds all images.
-
-    Raises:
-        UserError: there is not enough memory, or an image cannot be decoded.
+    processes of its node. Raises UserError: there is not enough memory, or an image cannot be decoded.
     """
     nbytes = layout.pixels * index.pixels.nbytes
     _check_memory(nbytes, ctx.device)

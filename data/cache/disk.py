@@ -1,8 +1,8 @@
 """``--cache disk``: decoded source images in one LMDB file per node, mapped read-only by all ranks and workers.
 
-The page cache keeps what they read, once per node. Images are committed in batches: an interrupted run loses the last
-batch, and the next run continues from there. A file is read only after it is complete, and then never written again.
-On several nodes, each image can be decoded once in the whole run (`data.staging.file_exchange`).
+Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
+is read only after it is complete, and then never written again. On several nodes, each image can be decoded once in the
+whole run (`data.staging.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
 each image has a checksum, verified when it is first read. The pages without pixels (a thousandth of the file) have one
@@ -56,11 +56,11 @@ _IS_VALUE = 4  # flag
 
 
 class DiskCache:
-    """Source images by number, from a complete file. Picklable: another process maps the file when it first reads;
+    """Source images by number, from a complete file. A process that unpickles it maps the file when it first reads;
     forked ones share the mapping."""
 
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """``path`` holds images of the sizes ``source_hw`` (N, 2). It is mapped now: a later run may remove it."""
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), at once: a later run may remove it."""
         self.path = path
         self.source_hw, self.pixels = source_hw, pixels
         self._inode = os.stat(path).st_ino
@@ -71,7 +71,7 @@ class DiskCache:
         return len(self.source_hw)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """(h, w, C), read-only; a copy, which outlives the mapping."""
+        """(h, w, C), read-only; a copy that outlives the mapping."""
         import lmdb
 
         shape = (*self.source_hw[index], self.pixels.channels)
@@ -107,7 +107,7 @@ def open_disk_cache(
     ctx: DistributedContext | None,
     leaders: Subgroup | None,
 ) -> DiskCache:
-    """Adds missing images to the node's cache and opens it. See `data.cache.open.open_image_cache`."""
+    """Adds missing images to the node's cache and opens it, see `open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
@@ -177,7 +177,6 @@ class _Writer:
         return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
 
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
-        """Writes ``count`` images, given by number and pixels."""
         get_logger().info(
             "--cache disk: %d of %d images, %s in all, into %s",
             count, len(self.index), format_bytes(int(self.sizes.sum())), self.path,
@@ -274,7 +273,7 @@ def _checksum(path: Path, pages: np.ndarray) -> int:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a file holds all images and its tree is intact. A damaged file is removed, with a warning."""
+    """Whether the file has all images and its tree is intact. A damaged file is removed, with a warning."""
     tree = path.with_suffix(_TREE_SUFFIX)
     try:
         if not (path.is_file() and tree.is_file()):
@@ -289,7 +288,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Which of ``count`` images a file holds, bool (count,). A damaged file is removed."""
+    """Which of ``count`` images are in the file, bool (count,). A damaged file is removed."""
     import lmdb
 
     stored = np.zeros(count, bool)

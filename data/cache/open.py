@@ -16,7 +16,7 @@ from utils.files.folders import SHARED_MEMORY, cache_folder
 
 
 class ImageCache(Protocol):
-    """Source images by number. Picklable without the pixels."""
+    """Source images by number. Pickles do not contain the pixels."""
 
     path: Path
     source_hw: np.ndarray  # int32 (N, 2)
@@ -40,16 +40,14 @@ def open_image_cache(
     """Fills the node's cache if necessary and opens it. Call it under `torch_distributed_zero_first`.
 
     Args:
-        index: the images.
         kind: "ram" or "disk".
         imgsz: longer side of the source images, pixels; 0 (ram only): that of the files.
-        cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
-        ctx: of this process; None: of one that is alone. Required with ``leaders``.
+        cache_dir: folder of a disk cache, which later runs reuse, see `cache_folder`.
+        ctx: None: this process is alone. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
             caches of all nodes. None: each node decodes all images.
 
-    Raises:
-        UserError: there is not enough memory or disk space, or an image cannot be decoded.
+    Raises UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
     if kind == "disk":
         from data.cache.disk import open_disk_cache

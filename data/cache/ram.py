@@ -34,11 +34,11 @@ _PREFIX, _SUFFIX = f"lockstep-{os.getuid()}-", ".ram"  # of the names of files i
 
 
 class RamCache:
-    """Source images by number, as read-only views of a mapped file. Picklable: another process maps the file again."""
+    """Source images by number, as read-only views of a mapped file, which a process that unpickles it maps again."""
 
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, which contains images of the sizes ``source_hw`` (N, 2) one after the other. Raises OSError if
-        it has another size or cannot be opened."""
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after the other. Raises OSError, also if the
+        file has another size."""
         self.path = path
         self.source_hw, self.pixels = source_hw, pixels
         self._offsets = pixel_offsets(source_hw, pixels)
@@ -69,7 +69,7 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
 def open_ram_cache(
     index: DatasetIndex, folder: Path, imgsz: int, decoding: Decoding, ctx: DistributedContext | None
 ) -> RamCache:
-    """Fills the node's memory, a file in ``folder``, and opens it. See `data.cache.open.open_image_cache`."""
+    """Fills a file in ``folder``, the node's memory, and opens it, see `open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
     key = f"ram_cache/{ctx.node_rank}/{index.source}/{imgsz}" if ctx and ctx.store else ""
     if ctx is not None and not ctx.is_node_leader:

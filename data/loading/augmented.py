@@ -1,4 +1,4 @@
-"""Training samples: images that are augmented, as `data.augment.plan` says."""
+"""Training samples: augmented images."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ class AugmentedImages(LoadImagesAndLabels):
     ) -> None:
         """
         Args:
-            hyp: augmentation settings; None: the defaults.
             epochs: of the whole run, for ``hyp.close_mosaic``.
             rect: canvases fit the images' aspect; disables mosaic and mixup.
             options: of `LoadImagesAndLabels`.
 
-        Raises:
-            UserError: a mistake in ``hyp.albumentations``.
+        Raises UserError: a mistake in ``hyp.albumentations``.
         """
         super().__init__(index, **options)
         hyp = hyp or Hyperparameters()
@@ -76,12 +74,12 @@ class AugmentedImages(LoadImagesAndLabels):
         return samples
 
     def plans(self, keys: Sequence[SampleKey]) -> list[SamplePlan]:
-        """How the training samples of ``keys`` are rendered."""
+        """How the samples of ``keys`` are rendered."""
         settings = {"hyp": self.hyp, "seed": self.seed, "epochs": self.epochs, "single_image": self.rect}
         return draw_plans(keys, source_hw=self.source_hw, **settings)
 
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
-        """The training samples of ``keys`` without their images, which are (0, 0, C)."""
+        """The samples of ``keys`` without their images, which are (0, 0, C)."""
         empty = np.zeros((0, 0, self.index.pixels.channels), self.index.pixels.dtype)
         return [self.sample(key, empty, rows) for key, rows in zip(keys, self.plan_labels(keys, plans))]
 

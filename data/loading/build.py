@@ -50,14 +50,19 @@ def build_train_loader(
         config, hyp: accepted by `check_loader_settings`.
         stride: the model's largest.
 
-    Raises:
-        UserError: an unfit image size, no images, processes that read different data, errors of the scan or the cache.
+    Raises UserError: an unfit image size, no images, processes that read different data, errors of scan or cache.
     """
     check_image_size(config.imgsz, stride)
     workers = loader_workers(config.workers, ctx, "train")
     dataset = _open_split(ctx, config, spec, "train", workers, tile=spec.tile, hyp=hyp)
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
+    repeats = dataset.repeats()
+    if config.repeat_factor:
+        from data.loading.class_balance import logged_repeat_factors
+
+        factors = logged_repeat_factors(config.repeat_factor, dataset.index)
+        repeats = factors if repeats is None else factors * repeats
     order = EpochOrder(
         len(dataset),
         seed=config.seed,
@@ -66,7 +71,7 @@ def build_train_loader(
         stride=stride,
         image_hw=dataset.index.image_hw if config.rect else None,
         block=0 if config.rect else hyp.mosaic_block,
-        repeats=_repeats(config, dataset),
+        repeats=repeats,
     )
     if config.quad and len(order) < 4:
         raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
@@ -93,17 +98,6 @@ def build_train_loader(
     )
 
 
-def _repeats(config: TrainConfig, dataset: LoadImagesAndLabels) -> np.ndarray | None:
-    """How often an epoch has each sample, as `EpochOrder` takes it."""
-    repeats = dataset.repeats()
-    if config.repeat_factor:
-        from data.loading.class_balance import logged_repeat_factors
-
-        factors = logged_repeat_factors(config.repeat_factor, dataset.index)
-        repeats = factors if repeats is None else factors * repeats
-    return repeats
-
-
 def build_val_loader(
     ctx: DistributedContext,
     config: TrainConfig | ValConfig,
@@ -116,18 +110,15 @@ def build_val_loader(
     squares: bool = False,
 ) -> ValidationLoader:
     """This process's batches of a split, each image once over all processes, letterboxed; with ``tile``, each tile of
-    this side.
-
-    Every process of the run must call this, as for `build_train_loader`.
+    this side. Every process of the run must call this.
 
     Args:
-        config: a `ValConfig` names the split, the batch size and the shape of the canvases; with ``tile``, a batch
-            is one image at its full size. A training run validates on "val", with batches of at most
-            `MOST_VALIDATED` images.
+        config: a `ValConfig` has the split, the batch size and the shape of the canvases; with its ``tile``, a batch is
+            one image at its full size. A training run validates on "val", with batches of at most `MOST_VALIDATED`.
         stride: the model's largest.
         tile: side of the tiles, pixels; 0: whole images.
-        hyp: says which labels of tiles are ignored in the loss; None: the defaults.
-        canvas_hw: the canvas of every image, of which ``config.imgsz`` is the longer side; None: as ``config`` says.
+        hyp: for tiles, whose labels may be ignored in the loss; None: the defaults.
+        canvas_hw: the canvas of every image, whose longer side is ``config.imgsz``; None: as in ``config``.
         squares: the head's default, if ``config`` does not say whether batches are rectangular.
     """
     check_image_size(config.imgsz, stride)
@@ -149,8 +140,15 @@ def build_val_loader(
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for settings that are wrong for any data set. Reads no data."""
-    if config.batch_size != FIND_BATCH_SIZE:  # the search tries only valid sizes
-        _check_batch_size(ctx.world_size // config.pipeline, config)
+    shards, batch_size = ctx.world_size // config.pipeline, config.batch_size
+    over = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
+    if batch_size != FIND_BATCH_SIZE and batch_size < shards:  # the search tries only valid sizes
+        raise UserError(
+            f"--batch-size {batch_size}: is the total over {over}, and each needs at least one image; use {shards} "
+            "or more"
+        )
+    if batch_size != FIND_BATCH_SIZE and config.quad and batch_size % (4 * shards):
+        raise UserError(f"--quad with --batch-size {batch_size} on {over}: needs a multiple of {4 * shards}")
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
             "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or use "
@@ -168,29 +166,9 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
         UserTransforms(hyp.albumentations, config.seed)  # checks them
 
 
-def _check_batch_size(shards: int, config: TrainConfig) -> None:
-    over = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
-    batch_size = config.batch_size
-    if batch_size < shards:
-        raise UserError(
-            f"--batch-size {batch_size}: is the total over {over}, and each needs at least one image; use {shards} "
-            "or more"
-        )
-    if config.quad and batch_size % (4 * shards):
-        raise UserError(f"--quad with --batch-size {batch_size} on {over}: needs a multiple of {4 * shards}")
-
-
-def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
-    """Raises UserError on all processes if they have read different data as ``split``; call it once a run and split.
-
-    File stamps are not compared: machines may have separate copies.
-    """
-    if ctx.world_size > 1:
-        check_agreement(ctx, data_facts(split, index))
-
-
 def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
-    """What is equal, by its name in messages, where the same data has been read as ``split``."""
+    """Facts, by their names in messages, that are equal where the same data has been read as ``split``. File stamps are
+    not among them: machines may have separate copies."""
     return {
         f"the number of {split} images": len(index),
         "the class names": list(index.names),
@@ -210,9 +188,8 @@ def _digest(*arrays: np.ndarray) -> str:
 
 
 def loader_workers(requested: int, ctx: DistributedContext, split: str) -> int:
-    """The number of workers of the loader of ``split``: ``requested``, or for -1 an equal share of the cores, from 1 to
-    `MOST_WORKERS`, which is logged. On GPUs two cores stay free for the processes themselves, and `MOST_WORKERS_CUDA`
-    is the limit; on CPUs training uses all cores itself."""
+    """The number of workers of the loader of ``split``: ``requested``, or for -1 an equal share of the cores, at most
+    `MOST_WORKERS`. With GPUs two cores stay free for the processes themselves, and the limit is `MOST_WORKERS_CUDA`."""
     cores, processes = available_cores(), ctx.local_world_size
     if requested >= 0:
         if ctx.is_main and requested * processes > cores:
@@ -231,7 +208,7 @@ def loader_workers(requested: int, ctx: DistributedContext, split: str) -> int:
 
 
 def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
-    """Warns about images that are in both splits: the scores then say nothing about other images."""
+    """Warns about images that are in both splits."""
     if spec.held_out:
         return
     folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
@@ -256,13 +233,7 @@ def _open_split(
     hyp: Hyperparameters | None,
 ) -> LoadImagesAndLabels:
     """The samples of a split, scanned and cached. The training split of a training is augmented; others are
-    letterboxed.
-
-    Args:
-        workers: of the loader that will be made.
-        tile: side of the tiles that the images are cut into; 0: they are not.
-        hyp: says which labels of tiles are ignored; None: the defaults.
-    """
+    letterboxed. ``workers``: of the loader that will be made."""
     is_training, hyp = isinstance(config, TrainConfig) and split == "train", hyp or Hyperparameters()
     cache = config.cache if isinstance(config, TrainConfig) else "none"
     if cache == "device":  # of training images, opened later
@@ -285,7 +256,8 @@ def _open_split(
             repeats=not is_training,
             progress=ctx.is_node_leader,
         )
-    check_same_data(ctx, split, index)  # before nodes send each other images of it
+    if ctx.world_size > 1:  # before nodes send each other images
+        check_agreement(ctx, data_facts(split, index))
     options = {"imgsz": None if isinstance(config, ValConfig) and config.tile else config.imgsz}
     if is_training:
         options |= {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}

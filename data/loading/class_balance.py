@@ -20,11 +20,9 @@ def inverse_frequency_weights(counts: np.ndarray) -> np.ndarray:
 
 
 def image_weights(class_weights: np.ndarray, labels: LabelArrays) -> np.ndarray:
-    """The weight with which each image is drawn, float64 (N,), not negative, with a positive sum: the sum of the class
-    weights (C,), not negative, of its labels without crowd regions.
-
-    Images without labels get the mean of the others, so that the fraction of background images stays the same.
-    """
+    """The weight with which each image is drawn, float64 (N,): the sum of the class weights (C,), not negative, of its
+    labels, without crowd regions. Images without labels get the mean of the others, so that the fraction of background
+    images stays the same."""
     counted, offsets = ~labels.crowd, labels.offsets
     of_label = np.where(counted, class_weights[labels.classes], 0.0)
     cumulative = np.concatenate([[0.0], np.cumsum(of_label)])
@@ -38,8 +36,8 @@ def image_weights(class_weights: np.ndarray, labels: LabelArrays) -> np.ndarray:
 def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> np.ndarray:
     """How often an epoch should have each image, so that rare classes are seen more often: float64 (N,), at least 1.
 
-    A class that the fraction f < ``threshold`` of the images has gets the factor sqrt(threshold / f), an image the
-    largest factor of its classes (LVIS, Gupta et al. 2019). Crowd regions do not count.
+    A class in a fraction f < ``threshold`` of the images gets the factor sqrt(threshold / f), an image the largest
+    factor of its classes (LVIS, Gupta et al. 2019). Crowd regions do not count.
     """
     factors = np.ones(len(labels.offsets) - 1)
     of_class = np.sqrt(threshold * len(factors) / np.maximum(labels.images_of_classes(num_classes), 1)).clip(min=1)
@@ -47,21 +45,15 @@ def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> n
     return factors
 
 
-def class_repeats(factors: np.ndarray, labels: LabelArrays, num_classes: int) -> np.ndarray:
-    """The mean of the images' ``factors`` (N,) over the images of each class: float64 (C,), nan without images."""
-    images = np.unique(np.stack([labels.classes, labels.image_of_box], 1)[~labels.crowd], axis=0)
-    with np.errstate(invalid="ignore"):
-        sums = np.bincount(images[:, 0], factors[images[:, 1]], minlength=num_classes)
-        return sums / labels.images_of_classes(num_classes)
-
-
 def logged_repeat_factors(threshold: float, index: DatasetIndex) -> np.ndarray:
     """`repeat_factors` of the images, with a line in the log."""
     factors = repeat_factors(threshold, index, len(index.names))
     images = index.images_of_classes(len(index.names))
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
-    shown = zip(rarest, class_repeats(factors, index, len(index.names))[rarest])
-    text = ", ".join(f"{index.names[c]} ({number_of(int(images[c]), 'image')}) {times:.1f} times" for c, times in shown)
+    pairs = np.unique(np.stack([index.classes, index.image_of_box], 1)[~index.crowd], axis=0)
+    times = np.bincount(pairs[:, 0], factors[pairs[:, 1]], minlength=len(images))[rarest] / images[rarest]
+    shown = zip(rarest, times)
+    text = ", ".join(f"{index.names[c]} ({number_of(int(images[c]), 'image')}) {mean:.1f} times" for c, mean in shown)
     repeated = number_of(round(factors.sum()), "image")
     get_logger().info("--repeat-factor %g: %s per epoch; %s", threshold, repeated, text)
     return factors

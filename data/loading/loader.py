@@ -60,11 +60,8 @@ class _RequestLoader(DataLoader):
     ) -> None:
         """
         Args:
-            dataset: renders the samples.
-            requests: the batches.
-            most_pixels: no batch has more.
+            most_pixels: of a batch.
             workers: number of processes; 0: this process renders.
-            pin_memory: copy batches to page-locked memory.
             make_batch: runs in the workers, picklable; None: `render_batch`.
         """
         self.samples = dataset
@@ -88,7 +85,7 @@ class _RequestLoader(DataLoader):
         Finalize(None, _close_if_alive, args=(weakref.ref(self),), exitpriority=100)
 
     def check_worker_number_rationality(self) -> None:
-        """Says nothing: `data.loading.build.loader_workers` does."""
+        """Does not warn: `data.loading.build.loader_workers` does."""
 
     @property
     def index(self) -> DatasetIndex:
@@ -114,10 +111,10 @@ class _RequestLoader(DataLoader):
 
 
 class ValidationLoader(_RequestLoader):
-    """Yields each of this rank's batches once per ``iter()``. ``len`` is their number."""
+    """Yields each of this rank's batches once per ``iter()``."""
 
     def __init__(self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], **options: Any) -> None:
-        """``options``: ``workers`` and ``pin_memory``, as of the base class."""
+        """``options``: ``workers`` and ``pin_memory``, see the base class."""
         most_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
         super().__init__(dataset, requests, most_pixels, **options)
         self._requests = requests
@@ -142,12 +139,10 @@ class InfiniteDataLoader(_RequestLoader):
     ) -> None:
         """
         Args:
-            dataset: renders the samples.
-            sampler: chooses the samples.
             weighted: draw images by class weights; see `set_class_weights`.
             by_epoch: prefetch nothing across epochs, so that `set_epochs` can be called between them.
-            renderer: turns what ``make_batch`` returns into a `Batch` on the device; None: it is a `Batch` on the host.
-            options: ``workers``, ``pin_memory`` and ``make_batch``, as of the base class.
+            renderer: turns the results of ``make_batch`` into a `Batch` on the device; None: they are one on the host.
+            options: ``workers``, ``pin_memory`` and ``make_batch``, see the base class.
         """
         self.renderer = renderer
         self._keys = sampler
@@ -184,7 +179,7 @@ class InfiniteDataLoader(_RequestLoader):
         self._requests.start = (epoch + batch // len(self), batch % len(self))
 
     def render(self, epoch: int, batch: int) -> Batch:
-        """This rank's shard of batch ``batch``, rendered in this process, on the host. Does not move the iteration."""
+        """This rank's shard of batch ``batch``, rendered in this process, on the host, apart from any iteration."""
         rendered = self.dataset[next(self._keys.requests(epoch, batch))]
         _raise_failure(rendered)
         if self.renderer is None:
@@ -207,10 +202,7 @@ class InfiniteDataLoader(_RequestLoader):
 
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and the same on every rank, for epochs that begin after this call.
-
-        Initially they are inverse to the classes' frequencies. See
-        `data.loading.class_balance.image_weights`.
-        """
+        Initially they are inverse to the classes' frequencies. See `image_weights`."""
         if not self._weighted:
             raise ValueError("this loader does not draw images by weight")
         from data.loading.class_balance import image_weights

@@ -36,11 +36,8 @@ def render_on_device(
 
 
 def plan_batch(dataset: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
-    """A training batch for `DeviceRenderer` to render.
-
-    Args:
-        layout: of the device cache that has the images; None: visible pixels are sent with the batch.
-    """
+    """A training batch for `DeviceRenderer` to render. ``layout``: of the device cache with the images; None: visible
+    pixels are sent with the batch."""
     plans, images = dataset.plans(request.keys), request.images
     kind = dataset.index.pixels
     rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0), kind))

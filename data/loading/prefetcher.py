@@ -38,9 +38,8 @@ class Prefetcher:
     """An iterator of batches on the device.
 
     On a GPU, `prefetch` copies batches (and renders them, with ``--render-on device``) on a separate stream while the
-    previous step still runs; taking a batch makes the device wait for it, not the host. Images are copied as bytes, not
-    floats; torch keeps page-locked memory until its copy has finished. On other devices a batch is fetched when it is
-    taken.
+    previous step still runs; taking a batch makes the device wait for it, not the host. Torch keeps page-locked memory
+    until its copy has finished. On other devices a batch is fetched when it is taken.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ class TiledIndex:
 
     Attributes:
         images: the split.
-        index: the tiles as images, with the labels that they have where the grid is.
-        side: of a tile, pixels. An image that is smaller is padded on the right and below.
+        index: the tiles as images, with the labels that they have on the grid.
+        side: of a tile, pixels. A smaller image is padded on the right and below.
         image: int64 (N,), the image of each tile, ascending.
         windows: float32 (N, 4), x1, y1, x2, y2 of each tile on the grid, pixels of its image.
     """
@@ -101,8 +101,8 @@ class TiledIndex:
         return self._clipped(self._near.take(tiles), self.corners(tiles, epoch)).labels_of(np.arange(len(tiles)))
 
     def pixels(self, image: np.ndarray, tile: int, epoch: int) -> np.ndarray:
-        """The part (side, side, 3) of ``image`` (H, W, 3), all pixels of the tile's image, that a tile shows in an
-        epoch; a view if the image is large enough."""
+        """The part (side, side, C) of ``image`` (H, W, C) that a tile shows in an epoch; a view if the image is large
+        enough."""
         left, top = self.corners(np.array([tile]), epoch)[0].tolist()
         part = image[top : top + self.side, left : left + self.side]
         height, width = part.shape[:2]
@@ -113,11 +113,9 @@ class TiledIndex:
         return padded
 
     def repeats(self, backgrounds: float) -> np.ndarray:
-        """How often an epoch has each tile, as `EpochOrder` takes it, float64 (N,): once, but tiles without an object
-        at most ``backgrounds`` times as often as tiles with one.
-
-        Raises UserError if no tile has an object; warns if some objects are larger than tiles show.
-        """
+        """How often an epoch has each tile, float64 (N,): once, but tiles without an object at most ``backgrounds``
+        times as often as tiles with one. Raises UserError if no tile has an object; warns if some objects are larger
+        than tiles show."""
         objects = self.images.boxes_xywh_px[~self.images.crowd, 2:]
         hidden = int((np.minimum(objects, self.side).prod(1) < self._visibility * objects.prod(1)).sum())
         has_object = np.bincount(self.index.image_of_box[~self.index.crowd], minlength=len(self.index)) > 0

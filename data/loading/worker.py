@@ -1,4 +1,4 @@
-"""What runs in a worker process of a loader: making batches for requests, collating, and settings of the process."""
+"""The worker processes of a loader: their settings, batches for requests, and collating."""
 
 from __future__ import annotations
 
@@ -26,13 +26,8 @@ from utils.structures import Batch, Sample, Targets
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
-    """A batch of samples.
-
-    Images are stored (B, H, W, C) and seen as (B, C, H, W): the channels_last layout, without a copy.
-
-    Args:
-        pixels: (B, H, W, C); samples that were rendered into it are not copied.
-    """
+    """A batch of samples, whose images are stored in ``pixels`` (B, H, W, C), unless they were rendered there, and seen
+    as (B, C, H, W): the channels_last layout."""
     for sample, out in zip(samples, pixels.numpy()):
         if not np.may_share_memory(sample.image, out):  # it was not rendered in place
             out[:] = sample.image
@@ -47,7 +42,7 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
 
 
 def collate_quad(samples: Sequence[Sample], request: BatchRequest, pixels: Tensor) -> Batch:
-    """As `collate`, for requests with ``--quad``: four samples of half the batch's size become one image."""
+    """`collate` for requests with ``--quad``: four samples of half the batch's size become one image."""
     groups = [[samples[i] for i in members] for members in request.images]
     return collate([group[0] if len(group) == 1 else _side_by_side(group) for group in groups], pixels)
 
@@ -83,12 +78,7 @@ class RequestDataset:
         make_batch: Callable[[BatchRequest], Any],
         slots: BatchSlots | None = None,
     ) -> None:
-        """
-        Args:
-            samples: renders the samples; requests may change its number of epochs.
-            make_batch: makes a batch of them.
-            slots: ``make_batch`` renders into the one that a request names.
-        """
+        """``slots``: ``make_batch`` renders into the one that a request names."""
         self.samples = samples
         self.make_batch = make_batch
         self.slots = slots
@@ -108,7 +98,7 @@ class RequestDataset:
 
 
 def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
-    """A batch whose images are rendered on the host, in one of ``slots`` if the request names it."""
+    """A batch whose images are rendered on the host, in a slot if the request names one."""
     count, kind = len(request.images), dataset.index.pixels
     if slots is None or request.slot is None:
         pixels = new_pixels(count, request.canvas_hw, kind)
@@ -121,12 +111,8 @@ def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request
 
 def init_worker(parent: int, worker: int) -> None:
     """Limits a worker to one thread and leaves signals to the parent: Ctrl-C prints no tracebacks of workers, and when
-    a batch system sends SIGTERM to every process, the parent can still finish its step and save.
-
-    Args:
-        parent: its process id. It is not queried here, because the parent may already have been killed.
-        worker: number of the worker.
-    """
+    a batch system sends SIGTERM to every process, the parent can still finish its step and save. ``parent``: its
+    process id, which cannot be queried here, because the parent may already have been killed."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     sys.excepthook = _print_unless_parent_is_gone
