@@ -1,8 +1,7 @@
 """The demo data set: shapes on noise, rendered on demand. The same arguments give the same bytes.
 
-``python -m tools.demo OUT`` writes it to a folder. An image is drawn at `SUPERSAMPLE` times its size and reduced by
-averaging. An owner map holds the number of the object that each pixel shows, so a box is the extent of the visible
-part to half a pixel. Colors are RGB.
+An image is drawn at `SUPERSAMPLE` times its size and reduced by averaging. An owner map holds the number of the object
+that each pixel shows, so a box is the extent of the visible part to half a pixel. Colors are RGB.
 """
 
 from __future__ import annotations
@@ -38,17 +37,9 @@ MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
-    """Renders the demo set into ``root`` unless a complete set with these arguments is there already.
-
-    It is written next to ``root`` and renamed, so ``root`` never holds an incomplete set. Images have ``size`` x
-    ``size`` pixels.
-
-    Returns:
-        the path of its YAML.
-
-    Raises:
-        UserError: ``root`` holds something else, or cannot be written.
-    """
+    """Renders the demo set into ``root``, unless it is there already, and returns its YAML. Images have ``size`` x
+    ``size`` pixels. The set is written next to ``root`` and renamed, so that ``root`` is always complete. Raises
+    UserError: ``root`` contains something else, or cannot be written."""
     root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
     if _is_complete(root, wanted):
@@ -107,11 +98,8 @@ def _write_image(folder: Path, wanted: dict[str, int], split: str, number: int) 
 
 
 def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Image ``number`` of a split, which depends only on the arguments.
-
-    Returns:
-        image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalized.
-    """
+    """Image ``number`` of a split, uint8 (size, size, 3) RGB, and its labels, float64 (n, 5): class, cx, cy, w, h
+    normalized. They depend only on the arguments."""
     rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
     side = size * SUPERSAMPLE
     canvas = _background(rng, side)
@@ -177,10 +165,13 @@ def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tup
     has_second = cv2.warpAffine(
         pattern, from_pattern, (side, side), flags=cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
     )
-    colors = _contrasting(cv2.mean(canvas, mask)[:3], rng)
+    # Two colors float32 (2, 3): the first unlike the background, the second unlike the first.
+    colors = [np.float32(cv2.mean(canvas, mask)[:3])]
+    for few in rng.uniform(15, 240, (2, 4, 3)).astype(np.float32):
+        colors.append(few[np.linalg.norm(few - colors[-1], axis=1).argmax()])
     is_inside = mask.astype(bool)
     area = sum(sign * cv2.contourArea(contour.astype(np.float32)) for sign, contour in zip((1, -1), contours))
-    return is_inside, colors[has_second[is_inside]], area
+    return is_inside, np.stack(colors[1:])[has_second[is_inside]], area
 
 
 def outline(name: str) -> np.ndarray:
@@ -195,16 +186,8 @@ def outline(name: str) -> np.ndarray:
     return np.stack([radius * x, radius * y], 1)
 
 
-def _contrasting(color: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-    """Two colors float32 (2, 3): the first unlike ``color``, the second unlike the first."""
-    candidates, found = rng.uniform(15, 240, (2, 4, 3)).astype(np.float32), [np.float32(color)]
-    for few in candidates:
-        found.append(few[np.linalg.norm(few - found[-1], axis=1).argmax()])
-    return np.stack(found[1:])
-
-
 def visible_boxes(owner: np.ndarray, classes: Sequence[int], areas: Sequence[float]) -> np.ndarray:
-    """Labels (n, 5) of the objects that are sufficiently visible on the owner map."""
+    """Labels (n, 5) of the objects that are visible enough on the owner map."""
     side, labels = len(owner), []
     for number, (kind, area) in enumerate(zip(classes, areas)):
         visible = owner == number

@@ -1,4 +1,4 @@
-"""Which fold each image belongs to: images of a group stay together, and every fold has its part of every class.
+"""Folds of a data set: images of a group stay together, and every fold has its part of every class.
 
 Legend: N images, G groups, C classes, K folds.
 """
@@ -64,14 +64,9 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
 
 
 def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.ndarray:
-    """The group of each image, int64 (N,): a number from 0. Images that share a named group, are near-duplicates of
-    each other, or Roboflow's copies of one image, are in the same one, as are those that several conditions connect.
-
-    Args:
-        groups: ``--groups``.
-
-    Raises UserError for a regular expression or a file that cannot be used.
-    """
+    """The group of each image, int64 (N,), from 0. Images with the same name of a group (``groups``: ``--groups``),
+    near-duplicates, and Roboflow's copies of one image are in one group. Raises UserError for a regular expression or
+    a file that cannot be used."""
     paths = list(index.paths)
     parent = np.arange(len(paths))
     if groups:
@@ -125,9 +120,9 @@ def class_counts(index: DatasetIndex) -> np.ndarray:
 def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """The fold of each image, int64 (N,) from 0, by iterative stratification (Sechidis et al. 2011) of whole groups.
 
-    The rarest class that is left is distributed first: its groups, those with most boxes before the others, go to the
-    fold that lacks most boxes of this class, then to the one that lacks most images. Groups without boxes fill up the
-    folds with fewest images. Moves of single groups then even out the frequent classes.
+    The rarest remaining class is distributed first: its groups, those with most boxes first, go to the fold that lacks
+    most boxes of this class, then to the one that lacks most images. Groups without boxes fill up the folds with fewest
+    images. Moves of single groups then even out the frequent classes.
 
     Args:
         group: int64 (N,), from 0.
@@ -165,7 +160,9 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
         members = open_groups[boxes[open_groups, rarest] > 0]
         put(members[np.argsort(-boxes[members, rarest], kind="stable")], boxes_missing[:, rarest])
     _even_out(fold_of, np.column_stack([boxes, images]).astype(np.float64), folds)
-    _spread_to_empty(fold_of, images, folds)
+    while (number := np.bincount(fold_of, minlength=folds)).min() == 0:  # the smallest group of the fold with most
+        members = np.flatnonzero(fold_of == number.argmax())
+        fold_of[members[images[members].argmin()]] = number.argmin()
     return fold_of[group]
 
 
@@ -195,19 +192,10 @@ def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
         fold_of[group] = fold
 
 
-def _spread_to_empty(fold_of: np.ndarray, images: np.ndarray, folds: int) -> None:
-    """Moves the smallest group of the fold with most groups to each fold without one."""
-    while (number := np.bincount(fold_of, minlength=folds)).min() == 0:
-        members = np.flatnonzero(fold_of == number.argmax())
-        fold_of[members[images[members].argmin()]] = number.argmin()
-
-
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
-    """The names of about this ``fraction`` of the images: one or more of up to `MOST_FOLDS` folds, so that near-
-    duplicates and copies stay together, and every class is divided. The seed of the run changes nothing.
-
-    Raises UserError if all images are in one group.
-    """
+    """The names of about this ``fraction`` of the images: some of up to `MOST_FOLDS` folds, so that near-duplicates and
+    copies stay together, and every class is divided. Does not depend on the run's seed. Raises UserError if all images
+    are in one group."""
     group = groups_of(index, "", near_duplicates=True)
     most = min(int(group.max()) + 1, MOST_FOLDS)
     if most < 2:
@@ -220,8 +208,8 @@ def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
 def hold_out_validation(
     ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
 ) -> DatasetSpec:
-    """The data set with the validation images of ``--val-fraction``, which the main process chooses unless a resumed
-    run has ``names``."""
+    """The data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, or else chosen by the
+    main process."""
     if "val" in spec.splits:
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"

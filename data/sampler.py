@@ -38,14 +38,13 @@ class EpochOrder:
         """
         Args:
             count: N images.
-            seed: of the run.
             batch_size: B, the global batch.
             imgsz: side of square canvases, longer side of images on rectangular ones, pixels.
             stride: canvas sides are multiples of it.
             image_hw: int (N, 2); for rectangular batches only.
             block: partners of a mosaic are chosen among this many neighbors in the order; 0: among all images.
-            repeats: float64 (N,), how often an epoch has each image: this number rounded up or down, in turns that
-                depend on the epoch. None: once.
+            repeats: float64 (N,), how often an epoch has each image, rounded up in some epochs and down in others;
+                None: once.
         """
         self.seed = seed
         self.batch_size = batch_size
@@ -61,7 +60,7 @@ class EpochOrder:
         return self._count
 
     def indices(self, epoch: int) -> np.ndarray:
-        """Images int64 by position in the epoch: each image once, draws by weight (with replacement), or repeated."""
+        """Images int64 by position in the epoch."""
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
         if self.weights is not None:
             draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
@@ -76,11 +75,9 @@ class EpochOrder:
         return order if self._aspects is None else self._gathered(order, rng)
 
     def _gathered(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The same images, reordered so that the aspects in each batch are similar.
-
-        Images whose own canvases would be equal form a bucket, in random order. The concatenated buckets are cut into
-        batches, and the full batches are shuffled. Their number is the same in every epoch.
-        """
+        """The same images, reordered so that the aspects in each batch are similar: images whose own canvases would be
+        equal form a bucket, in random order. The concatenated buckets are cut into batches, and the full batches are
+        shuffled."""
         shapes = rect_shapes(self._aspects, self._aspects, self.imgsz, self.stride)
         bucket = (shapes[:, 0] - shapes[:, 1])[order]
         order = order[np.argsort(bucket, kind="stable")]
@@ -89,8 +86,7 @@ class EpochOrder:
         return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
 
     def block_bounds(self, position: int) -> tuple[int, int]:
-        """First position and end of the block that contains ``position``. The last block of an epoch includes the
-        remainder."""
+        """First position and end of the block of ``position``. The last block of an epoch includes the remainder."""
         last = max(self._count // self.block - 1, 0)
         number = min(position // self.block, last)
         return number * self.block, self._count if number == last else (number + 1) * self.block
@@ -103,17 +99,14 @@ class EpochOrder:
 
 
 def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) -> np.ndarray:
-    """The smallest canvases for images of aspects (height / width) from ``low`` to ``high`` (n,), longer side imgsz.
-
-    Returns:
-        int64 (n, 2), height and width, rounded up to strides after adding ``pad`` strides.
-    """
+    """The smallest canvases, int64 (n, 2), for images of aspects (height / width) from ``low`` to ``high`` (n,), longer
+    side imgsz, with ``pad`` strides added, rounded up to strides."""
     sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
     return (np.ceil(sides * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
 
 
 def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) -> tuple[int, int]:
-    """Height and width of the smallest canvas for a batch of images of these aspects (n,)."""
+    """The smallest canvas for a batch of images of these aspects (n,)."""
     height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride, pad)[0].tolist()
     return height, width
 
@@ -132,7 +125,7 @@ class BatchRequest:
 
     @property
     def images(self) -> list[range]:
-        """The numbers of each image's samples: of one, or of four whose canvases are smaller than the batch's."""
+        """The samples of each image, by number: one, or four whose canvases are smaller than the batch's."""
         images, start = [], 0
         while start < len(self.keys):
             images.append(range(start, start + (1 if self.keys[start].canvas_hw == self.canvas_hw else 4)))
@@ -158,8 +151,6 @@ class KeyedDistributedSampler(DistributedSampler):
     ) -> None:
         """
         Args:
-            order: the epochs' orders, with seed and global batch size.
-            rank, world_size: of this process.
             quad: four samples make one image of twice the size.
             multi_scale: canvas sizes vary within +- this fraction from batch to batch; 0: never.
         """
@@ -171,29 +162,28 @@ class KeyedDistributedSampler(DistributedSampler):
 
     @property
     def num_batches(self) -> int:
-        """Number of batches per epoch; the last may be smaller. With ``quad``, up to three samples are left out at the
-        end of an epoch."""
+        """Batches per epoch; the last may be smaller. With ``quad``, an epoch may leave out up to three samples."""
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 
     def global_samples(self, batch: int) -> int:
-        """Samples in batch ``batch`` of an epoch, over all ranks; with ``quad`` an image has four."""
+        """Samples in a global batch; with ``quad`` an image has four."""
         return self.global_images(batch) * (4 if self.quad else 1)
 
     def global_images(self, batch: int) -> int:
-        """Images in global batch ``batch`` of any epoch, over all ranks."""
+        """Images in a global batch."""
         size = min(len(self.order) - batch * self.order.batch_size, self.order.batch_size)
         return size // 4 if self.quad else size
 
     @property
     def most_pixels(self) -> int:
-        """The maximum number of pixels in a batch of this rank."""
+        """Of a batch of this rank."""
         order = self.order
         side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
         return -(-order.batch_size // self.num_replicas) * side**2
 
     def __len__(self) -> int:
-        """The number of images of this rank in an epoch."""
+        """Images of this rank in an epoch."""
         bounds = (shard_bounds(self.global_images(b), self.rank, self.num_replicas) for b in range(self.num_batches))
         return sum(end - start for start, end in bounds)
 
@@ -227,7 +217,7 @@ class KeyedDistributedSampler(DistributedSampler):
             yield SampleKey(int(indices[position]), epoch, position, canvas, block)
 
     def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> Iterator[SampleKey]:
-        """Four samples side by side, or one of the four rendered at twice the size."""
+        """Four samples side by side, or one of them at twice the size."""
         rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
         if rng.random() < QUAD_PROBABILITY:
             return self._keys(indices, epoch, range(first, first + 4), canvas)
@@ -264,7 +254,7 @@ class EndlessRequests:
 
 
 def full_size_requests(image_hw: np.ndarray) -> list[BatchRequest]:
-    """All images, of heights and widths int (N, 2), at their full size, one a batch."""
+    """All images, of the sizes int (N, 2), at full size, one per batch."""
     sizes = [(int(height), int(width)) for height, width in image_hw]
     return [BatchRequest((SampleKey(i, 0, i, size),), size) for i, size in enumerate(sizes)]
 
@@ -272,13 +262,12 @@ def full_size_requests(image_hw: np.ndarray) -> list[BatchRequest]:
 def validation_requests(
     image_hw: np.ndarray, *, batch_size: int, imgsz: int, stride: int, rect: bool, pad: float
 ) -> list[BatchRequest]:
-    """The batches of a validation, which ranks take in turns: each image once, without padding.
+    """The batches of a validation: each of N images once. The last batch may be smaller.
 
     Args:
         image_hw: int (N, 2).
-        batch_size: images per batch; the last may have fewer.
         imgsz, stride: as in `EpochOrder`.
-        pad: strides added to each side of a rectangular canvas before rounding up.
+        pad: see `rect_shapes`.
         rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
     """
     side = math.ceil(imgsz / stride) * stride

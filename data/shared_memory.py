@@ -2,9 +2,9 @@
 
 Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map, which takes longer
 than rendering an image. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
-tensor of its batch is deleted. If there is no such memory (it exists only on Linux) or no free slot, new memory is
-allocated for a batch (`new_pixels`). Measured against torch's own way: half of the processor time per image of 320 px,
-the same at 640 px, where rendering takes most of it.
+tensor of its batch is deleted. Without such memory (it exists only on Linux) or a free slot, new memory is allocated
+for a batch (`new_pixels`). This halves the processor time per image of 320 px compared with torch's own way; at 640 px,
+rendering takes most of it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BatchSlots:
         weakref.finalize(self, os.close, handle).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker that is not forked, which maps the same memory."""
+        """For a spawned worker, which maps the same memory."""
         return {"handle": DupFd(self._handle), "slot_bytes": self.slot_bytes, "number": self.number}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class BatchSlots:
         self._map(state["handle"].detach(), state["slot_bytes"])
 
     def take(self, wanted_bytes: int) -> int | None:
-        """Reserves a slot for a worker to render into. Returns None if none is free, or if slots are too small."""
+        """Reserves a slot for a worker to render into; None if none is free, or slots are too small."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
@@ -69,17 +69,16 @@ class BatchSlots:
         return slot
 
     def take_back(self) -> None:
-        """Frees the slots that workers have. Must be called after the workers have ended."""
+        """Frees the slots of the workers, which must have ended."""
         self._free.extend(self._sent)
         self._sent.clear()
 
     def pixels(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> np.ndarray:
-        """An array of ``shape`` in a slot."""
         first, nbytes = slot * self.slot_bytes, math.prod(shape) * np.dtype(dtype).itemsize
         return self._memory[first : first + nbytes].view(dtype).reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> Tensor:
-        """Like `pixels`, but a tensor. The slot is freed when nothing refers to its memory anymore."""
+        """`pixels` as a tensor. The slot is freed when nothing refers to its memory anymore."""
         pixels = self.pixels(slot, shape, dtype)
         self._sent.discard(slot)
         weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
@@ -87,14 +86,14 @@ class BatchSlots:
 
 
 class SentBatch:
-    """Pickles a batch (a dataclass of tensors, which may be nested) in a worker; the parent receives the batch itself.
+    """Pickles a batch, a dataclass of tensors (which may be nested), in a worker; the parent receives the batch itself.
 
     Torch creates a file and a connection for every tensor, which is slow for small ones. Here small tensors are part of
     the message, and large ones are in memory that both processes map.
     """
 
     def __init__(self, batch: Any, slots: BatchSlots | None = None, slot: int | None = None) -> None:
-        """``slot``: the slot that holds the images of a `Batch`; None: they are not in a slot."""
+        """``slot``: with the images of a `Batch`; None: they are elsewhere."""
         self.batch = batch
         self.slots = slots
         self.slot = slot
@@ -116,7 +115,7 @@ def _received(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ..
 
 
 class _ByValue:
-    """A small tensor, which is pickled by value."""
+    """A small tensor, pickled by value."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -130,11 +129,8 @@ def _portable(tensor: Tensor) -> Tensor | _ByValue:
         return tensor
     if tensor.nbytes <= INLINE_BYTES and tensor.dtype != torch.bfloat16:
         return _ByValue(tensor)
-    return tensor if tensor.is_shared() or tensor.nbytes == 0 else _shared(tensor.detach())
-
-
-def _shared(tensor: Tensor) -> Tensor:
-    """A copy of ``tensor`` in shared memory, with the same strides."""
+    if tensor.is_shared() or tensor.nbytes == 0:
+        return tensor
     source = tensor.untyped_storage()
     storage = new_shared(source.nbytes())
     storage.copy_(source)
@@ -142,11 +138,8 @@ def _shared(tensor: Tensor) -> Tensor:
 
 
 def new_shared(nbytes: int) -> torch.UntypedStorage:
-    """Uninitialized shared memory, which another process maps when it receives a tensor in it.
-
-    Torch would use a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``). This memory has
-    no such limit. On systems other than Linux, torch's shared memory is used.
-    """
+    """Uninitialized shared memory. Torch would use a file in /dev/shm, which containers often limit to 64 MiB (``docker
+    --shm-size``). This memory has no such limit. On systems other than Linux, torch's shared memory is used."""
     if not hasattr(os, "memfd_create"):
         return torch.UntypedStorage._new_shared(nbytes)
     handle = os.memfd_create("lockstep-tensor")
@@ -158,8 +151,7 @@ def new_shared(nbytes: int) -> torch.UntypedStorage:
 
 
 def new_pixels(images: int, canvas_hw: tuple[int, int], pixels: PixelFormat = RGB8) -> Tensor:
-    """Uninitialized (images, H, W, C). In a worker it is in shared memory, to which torch would otherwise copy
-    the batch."""
+    """Uninitialized (images, H, W, C), in a worker in shared memory, to which torch would otherwise copy the batch."""
     shape, dtype = (images, *canvas_hw, pixels.channels), pixels.torch_dtype
     if get_worker_info() is None or math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)

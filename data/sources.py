@@ -1,4 +1,4 @@
-"""Reads images, folders, globs, lists, videos, webcams and streams as a sequence of frames."""
+"""Frames of images, folders, globs, lists, videos, webcams and streams."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from utils.machine.threads import iterate_ahead, map_ahead
 
 
 class LiveStream:
-    """Reads ``capture`` in a thread and keeps only the newest frame, so a slow reader skips frames. Releases
-    ``capture``."""
+    """Reads ``capture`` in a thread and keeps only the newest frame, so a slow reader skips some. Releases it."""
 
     def __init__(self, capture: cv2.VideoCapture) -> None:
         self._capture = capture
@@ -52,10 +51,7 @@ class LiveStream:
                 return
 
     def next(self, timeout_s: float) -> tuple[int, np.ndarray] | None:
-        """Waits for a new frame. Returns its number, from 0, and BGR image; None when the stream has ended.
-
-        Raises TimeoutError.
-        """
+        """Number, from 0, and BGR image of a new frame; None when the stream has ended. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._frame is not None or self._ended, timeout_s):
                 raise TimeoutError
@@ -91,7 +87,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class FileProblem:
-    """What is wrong with a file of a source; it has its place between the frames, so that it is reported there."""
+    """A problem with a file of a source, reported between the frames."""
 
     path: str
     reason: str
@@ -116,15 +112,13 @@ def open_source(
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
             list's folder; each is read once), the number of a webcam, or the URL of a stream.
         vid_stride: read every n-th frame of videos and streams.
-        max_frames: read at most this many frames of each video or stream; 0: all.
+        max_frames: of each video or stream; 0: all.
         threads: that decode image files; a video is decoded in one.
-        ahead: at most so many frames of files are decoded before it is their turn.
+        ahead: the most frames of files that are decoded in advance.
         pixels: of the frames.
 
-    An unreadable file is skipped if the source has several files.
-
-    Raises:
-        UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable one.
+    Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
+    which is skipped if the source has others.
     """
     source = str(source)
     if _is_stream(source):
@@ -137,7 +131,7 @@ def open_source(
 
 
 def _in_format(items: Iterator[Frame | FileProblem], pixels: PixelFormat) -> Iterator[Frame | FileProblem]:
-    """``items`` with the frames of videos, which are RGB, as ``pixels``."""
+    """Converts the frames of videos, which are RGB, to ``pixels``."""
     with contextlib.closing(items):
         for item in items:
             if isinstance(item, Frame) and item.is_video and pixels != RGB8:
@@ -146,7 +140,7 @@ def _in_format(items: Iterator[Frame | FileProblem], pixels: PixelFormat) -> Ite
 
 
 def check_source(source: str) -> None:
-    """Raises UserError for files that `open_source` would refuse for any pixels. Webcams and streams are not opened."""
+    """Raises UserError for files that `open_source` refuses for any pixels. Webcams and streams are not opened."""
     if not _is_stream(source):
         _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})
 
@@ -191,8 +185,8 @@ def _select(paths: Iterable[Path], nothing: str, images: frozenset[str]) -> tupl
 
 
 def _list_files(source: str, images: frozenset[str]) -> tuple[list[Path], list[str]]:
-    """The images, which have the suffixes ``images``, and videos that ``source`` names, at least one, and what
-    `unread_summary` takes about others."""
+    """The images (files with the suffixes ``images``) and videos that ``source`` names, at least one; and others, as
+    `unread_summary` takes them."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(os.path.expanduser(source))
@@ -251,7 +245,7 @@ def _file_frames(
 
 
 def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
-    """None for a video, which is only opened when the files before it are finished."""
+    """None for a video, which is opened only when the files before it are finished."""
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
     found: list[Frame | FileProblem] = []
@@ -277,7 +271,7 @@ def _read_video(
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:
-    """Opens a capture without messages of the decoders; the caller reports a capture that is not open."""
+    """Opens a capture without the decoders' messages. The caller must check that it is open."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
