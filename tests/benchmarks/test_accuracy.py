@@ -13,34 +13,10 @@ from benchmarks.accuracy import __main__ as tool
 from benchmarks.accuracy import runs as runs_module
 from benchmarks.accuracy.runs import Bench, copy_data
 from benchmarks.accuracy.summary import Runs, difference, read_runs
-from benchmarks.accuracy.variants import Variant, read_variants
-from tests.helpers.messages import refused
+from benchmarks.accuracy.variants import Variant
 from tests.helpers.tiny import write_dataset
 
 pytestmark = pytest.mark.benchmarks
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "../a: {model: m, epochs: 2}",
-        "data: {model: m, epochs: 2}",
-        "a: {model: m, epochs: 2, lr: 1}",
-        "a: {model: m, epochs: 0}",
-        "a: {model: m, epochs: 2, flags: '--name \"'}",
-        "a: {model: m, epochs: 2, set: {nbs: 16}}",
-        "a: {model: m, epochs: 2, peer: ultralytics, flags: --noplots}",
-        "a: {epochs: 2}",
-    ],
-)
-def test_what_a_side_would_ignore_or_cannot_train_is_refused(tmp_path, text):
-    path = tmp_path / "variants.yaml"
-    path.write_text("a: {model: yolov8n, epochs: 2, flags: --set lr0=0.1}\n")
-    assert read_variants(path)["a"].flags == ("--set", "lr0=0.1")
-    path.write_text(text)
-    with refused():
-        read_variants(path)
 
 
 class Tool:
@@ -102,38 +78,6 @@ def test_a_changed_variant_does_not_take_over_the_old_result(program):
         del result["variant"]
         path.write_text(json.dumps(result))
     program("show")
-
-
-def test_show_takes_the_seeds_and_the_base_that_are_asked_for(program, capsys):
-    program.refuses("no run has ended", "show")
-    program("run", "--only", "a", "--seeds", "0", "3")
-    program("run", "--only", "b", "--seeds", "3")
-    capsys.readouterr()
-    program("show", "--only", "a", "--base", "b")
-    assert "(2) |" in (text := capsys.readouterr().out)
-    assert "minus b" in text
-    program("show", "--seeds", "3")
-    assert "(2) |" not in capsys.readouterr().out
-    program.refuses("no run has ended", "show", "--seeds", "5")
-    program.refuses("b: no run has ended", "show", "--seeds", "0", "--base", "b")
-
-
-def test_mistakes_are_refused_before_anything_is_trained(program, tmp_path):
-    program.refuses("no such file", "run", data=[tmp_path / "absent.yaml"])
-    program.refuses("demo: no such file", "run", data=["demo"])
-    program.refuses("--jobs", "run", "--jobs", "0")
-    program.refuses("--draws", "show", "--draws", "99")
-    program.refuses("no variant c", "run", "--only", "c")
-    program.declare("a: {model: m, epochs: 2}\nb: {weights: x.pt, epochs: 2}\n")
-    program.refuses(r"b: .*x\.pt: no such file", "run")
-    program.declare("a: {model: m, epochs: 2}\nb: {model: m, epochs: 2, revision: nosuch}\n")
-    program.refuses("b: revision nosuch: .*nosuch", "run")
-    program.declare("a: {model: m, epochs: 2, peer: ultralytics}\n")
-    program.refuses("--peer must be", "run", "--peer", tmp_path / "absent")
-    program.declare("a: {model: m, epochs: 2, subset: 5}\n")
-    program.refuses("has 4 training images; .* subset of 5", "run")
-    (tmp_path / "variants.yaml").unlink()
-    program.refuses("no such file", "run")
 
 
 def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):

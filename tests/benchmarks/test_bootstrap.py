@@ -44,16 +44,11 @@ def test_ap_of_a_draw_equals_pycocotools_on_the_repeated_images(seed):
         np.testing.assert_allclose(np.where(np.isnan(of_classes), -1, of_classes), expected, rtol=0, atol=1e-12)
 
 
-def test_each_image_once_is_the_metric_itself():
+def test_each_image_once_is_the_metric_itself_and_chunks_change_nothing(monkeypatch):
     gt, table, num_classes = random_case(7)
-    once = np.ones((1, gt.num_images), np.int64)
-    ap = resampled_ap(class_outcomes(gt, table, num_classes), once)
-    assert mean_ap(ap)[0] == pytest.approx(score_detections(gt, table, num_classes).ap, abs=1e-12)
-
-
-def test_chunks_change_nothing(monkeypatch):
-    gt, table, num_classes = random_case(2)
     outcomes, times = class_outcomes(gt, table, num_classes), draw_images(gt.num_images, 20)
+    ap = resampled_ap(outcomes, np.ones((1, gt.num_images), np.int64))
+    assert mean_ap(ap)[0] == pytest.approx(score_detections(gt, table, num_classes).ap, abs=1e-12)
     whole = resampled_ap(outcomes, times)
     monkeypatch.setattr(bootstrap, "_CELLS", 1)
     np.testing.assert_array_equal(resampled_ap(outcomes, times), whole)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 
 import pytest
 
-from benchmarks.speed import report, turns
+from benchmarks.speed import turns
 from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.report import Comparison
@@ -34,22 +33,9 @@ def command(name: str) -> list[str]:
     return [sys.executable, "-c", SIDE.format(folder=str(turns.PEER_SIDE.parent), name=name)]
 
 
-def test_help_names_the_command():
-    """Those that run in the environment of a peer are started by their file."""
-    for path in (turns.ROOT / "benchmarks").rglob("*.py"):
-        module = ".".join(path.relative_to(turns.ROOT).with_suffix("").parts).removesuffix(".__main__")
-        expected = "" if path == turns.PEER_SIDE else f'"python -m {module}"'
-        assert set(re.findall(r"ArgumentParser\((\"[^\"]*\")?[,)d]", path.read_text())) <= {expected}, path
-
-
 def test_both_sides_alternate():
     results = turns.alternate({"a": command("a"), "b": command("b")}, rounds=3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
-
-
-def test_the_output_of_a_failing_side_is_quoted():
-    with pytest.raises(SystemExit, match=r"without a result(.|\n)*ZeroDivisionError"):
-        turns.alternate({"a": [sys.executable, "-c", "1 / 0"]}, 1)
 
 
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
@@ -58,13 +44,6 @@ def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     assert row.advantage == advantage
     assert row.cells()[-1] == f"{advantage:.2f}"
     assert Comparison("x", "s", [1.0]).advantage is None
-
-
-def test_the_lines_of_a_table_are_equally_long():
-    rows = [Comparison("step", "s", [0.2], [0.4]), Comparison("rate", "images/s", [100.0, 300.0])]
-    lines = report.table(rows).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert "2.00" in lines[2]
 
 
 def test_a_copy_repeats_every_training_image(tmp_path):
