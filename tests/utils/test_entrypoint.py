@@ -50,24 +50,16 @@ def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys,
     assert err.count("\n") == bool(line)
 
 
-def test_bugs_print_a_traceback():
-    def main(argv):
-        raise OSError(errno.EBADF, "a closed file")
-
-    with pytest.raises(OSError, match="a closed file"):
-        run_main(main)
-
-
 def test_a_full_disk_in_a_thread_is_left_to_the_main_thread(capsys, monkeypatch):
     """Only that: any other exception of a thread is printed."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
 
-    def write(error):
+    def fail(error):
         raise error
 
     def main(argv):
         for error in (OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")):
-            thread = threading.Thread(target=write, args=(error,))
+            thread = threading.Thread(target=fail, args=(error,))
             thread.start()
             thread.join()
 
@@ -75,6 +67,8 @@ def test_a_full_disk_in_a_thread_is_left_to_the_main_thread(capsys, monkeypatch)
     err = capsys.readouterr().err
     assert "a bug" in err
     assert "No space" not in err
+    with pytest.raises(OSError, match="a closed file"):
+        run_main(lambda _: fail(OSError(errno.EBADF, "a closed file")))
 
 
 def test_a_closed_output_pipe_causes_no_traceback():
@@ -93,29 +87,23 @@ def test_run_folders_count_up(tmp_path):
     made[1].rmdir()
     assert increment_path(tmp_path / "runs", "exp").name == "exp2"
     assert increment_path(tmp_path / "runs", "exp", exist_ok=True) == made[0]
-    assert increment_path(tmp_path / "runs", "v1.5").name == "v1.5"
-    assert increment_path(tmp_path / "runs", "v1.5").name == "v1.52"
-
-
-def test_runs_started_together_get_separate_folders(tmp_path):
-    with ThreadPoolExecutor(8) as pool:
+    assert [increment_path(tmp_path / "runs", "v1.5").name for _ in range(2)] == ["v1.5", "v1.52"]
+    with ThreadPoolExecutor(8) as pool:  # runs that are started together
         made = list(pool.map(lambda _: increment_path(tmp_path, "exp"), range(40)))
     assert len(set(made)) == 40
 
 
-def test_a_file_in_place_of_a_folder_is_named(tmp_path):
+def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
     (tmp_path / "runs").write_text("")
-    for exist_ok in (False, True):
-        with refused():
-            increment_path(tmp_path / "runs", "exp", exist_ok)
     (tmp_path / "exp").write_text("")
-    with refused():
-        increment_path(tmp_path, "exp", exist_ok=True)
-
-
-def test_a_folder_that_cannot_be_made_is_a_user_error():
-    with refused():
-        increment_path("/proc/runs", "exp")
+    for folder, exist_ok in (
+        (tmp_path / "runs", False),
+        (tmp_path / "runs", True),
+        (tmp_path, True),
+        ("/proc/x", False),
+    ):
+        with refused():
+            increment_path(folder, "exp", exist_ok)
 
 
 def test_a_ctrl_c_in_a_callback_prints_nothing_and_other_exceptions_are_printed(capsys):

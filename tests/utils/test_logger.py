@@ -65,46 +65,24 @@ def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
 
 def test_progress_yields_every_item_and_prints_plain_lines(capsys):
     configure_logging(True)
+    assert list(progress(iter("abc"), desc="x", enabled=False)) == ["a", "b", "c"]
+    assert capsys.readouterr().out == ""
     assert list(progress(range(7), desc="scan")) == list(range(7))
     captured = capsys.readouterr()
     assert "scan: 7 images in " in captured.out
-    assert "\r" not in captured.out + captured.err
-    assert "\x1b" not in captured.out + captured.err
+    assert not {"\r", "\x1b"} & {*captured.out, *captured.err}
+    with pytest.raises(ZeroDivisionError):
+        list(progress((1 // number for number in (1, 0)), desc="x"))
 
 
-def test_progress_lines_follow_the_fraction_done(capsys, monkeypatch):
+def test_progress_lines_follow_the_fraction_done_or_the_time(capsys, monkeypatch):
+    def lines(step_s: int, count: int, total: int | None) -> list[str]:
+        clock = iter(range(0, 100_000, step_s))
+        monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
+        list(progress(iter(range(count)), desc="scan", total=total))
+        return [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+
     configure_logging(True)
-    clock = iter(range(10_000))
-    monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
-    list(progress(iter(range(100)), desc="scan", total=100))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 11
-    assert lines[0].startswith("scan: 10/100 (10%)")
-
-
-def test_progress_without_length_is_printed_by_time(capsys, monkeypatch):
-    configure_logging(True)
-    clock = iter(range(0, 100_000, 5))
-    monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
-    list(progress(iter(range(9)), desc="read"))
-    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[:3]] == [
-        "read: 3",
-        "read: 6",
-        "read: 9",
-    ]
-
-
-def test_disabled_progress_prints_nothing(capsys):
-    configure_logging(True)
-    assert list(progress(iter("abc"), desc="x", enabled=False)) == ["a", "b", "c"]
-    captured = capsys.readouterr()
-    assert captured.out + captured.err == ""
-
-
-def test_progress_propagates_errors():
-    def broken():
-        yield 1
-        raise RuntimeError("in the source")
-
-    with pytest.raises(RuntimeError, match="in the source"):
-        list(progress(broken(), desc="x"))
+    known = lines(1, 100, 100)
+    assert (len(known), known[0]) == (11, "scan: 10/100 (10%)")
+    assert lines(5, 9, None)[:3] == ["scan: 3", "scan: 6", "scan: 9"]

@@ -35,22 +35,12 @@ def test_image_ids_are_numbers_if_all_stems_are(stems, ids):
     assert image_ids_of(stems) == ids
 
 
-def test_tables_are_aligned():
+def test_tables_class_names_errors_and_durations():
     rows = [("name", "AP"), ("a", "0.5"), ("longer", "-")]
     assert aligned(rows) == ["  name   AP", "     a  0.5", "longer    -"]
     assert aligned(rows, left=True) == ["name    AP", "a       0.5", "longer  -"]
-
-
-def test_class_names_are_compared_by_number():
     assert class_difference(("a", "b"), ["a", "b"]) == ""
     assert class_difference(["a"], ["a", "b"]) == "1 class against 2"
     assert class_difference(["a", "b"], ["a", "c"]) == "class 1 is 'b' against 'c'"
-
-
-def test_the_first_line_of_an_error():
-    assert first_line(ValueError(" one\ntwo")) == "one"
-    assert first_line(ValueError()) == "ValueError"
-
-
-def test_durations_are_formatted():
+    assert [first_line(error) for error in (ValueError(" one\ntwo"), ValueError())] == ["one", "ValueError"]
     assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]
