@@ -18,12 +18,6 @@ from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, T
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = {
-    "train.py": TrainConfig,
-    "val.py": ValConfig,
-    "detect.py": DetectConfig,
-    "export.py": ExportConfig,
-}
 YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
     "lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "weight_decay": 0.0005, "warmup_epochs": 3.0, "warmup_momentum": 0.8,
     "warmup_bias_lr": 0.1, "box": 0.05, "cls": 0.5, "cls_pw": 1.0, "obj": 1.0, "obj_pw": 1.0, "iou_t": 0.2,
@@ -81,11 +75,8 @@ def test_arguments_of_the_yolo_command_are_refused():
         assert "settings are flags here, such as --epochs 3" in said(TrainConfig, arguments)
 
 
-REQUIRED = {
-    "val.py": ["--weights", "b.pt"],
-    "detect.py": ["--weights", "b.pt", "--source", "c"],
-    "export.py": ["--weights", "b.pt"],
-}
+PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
+REQUIRED = {"val.py": ["--weights=b"], "detect.py": ["--weights=b", "--source=c"], "export.py": ["--weights=b"]}
 
 
 def rows_of_the_documentation() -> list[tuple[str, str, str]]:
@@ -195,16 +186,7 @@ def test_gains_count_unless_the_recipe_is_yolov5s(tmp_path: Path):
     assert read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 0.0}), pretrained=False).box == 7.1
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        "lr=0.1",
-        "cls_pw=1",
-        "obj_pw=1",
-        "epochs=3",
-        "lr0=\udc80",
-    ],
-)
+@pytest.mark.parametrize("item", ["lr=0.1", "cls_pw=1", "obj_pw=1", "epochs=3", "lr0=\udc80"])
 def test_hyperparameters_that_do_not_exist(item: str):
     with refused():
         with_overrides(Hyperparameters(), [item])
