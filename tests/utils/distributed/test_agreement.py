@@ -11,7 +11,8 @@ import pytest
 
 from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.distributed.agreement import check_agreement, product_version
 from utils.errors import PeerFailure, UserError
 
@@ -27,20 +28,29 @@ def world(tmp_path_factory) -> Path:
 
 
 def flags(world: Path, project: Path) -> list[str]:
-    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
-            "--cache-dir", str(project / "cache"), "--imgsz", "64", "--batch-size", "4", "--device", "cpu",
-            "--workers", "0", "--amp", "off", "--noplots", "--epochs", "1"]  # fmt: skip
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), *SMALL, "--epochs", "1",
+            "--project", str(project), "--cache-dir", str(project / "cache")]  # fmt: skip
 
 
-def errors_of(log: Path, first: list[str], second: list[str], script: str = "train.py") -> list[str]:
-    """The error lines of two processes of one job with different flags."""
-    with Processes(log) as run:
-        run.pair([first, second], script=script)
+def errors_of(folder: Path, pair: list[list[str]], *, apart: bool = False, script: str = "train.py") -> list[str]:
+    """The error lines of two processes of one job with different flags, or in different working folders."""
+    folders = [folder / "machine0", folder / "machine1"] if apart else None
+    with Processes(folder / "log.txt") as run:
+        run.pair(pair, script=script, folders=folders)
         started = time.monotonic()
         assert run.codes(timeout=SECONDS) == [2, 2], run.output()
         assert time.monotonic() - started < SECONDS
         assert "Traceback" not in run.output()
         return [line for line in run.output().splitlines() if line.startswith("error: ")]
+
+
+def copies(world: Path, folder: Path) -> list[Path]:
+    """The data set on two machines, under the same name."""
+    machines = [folder / "machine0", folder / "machine1"]
+    for machine in machines:
+        shutil.copytree(world / "set", machine / "set", copy_function=shutil.copyfile)
+        time.sleep(0.02)  # so that the times of the files differ
+    return machines
 
 
 @pytest.mark.parametrize(
@@ -58,7 +68,7 @@ def errors_of(log: Path, first: list[str], second: list[str], script: str = "tra
 )
 def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, changed, line):
     given = flags(world, tmp_path)
-    (error,) = errors_of(tmp_path / "log.txt", given, [*given, *changed])
+    (error,) = errors_of(tmp_path, [given, [*given, *changed]])
     assert error.startswith("error: the processes of this run differ: ")
     assert re.search(line, error), error
     assert not list(tmp_path.glob("exp*/*.pt"))
@@ -66,19 +76,12 @@ def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, c
 
 @pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
 def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, what):
-    """Each machine has a copy under the same name (here a link), and the copies differ."""
-    pairs = []
-    for rank in range(2):
-        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
-        pairs.append([*flags(world, tmp_path), "--data", "set/data.yaml"])
+    _, other = copies(world, tmp_path)
     if what == "labels":
-        (tmp_path / "machine1" / "set" / "labels" / "train" / "000.txt").write_text("1 0.5 0.5 0.25 0.25\n")
+        (other / "set" / "labels" / "train" / "000.txt").write_text("1 0.5 0.5 0.25 0.25\n")
     else:
-        (tmp_path / "machine1" / "set" / "images" / "train" / "000.png").unlink()
-    with Processes(tmp_path / "log.txt") as run:
-        run.pair(pairs, folders=[tmp_path / "machine0", tmp_path / "machine1"])
-        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
-        (error,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
+        (other / "set" / "images" / "train" / "000.png").unlink()
+    (error,) = errors_of(tmp_path, [[*flags(world, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
     wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, 7 on rank 1"
     assert wanted in error
 
@@ -86,12 +89,10 @@ def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, wha
 @pytest.mark.slow
 def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
     """The index's fingerprint contains modification times; the compared one contains what was read."""
-    for rank in range(2):
-        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
-        time.sleep(0.02)
+    machines = copies(world, tmp_path)
     with Processes(tmp_path / "log.txt") as run:
-        given = [*flags(world, tmp_path), "--data", "set/data.yaml", "--workers", "0"]
-        run.pair([given, [*given, "--workers", "1"]], folders=[tmp_path / "machine0", tmp_path / "machine1"])
+        given = [*flags(world, tmp_path), "--data", "set/data.yaml"]
+        run.pair([given, [*given, "--workers", "1"]], folders=machines)
         assert run.codes() == [0, 0], run.output()
 
 
@@ -101,49 +102,27 @@ def test_two_machines_with_different_model_files_end_with_one_line(world, tmp_pa
         (tmp_path / f"machine{rank}").mkdir()
         layers = [*TINY_MODEL["backbone"][:1], [-1, 1, "Conv", [channels, 3, 2]], *TINY_MODEL["backbone"][2:]]
         write_model(tmp_path / f"machine{rank}" / "m.yaml", TINY_MODEL | {"backbone": layers})
-    with Processes(tmp_path / "log.txt") as run:
-        given = [*flags(world, tmp_path), "--model", "m.yaml"]
-        run.pair([given, given], folders=[tmp_path / "machine0", tmp_path / "machine1"])
-        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
-        assert "error: the processes of this run differ: the model is " in run.output()
+    (error,) = errors_of(tmp_path, [[*flags(world, tmp_path), "--model", "m.yaml"]] * 2, apart=True)
+    assert error.startswith("error: the processes of this run differ: the model is ")
 
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_machines_compare_their_data_before_they_fill_a_cache_together(world, tmp_path, broken):
     """A machine that the scan has refused, or that has other images, must not leave the others waiting for its part."""
-    pairs = []
-    for rank in range(2):
-        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set")
-        cache = ["--cache", "disk", "--cache-dir", str(tmp_path / f"machine{rank}" / "cache")]
-        pairs.append([*flags(world, tmp_path), "--data", "set/data.yaml", *cache])
-    images = tmp_path / "machine1" / "set" / "images" / "train"
-    for image in list(images.iterdir())[: 4 if broken else 1]:
+    machines = copies(world, tmp_path)
+    for image in sorted((machines[1] / "set" / "images" / "train").iterdir())[: 4 if broken else 1]:
         image.write_bytes(b"") if broken else image.unlink()
-    with Processes(tmp_path / "log.txt") as run:
-        run.pair(pairs, folders=[tmp_path / "machine0", tmp_path / "machine1"])
-        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
-        (error,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
+    given = [*flags(world, tmp_path), "--data", "set/data.yaml", "--cache", "disk", "--cache-dir"]
+    (error,) = errors_of(tmp_path, [[*given, str(machine / "cache")] for machine in machines], apart=True)
     assert ("4 of 8 images can't be used" if broken else "the number of train images is 8 on rank 0, 7 on") in error
     assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
 
 
 @pytest.mark.slow
 def test_validation_compares_settings_too(world, tmp_path):
-    given = flags(world, tmp_path)
-    with Processes(tmp_path / "one.txt") as run:
-        run.ranks(1, *given)
-        assert run.codes() == [0], run.output()
-    given = [
-        "--weights",
-        str(tmp_path / "exp" / "last.pt"),
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--project",
-        str(tmp_path),
-    ]
-    (error,) = errors_of(tmp_path / "log.txt", given, [*given, "--imgsz", "96"], script="val.py")
+    given = ["--weights", str(write_weights(tmp_path / "w.pt", ["light", "dark"])), "--data", flags(world, tmp_path)[1]]
+    given += ["--device", "cpu", "--workers", "0", "--project", str(tmp_path)]
+    (error,) = errors_of(tmp_path, [given, [*given, "--imgsz", "96"]], script="val.py")
     assert "--imgsz is 0 on rank 0, 96 on rank 1" in error
 
 

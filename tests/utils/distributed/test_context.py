@@ -35,37 +35,37 @@ def test_a_plain_process_has_rank_zero_of_one():
     assert broadcast_object(ctx, "x") == "x"
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["tpu", "0,", "7", "0,x", "²"],
-)
+@pytest.mark.parametrize("text", ["tpu", "0,", "7", "0,x", "²"])
 def test_absent_devices_are_one_line(monkeypatch, text):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused():
         parse_devices(text)
 
 
-def test_several_gpus_are_parsed(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
-    with refused():
-        parse_devices("1,1")
-    with refused():
-        parse_devices("2")
-
-
-@pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
-def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, current):
-    """Events, streams and pinned copies belong to the current device."""
-    chosen = []
+@pytest.fixture
+def three_gpus(monkeypatch) -> list[torch.device]:
+    """The devices that become the current one."""
+    chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
+def test_several_gpus_are_parsed(three_gpus):
+    assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
+    for text in ("1,1", "3"):
+        with refused():
+            parse_devices(text)
+
+
+@pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
+def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, current):
+    """Events, streams and pinned copies belong to the current device."""
     ctx = DistributedContext.from_environment(flag)
-    assert chosen == [torch.device("cuda", current)] == [ctx.device]
+    assert three_gpus == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
-    assert chosen == [ctx.device] * 2
+    assert three_gpus == [ctx.device] * 2
 
 
 def test_nccl_without_shared_memory_is_reported_once_with_the_remedy():
@@ -109,22 +109,19 @@ def test_leaders_of_two_nodes_go_first(tmp_path):
     assert results[1][2] is None
 
 
-def _fail(ctx, how):
+def _fail(ctx):
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(ctx):
             if ctx.is_node_leader:
-                if how == "raise":
-                    raise UserError("no such folder: x")
-                time.sleep(1)
-                os._exit(0) if how == "die" else None
+                raise UserError("no such folder: x")
     except UserError as error:
         return type(error).__name__, str(error), time.monotonic() - started
     return None
 
 
 def test_followers_raise_when_their_leader_raises():
-    results = run_ranks(3, _fail, "raise")
+    results = run_ranks(3, _fail)
     assert results[0][0] == "UserError"
     for kind, message, seconds in results[1:]:
         assert kind == "PeerFailure"
@@ -152,12 +149,8 @@ def _outlive(ctx, folder):
     os._exit(0)
 
 
-def _place(rank: int) -> tuple[int, int, int]:
-    return {0: (0, 1, 0), 1: (0, 2, 1), 2: (1, 2, 1)}[rank]
-
-
 def _outlive_entry(rank, port, folder):
-    place = zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), map(str, _place(rank)))
+    place = zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), ["010", "021", "121"][rank])
     os.environ |= torchrun_variables(rank, 3, port) | dict(place)
     _outlive(DistributedContext.from_environment("cpu", timeout_s=60), folder)
 

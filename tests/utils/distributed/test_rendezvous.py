@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -14,14 +13,8 @@ from utils.distributed.spawn import free_port
 from utils.errors import UserError
 
 
-def launch_of(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> Launch:
-    return Launch(rank, world_size, rank, world_size, 0, address, port)
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch):
-    monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 1.0)
-    monkeypatch.setattr(rendezvous, "NEXT_LINES_S", 1.0)
+def launch_of(rank: int, world_size: int, port: int, address: str = "127.0.0.1", **more: object) -> Launch:
+    return Launch(rank, world_size, rank, world_size, 0, address, port, **more)
 
 
 def meet_in_thread(launch: Launch, timeout_s: float = 30) -> tuple[threading.Thread, list]:
@@ -38,6 +31,18 @@ def meet_in_thread(launch: Launch, timeout_s: float = 30) -> tuple[threading.Thr
     return thread, outcome
 
 
+def failure_of(launch: Launch, timeout_s: float) -> str:
+    thread, outcome = meet_in_thread(launch, timeout_s)
+    thread.join(30)
+    return outcome[0]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 1.0)
+    monkeypatch.setattr(rendezvous, "NEXT_LINES_S", 1.0)
+
+
 def test_the_first_process_names_missing_ones_until_all_have_joined(caplog):
     port = free_port()
     started = [meet_in_thread(launch_of(rank, 3, port)) for rank in (0, 2)]
@@ -51,47 +56,31 @@ def test_the_first_process_names_missing_ones_until_all_have_joined(caplog):
     assert all(not isinstance(outcome[0], str) for _, outcome in started)
 
 
-def test_an_address_that_does_not_answer_is_one_line(caplog):
-    thread, outcome = meet_in_thread(launch_of(1, 2, free_port()), timeout_s=2)
-    thread.join(20)
-    (line, *_) = [record.message for record in caplog.records]
+def test_what_does_not_come_ends_the_wait_with_one_line(caplog):
+    assert "does not answer in 2 s" in failure_of(launch_of(1, 2, free_port()), 2)
+    line = caplog.records[0].message
     assert "process 1 of 2: 127.0.0.1:" in line
     assert "where process 0 should be, does not answer after 1 s (connection refused)" in line
-    assert "does not answer in 2 s" in outcome[0]
+    unknown = failure_of(launch_of(1, 2, 5, address="no-such-host.invalid"), 0)
+    assert "no-such-host.invalid:5, where process 0 should be, does not answer" in unknown
+    missing = failure_of(launch_of(0, 12, free_port()), 1)
+    assert missing.startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 processes did not join ")
 
 
 def test_a_launcher_that_has_died_is_not_waited_for(monkeypatch):
     """torchrun's own store is there before the processes, so that one does not answer later either."""
     monkeypatch.setattr(rendezvous, "HOSTED_S", 1.0)
-    launch = replace(launch_of(1, 2, free_port()), is_hosted=True, run_id="1")
-    thread, outcome = meet_in_thread(launch, timeout_s=1800)
-    thread.join(20)
-    assert "where torchrun should be, does not answer in 1 s" in outcome[0]
+    launch = launch_of(1, 2, free_port(), is_hosted=True, run_id="1")
+    assert "where torchrun should be, does not answer in 1 s" in failure_of(launch, 1800)
 
 
-def test_an_unknown_host_name_is_one_line(caplog):
-    thread, outcome = meet_in_thread(launch_of(1, 2, 5, address="no-such-host.invalid"), timeout_s=0)
-    thread.join(30)
-    assert "no-such-host.invalid:5, where process 0 should be, does not answer" in outcome[0]
-
-
-def test_missing_processes_end_the_wait():
-    port = free_port()
-    thread, outcome = meet_in_thread(launch_of(0, 12, port), timeout_s=1)
-    thread.join(20)
-    assert outcome[0].startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 processes did not join ")
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "line"),
-    [(0, 3, "two processes were started as rank 0"), (1, 2, "another process of this run has WORLD_SIZE=3")],
-)
-def test_processes_of_different_runs_are_refused(rank, world_size, line):
+def test_processes_of_different_runs_are_refused():
     port = free_port()
     first, _ = meet_in_thread(launch_of(0, 3, port), timeout_s=8)
     time.sleep(0.5)
-    launch = Launch(rank, world_size, 0, 1, 0, "127.0.0.1", port, is_hosted=True)
-    thread, outcome = meet_in_thread(launch, timeout_s=5)
-    thread.join(20)
-    assert line in outcome[0]
+    for rank, world_size, line in (
+        (0, 3, "two processes were started as rank 0"),
+        (1, 2, "another process of this run has WORLD_SIZE=3"),
+    ):
+        assert line in failure_of(launch_of(rank, world_size, port, is_hosted=True), 5)
     first.join(20)
