@@ -20,43 +20,24 @@ from utils.machine.devices import resolve_amp
 
 
 class InferenceModel(nn.Module):
-    """A detector for inference. Several threads may call one model.
+    """A detector for inference. Several threads may call one model."""
 
-    Attributes:
-        path: its file or folder.
-        format: "checkpoint", "onnx", "openvino", "torchscript" or "pt2".
-        names: of the classes.
-        pixels: of the images.
-        stride: canvas sides must be multiples of this.
-        imgsz: the longer side of the canvas that the model is meant for, pixels.
-        input_hw: the only canvas that the model takes, height and width in pixels; None: any multiple of ``stride``.
-        batch: the number of images that the file takes at once; None: any. `forward` takes any number in either case.
-        nms_iou: the IoU threshold of NMS in validation; None if the detections need no NMS.
-        ignores_nms: whether it is a checkpoint with one branch, for which ``nms`` of `open_model` does nothing.
-        votes: whether box voting is inside, so that it cannot be left out.
-        validation_iou: as published for the model's head, whether or not NMS is needed.
-        squares: whether validation pads images to squares by default.
-        confidence: the threshold with the best F1 in validation; None if unknown.
-        info: the checkpoint's content, or the metadata of an exported file.
-        device: where images are expected and outputs are.
-    """
-
-    path: Path
-    format: str
-    names: tuple[str, ...]
-    pixels: PixelFormat
-    stride: int
-    imgsz: int
-    input_hw: tuple[int, int] | None
-    batch: int | None
-    nms_iou: float | None
-    ignores_nms: bool = False
-    votes: bool
-    validation_iou: float
-    squares: bool
-    confidence: float | None
-    info: dict[str, Any]
-    device: torch.device
+    path: Path  # of its file or folder
+    format: str  # "checkpoint", "onnx", "openvino", "torchscript" or "pt2"
+    names: tuple[str, ...]  # of the classes
+    pixels: PixelFormat  # of the images
+    stride: int  # canvas sides must be multiples of it
+    imgsz: int  # longer side of the canvas that the model is meant for, pixels
+    input_hw: tuple[int, int] | None  # the only canvas that the model takes, pixels; None: any multiple of ``stride``
+    batch: int | None  # the number of images that the file takes at once; None: any. `forward` takes any number
+    nms_iou: float | None  # the IoU threshold of NMS in validation; None if the detections need no NMS
+    ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
+    votes: bool  # box voting is inside, so that it cannot be left out
+    validation_iou: float  # as published for the model's head, whether or not NMS is needed
+    squares: bool  # validation pads images to squares by default
+    confidence: float | None  # the threshold with the best F1 in validation; None if unknown
+    info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
+    device: torch.device  # where images are expected and outputs are
 
     def stored(self, key: str) -> Any:
         """What training stored as ``key``, in the checkpoint or its settings, or in the details of an exported file."""
@@ -93,8 +74,8 @@ class InferenceModel(nn.Module):
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
-    """The autocast type of ``model`` for ``--amp``, None for its own type. float16 on a CPU, which `--half` asks for by
-    habit, is float32 with a line in the log."""
+    """The autocast type of ``model`` for ``--amp``; None: its own type. float16 on a CPU is float32, which is
+    logged."""
     if model.format != "checkpoint":
         return None
     if amp == "fp16" and model.device.type == "cpu":

@@ -74,8 +74,8 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
 
 @contextlib.contextmanager
 def quiet(*others: str) -> Iterator[None]:
-    """Without the notes of exporters and readers, meant for their developers, and without their tracebacks. ``others``:
-    more names of loggers, "" that of the root."""
+    """Suppresses warnings, and the notes and tracebacks of exporters and readers. ``others``: more names of loggers, ""
+    that of the root."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx", *others)
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:
@@ -89,25 +89,20 @@ def quiet(*others: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def _without_telemetry() -> Iterator[None]:
-    """OpenVINO reports its import and conversions over the network if this package can be imported."""
-    name = "openvino_telemetry"
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-
-
 def import_openvino(what: str) -> Any:
-    """The package openvino, imported without its telemetry. Raises UserError naming ``what`` needs it."""
-    with _without_telemetry():
+    """The package openvino. Raises UserError naming ``what`` needs it.
+
+    Its telemetry package must not be importable, or it would report imports and conversions over the network.
+    """
+    name = "openvino_telemetry"
+    is_imported = name in sys.modules
+    sys.modules.setdefault(name, None)
+    try:
         require_package("openvino", what, "use another format")
         import openvino
+    finally:
+        if not is_imported:
+            del sys.modules[name]
     return openvino
 
 
@@ -162,23 +157,18 @@ def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
         result = requests.own.infer([pixels])[compiled.outputs[0]]
         return torch.from_numpy(result.copy()).float().to(images.device)
 
-    metadata = load_yaml(metadata_files[0]) if metadata_files else _model_info(model)
+    if metadata_files:
+        metadata = load_yaml(metadata_files[0])
+    else:  # by Intel's own tools
+        try:
+            metadata = {"names": model.get_rt_info(["model_info", "labels"]).astype(str).split()}
+        except (RuntimeError, KeyError):
+            metadata = {}
     shape = [side.get_length() if side.is_static else None for side in compiled.inputs[0].get_partial_shape()]
     return Session("openvino", run, metadata if isinstance(metadata, dict) else {}, _sides(path, shape))
 
 
-def _model_info(model: Any) -> dict[str, Any]:
-    """Metadata from an OpenVINO model that has no metadata.yaml next to it, by Intel's own tools: labels."""
-    try:
-        labels = model.get_rt_info(["model_info", "labels"]).astype(str)
-    except (RuntimeError, KeyError):
-        return {}
-    return {"names": labels.split()}
-
-
 def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
-    """A TorchScript file."""
-
     def load(files: dict[str, str]) -> torch.nn.Module:
         module = torch.jit.load(str(path), map_location=device, _extra_files=files).eval()
         move_constants(module.graph, device)
@@ -197,8 +187,6 @@ def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
 
 
 def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
-    """A program of `torch.export`."""
-
     def load(files: dict[str, str]) -> torch.nn.Module:
         program = torch.export.load(str(path), extra_files=files)
         if device.type != "cpu":
@@ -211,7 +199,7 @@ def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
 
 
 def _torch_session(form: str, path: Path, load: Callable[[dict[str, str]], torch.nn.Module], threads: int) -> Session:
-    """``load`` opens the file, and replaces the text of the files that it is given by those in the archive."""
+    """``load`` opens the file and fills in the texts of the archive's files that it is given."""
     files = {EXTRA_FILE: ""}
     with _reading(path), quiet():
         module = load(files)
@@ -248,7 +236,7 @@ def _log_cpu(path: Path, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns any error of a runtime that reads ``path`` into UserError: each raises types of its own."""
+    """Turns any error of a runtime that reads ``path`` into UserError: each has exception types of its own."""
     try:
         yield
     except (UserError, MemoryError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -58,15 +59,12 @@ class ExportedModel(InferenceModel):
         device: torch.device,
         reopen: Callable[[], InferenceModel],
     ) -> None:
-        """Raises UserError for a file that is not a detector of images, or takes no canvas of its own stride.
-
-        Args:
-            reopen: opens the file again, from any working folder.
-        """
+        """``reopen`` opens the file again, from any working folder. Raises UserError for a file that is not a detector
+        of images, or takes no canvas of its own stride."""
         super().__init__()
         self._reopen = reopen
         self.path, self.format, self.device = path, session.format, device
-        self.info, self._run = metadata.as_dict(), session.run
+        self.info, self._run = asdict(metadata), session.run
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
         if channels not in (None, metadata.channels):
             expected = f"not {metadata.channels}, as its metadata says" if metadata.is_ours else "not RGB"
@@ -77,9 +75,10 @@ class ExportedModel(InferenceModel):
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
-        is_final = self._layout == "rows" and not metadata.is_ours
-        default = None if metadata.is_ours or is_final or metadata.end2end else FOREIGN_IOU
-        self.nms_iou = metadata.nms_iou if metadata.is_ours else default
+        if metadata.is_ours:
+            self.nms_iou = metadata.nms_iou
+        else:
+            self.nms_iou = None if self._layout == "rows" or metadata.end2end else FOREIGN_IOU
         self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
         self.squares, self.confidence = metadata.squares, metadata.confidence
 
@@ -111,12 +110,9 @@ class ExportedModel(InferenceModel):
         images = images.float()
         if self.batch in (None, len(images)):
             return [self._run_batch(images)]
-        return [torch.cat([self._run_padded(part) for part in images.split(self.batch)])]
-
-    def _run_padded(self, images: Tensor) -> Tensor:
-        missing = self.batch - len(images)
-        padded = torch.cat((images, images.new_zeros((missing, *images.shape[1:])))) if missing else images
-        return self._run_batch(padded)[: len(images)]
+        padding = images.new_zeros((-len(images) % self.batch, *images.shape[1:]))
+        outputs = [self._run_batch(part) for part in torch.cat((images, padding)).split(self.batch)]
+        return [torch.cat(outputs)[: len(images)]]
 
     def _run_batch(self, images: Tensor) -> Tensor:
         output = self._run(images)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from utils.config.pixels import MOST_CHANNELS, PixelFormat
@@ -38,10 +38,7 @@ def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMetadata:
-    """What an exported file says about itself.
-
-    ``names``, ``imgsz_hw`` and ``layout`` are None in foreign files that do not tell.
-    """
+    """What an exported file says about itself. ``names``, ``imgsz_hw`` and ``layout`` may be None in foreign files."""
 
     names: tuple[str, ...] | None = None
     stride: Annotated[int, Bounds(1, 4096)] = 32
@@ -77,7 +74,6 @@ class ExportMetadata:
         return (None, c, None, None) if is_any else (self.batch, c, *self.imgsz_hw)
 
     def as_text(self) -> dict[str, str]:
-        """Text by key."""
         values = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
         values |= {"imgsz": list(self.imgsz_hw or ()), "names": dict(enumerate(self.names or ()))}
         values |= {"args": {"dynamic": self.dynamic}}
@@ -87,13 +83,9 @@ class ExportMetadata:
         return {key: str(value) for key, value in values.items()} | {KEY: json.dumps(own, ensure_ascii=False)}
 
     def as_data(self) -> dict[str, Any]:
-        """The same for formats that hold data: with what their readers do not expect as text."""
+        """For formats that hold data: with what their readers do not expect as text."""
         hw, names = list(self.imgsz_hw or ()), dict(enumerate(self.names or ()))
         return self.as_text() | {"stride": self.stride, "batch": self.batch, "imgsz": hw, "names": names}
-
-    def as_dict(self) -> dict[str, Any]:
-        """All values, for `InferenceModel.info`."""
-        return asdict(self)
 
 
 def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
     model = open_model(folder / name, device=CPU, trust=True)
     assert (model.names, model.stride, model.imgsz, model.confidence) == (NAMES, 32, 96, 0.3)
     rules = (fused.nms_iou, fused.head.validation_iou)
-    assert (model.nms_iou, model.validation_iou, model.info) == (*rules, metadata.as_dict())
+    assert (model.nms_iou, model.validation_iou, model.info) == (*rules, asdict(metadata))
     assert (model.input_hw, model.batch) == ((None, None) if metadata.dynamic else ((64, 96), 2))
     sizes = [(1, 64, 96), (3, 64, 96)] + [(2, 128, 64), (1, 32, 32)] * metadata.dynamic
     for size in sizes:
@@ -156,7 +157,7 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     found, expected = (p(picture)[0].boxes.data for p in (again, predictor))
     assert len(found) == 7
     assert torch.equal(found, expected)
-    assert (again.names, again.settings.conf, again.model.info) == (predictor.names, 0.4, metadata.as_dict())
+    assert (again.names, again.settings.conf, again.model.info) == (predictor.names, 0.4, asdict(metadata))
 
 
 @torch.no_grad()
