@@ -1,4 +1,4 @@
-"""The data set on which models are scored: that of the command line, or else the one that their files name."""
+"""The data set on which a model is scored: that of the command line, or else the one that its file names."""
 
 from __future__ import annotations
 

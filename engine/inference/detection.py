@@ -46,31 +46,10 @@ LINE_EVERY_S = 5.0
 def detect(config: DetectConfig) -> Path:
     """Runs the detector over the source; returns the folder with the results.
 
-    If there are several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a
-    UserError at the end counts them.
+    Of several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a UserError at
+    the end counts them.
     """
-    configure_logging(True)
-    model = open_weights(
-        config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
-    )
-    predictor = Predictor(
-        model,
-        imgsz=config.imgsz,
-        conf=config.conf_thres,
-        iou=config.iou_thres,
-        box_voting=config.box_voting,
-        max_det=config.max_det,
-        classes=typed_classes(config.classes),
-        agnostic=config.agnostic_nms,
-        amp=config.amp,
-        tiles=Tiles.of(config, model.tile) or False,
-    )
-    if config.conf_thres is None:
-        _log_threshold(predictor, config.weights)
-    if config.nms and model.ignores_nms:
-        get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
-    if not config.box_voting and predictor.settings.fitted(model).iou is None:
-        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
+    predictor = _open_predictor(config)
     failed: dict[str, str] = {}
     ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
     items = open_source(
@@ -111,14 +90,35 @@ def detect(config: DetectConfig) -> Path:
     return output.run_dir
 
 
-def _log_threshold(predictor: Predictor, weights: str) -> None:
-    """Logs where the default threshold is from. It is an estimate: validation's NMS leaves more boxes an object than
-    detection's."""
-    if predictor.model.confidence is None:
-        text = f"{predictor.settings.conf:g}: {weights} does not store a better one"
-    else:
-        text = f"{predictor.settings.conf:.3f}, of the best F1 in validation"
-    get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+def _open_predictor(config: DetectConfig) -> Predictor:
+    """The predictor of the flags. Logs its threshold, and flags that do nothing."""
+    configure_logging(True)
+    model = open_weights(
+        config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
+    )
+    predictor = Predictor(
+        model,
+        imgsz=config.imgsz,
+        conf=config.conf_thres,
+        iou=config.iou_thres,
+        box_voting=config.box_voting,
+        max_det=config.max_det,
+        classes=typed_classes(config.classes),
+        agnostic=config.agnostic_nms,
+        amp=config.amp,
+        tiles=Tiles.of(config, model.tile) or False,
+    )
+    if config.conf_thres is None:
+        # The best F1 in validation is an estimate: its NMS leaves more boxes of an object than detection's.
+        conf, is_stored = predictor.settings.conf, model.confidence is not None
+        why = f"{conf:.3f}, of the best F1 in validation"
+        text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"
+        get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+    if config.nms and model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
+    if not config.box_voting and predictor.settings.fitted(model).iou is None:
+        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
+    return predictor
 
 
 def _reason(error: Exception, path: str) -> str:
@@ -156,19 +156,15 @@ class Output:
     STEM is STEM_FRAME:
 
     - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
-    - ``save_txt``: labels/STEM.txt, empty if nothing was found; with ``save_conf`` each row has the confidence as a
-      sixth number;
+    - ``save_txt``: labels/STEM.txt, empty if nothing was found; ``save_conf`` adds the confidence as a sixth number;
     - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
-
-    Attributes:
-        seen: the files that had frames.
-        failed: the reason by file that could not be used.
     """
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, failed: dict[str, str]) -> None:
-        self.run_dir, self.failed, self._names, self._config = run_dir, failed, names, config
-        self.seen: set[str] = set()
+        self.run_dir, self._names, self._config = run_dir, names, config
+        self.failed = failed  # the reason by file that could not be used
+        self.seen: set[str] = set()  # files that had frames
         self.log = DetectionLog(names)
         self._stem_of, self._videos = UniqueStems(), VideoFiles(run_dir)
         self._labels: list[str] = []  # of all frames, with detections or without
@@ -180,7 +176,11 @@ class Output:
         if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
             return Drawing(item)
         try:
-            pixels, encoded = self._draw(as_rgb8(item.frame.image), item.found), b""
+            found, labels, encoded = item.found, None, b""
+            if not self._config.hide_labels:
+                labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
+            colors, thickness = class_colors(found.classes), self._config.line_thickness
+            pixels = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
             if not self._config.nosave and not item.frame.is_video:
                 encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
         except Exception as error:
@@ -234,13 +234,6 @@ class Output:
             rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
             write_whole(self.run_dir / "predictions.json", json.dumps(rows, ensure_ascii=False, indent=1))
 
-    def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
-        labels = None
-        if not self._config.hide_labels:
-            labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
-        colors = class_colors(found.classes)
-        return draw_boxes(image, found.boxes_xyxy_px, labels, colors, thickness=self._config.line_thickness)
-
 
 class DetectionLog:
     """Logs what is found: a line per frame at first, then one every few seconds, and the totals at the end."""
@@ -266,10 +259,5 @@ class DetectionLog:
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
     def summarise(self) -> None:
-        mean_ms = self._milliseconds / max(self._frames, 1)
-        get_logger().info(
-            "%s: %s; %.1f ms each",
-            counted(self._frames, self._unit),
-            describe_counts(self._counts, self._names),
-            mean_ms,
-        )
+        found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
+        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)

@@ -75,7 +75,11 @@ class Predictor:
         self.settings = replace(given, imgsz=fitted.imgsz, conf=fitted.conf)
         if tiles is True:
             tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
-        self.pipeline = Pipeline(model, self._autocast_type(amp), tiles or None)
+        if amp not in AMP_TYPES:
+            raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
+        if model.format != "checkpoint" and amp not in ("off", "auto"):
+            raise UserError(f"--amp {amp}: {model.path} computes in the type it was exported with; use --amp off")
+        self.pipeline = Pipeline(model, autocast_type(model, amp), tiles or None)
 
     def __call__(
         self,
@@ -90,18 +94,16 @@ class Predictor:
         """A result for each image, in order; a single image gives a list of one.
 
         Images are processed in batches of one canvas size. A batch gives the detections that its images give one by
-        one, up to rounding; batches of 1 give the same bits.
+        one, up to rounding; batches of 1 give the same bits. Raises UserError for an image that cannot be used, or a
+        setting that does not fit.
 
         Args:
             source: an image or a list of them, see `as_images`.
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
-            batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
+            batch_size: the most images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: for programs that name the device in each call; it must be the model's.
             settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
-
-        Raises:
-            UserError: an image that cannot be used, or a setting that does not fit.
         """
         if device is not None and parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
@@ -150,9 +152,21 @@ class Predictor:
 
         def batches() -> Iterator[list[Frame | FileProblem | Exception]]:
             nonlocal is_live
-            for batch in _batches(items, ahead):
-                is_live = any(isinstance(item, Frame) and item.is_live for item in batch)
-                yield batch
+            batch: list[Frame | FileProblem | Exception] = []
+            frames = 0
+            try:
+                for item in items:
+                    batch.append(item)
+                    is_live = isinstance(item, Frame) and item.is_live
+                    if isinstance(item, Frame):
+                        frames += 1
+                        ahead.add(item.image.nbytes)
+                    if is_live or not frames or frames >= ahead():
+                        yield batch
+                        batch, frames = [], 0
+            except Exception as error:
+                batch.append(error)
+            yield batch
 
         def prepare(batch: list[Frame | FileProblem | Exception]) -> tuple[list, list[Canvases] | None]:
             try:
@@ -182,8 +196,7 @@ class Predictor:
         return list(map(Detected, frames, tables, speeds))
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
-        """The detections in each of ``images``, uint8 (H, W, 3) RGB or of the model's pixels, highest score first, in
-        float64."""
+        """The detections in each of ``images``, uint8 (H, W, 3) RGB or of the model's pixels, highest score first."""
         return self.pipeline(images, self.settings.fitted(self.model))[0]
 
     @property
@@ -193,32 +206,6 @@ class Predictor:
 
     def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
         return Results(as_rgb8(image.image), image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
-
-    def _autocast_type(self, amp: str) -> torch.dtype | None:
-        if amp not in AMP_TYPES:
-            raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
-        if self.model.format != "checkpoint" and amp not in ("off", "auto"):
-            raise UserError(f"--amp {amp}: {self.model.path} computes in the type it was exported with; use --amp off")
-        return autocast_type(self.model, amp)
-
-
-def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:
-    """See `Predictor.detect_each`."""
-    batch: list[Frame | FileProblem | Exception] = []
-    frames = 0
-    try:
-        for item in items:
-            batch.append(item)
-            is_live = False
-            if isinstance(item, Frame):
-                frames, is_live = frames + 1, item.is_live
-                ahead.add(item.image.nbytes)
-            if is_live or not frames or frames >= ahead():
-                yield batch
-                batch, frames = [], 0
-    except Exception as error:
-        batch.append(error)
-    yield batch
 
 
 def load(
@@ -232,7 +219,7 @@ def load(
     trust: bool = False,
     **settings: Any,
 ) -> Predictor:
-    """Opens a model for detection.
+    """Opens a model for detection. Raises UserError for a file, name, device or settings that cannot be used.
 
     Args:
         path: a checkpoint, an exported file, or the name of public weights such as yolov8n, which are downloaded.
@@ -243,10 +230,6 @@ def load(
         tiles: cut large images, as ``Tiles(640)``; True: as the model was trained; False: scale them to ``imgsz``.
         trust: as for `open_model`.
         settings: of `DetectionSettings`.
-
-    Raises:
-        UserError: no such file or name, a damaged, unknown or untrusted file, a device that does not exist, or
-            settings that do not fit the model.
     """
     model = open_weights(path, device=device, nms=nms, trust=trust)
     return Predictor(model, amp=amp, color=color, tiles=tiles, **settings)
@@ -261,10 +244,8 @@ def open_weights(
     trust: bool = False,
 ) -> InferenceModel:
     """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
-    if not os.fspath(path):
-        raise UserError("an empty path; give a checkpoint, an exported file, or the name of public weights")
     devices = parse_devices(str(device))
     if len(devices) > 1:
         raise UserError(f"--device {device}: detection runs on one device; name one")

@@ -29,10 +29,8 @@ COLUMNS = 6  # x1, y1, x2, y2, confidence, class
 
 
 class Boxes:
-    """Boxes with confidences and classes, as one tensor or array.
-
-    An index selects rows: ``boxes[0]`` and the items of an iteration are `Boxes` with one row.
-    """
+    """Boxes with confidences and classes, as one tensor or array. ``boxes[0]`` and the items of an iteration are
+    `Boxes` with one row."""
 
     id = None  # of tracks, which this program does not make
 
@@ -104,14 +102,10 @@ class Boxes:
 
 
 class Results:
-    """The detections of one image. Attributes:
+    """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
 
-    - image: uint8 (H, W, 3) RGB.
-    - boxes: `Boxes`, on the CPU.
-    - names: class names by number.
-    - path: of the file, or a name by position.
-    - orig_shape: height and width, pixels.
-    - speed: milliseconds of an image: preprocess, inference, postprocess. Those of a batch are divided by its size.
+    ``path``: of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference, postprocess);
+    those of a batch are divided by its size.
     """
 
     masks = keypoints = probs = obb = None  # a detector of boxes finds none of these
@@ -139,7 +133,6 @@ class Results:
         return len(self.boxes)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor | np.ndarray) -> Results:
-        """The same image with the selected boxes."""
         return self._with(self.boxes[index])
 
     def __iter__(self) -> Iterator[Results]:
@@ -153,13 +146,8 @@ class Results:
         return describe_counts(Counter(self._classes()), self.names)
 
     def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
-        """The image with its boxes: uint8 (H, W, 3) RGB.
-
-        Args:
-            conf: whether labels show the confidence.
-            line_width: pixels; None: by image size.
-            labels: whether boxes have labels.
-        """
+        """The image with its boxes: uint8 (H, W, 3) RGB. ``conf``: whether labels show the confidence; ``line_width``:
+        pixels, None: by image size."""
         boxes, classes = self.boxes.numpy(), self._classes()
         texts = label_texts(self.names, classes, boxes.conf if conf else None) if labels else None
         return draw_boxes(self.image, boxes.xyxy, texts, class_colors(np.array(classes)), thickness=line_width or 0)
@@ -204,7 +192,7 @@ class Results:
         return str(txt_file)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
-        """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, where STEM is that of ``file_name``."""
+        """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
         names = [self.names[c] for c in self._classes()]
         write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.numpy().xyxy, names)
 
