@@ -41,7 +41,6 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """A page for browsers."""
         return self.folder / "report.html"
 
     @property

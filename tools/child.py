@@ -20,8 +20,6 @@ from utils.program import RESULT_VARIABLE, read_result
 
 @dataclass(frozen=True)
 class Child:
-    """The process, and the file for its result."""
-
     process: subprocess.Popen
     file: Path
 

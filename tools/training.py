@@ -78,7 +78,6 @@ def train(
     reported, goes_on = 0, True
 
     def trains_on() -> bool:
-        """Calls ``on_epoch`` for each new row of results.csv."""
         nonlocal reported, goes_on
         for epoch, fitness in fitness_by_epoch(table, column):
             if goes_on and epoch > reported:

@@ -22,7 +22,6 @@ def one_line(text: str) -> str:
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether `one_line` would replace any."""
     return _CONTROL.search(text) is not None
 
 

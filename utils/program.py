@@ -21,7 +21,6 @@ class Command(NamedTuple):
 
     @property
     def typed(self) -> str:
-        """What users type before its arguments."""
         if IS_INSTALLED:
             return f"lockstep {self.name}"
         return "python " + (f"-m tools.{self.name}" if "/" in self.path else f"{self.name}.py")

@@ -22,7 +22,6 @@ GRAY = 114  # uint8 value of the padding around images
 
 
 def padding_value(dtype: np.dtype) -> int:
-    """The value of the padding around uint8 or uint16 images."""
     return GRAY * (np.iinfo(dtype).max // 255)
 
 
@@ -63,8 +62,6 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rendered image with its labels."""
-
     image: np.ndarray  # uint8 (H, W, 3) RGB
     labels: np.ndarray  # float32 (n, 5): class, or `ignored_class`, then cx, cy, w, h normalized to the canvas
     index: int

@@ -51,8 +51,6 @@ SHEET_COLUMNS = 4  # of charts in results.png
 
 @dataclass(frozen=True)
 class Validation:
-    """A result, and what it was computed from."""
-
     result: EvalResult
     detections: DetectionTable
     epoch: int = 0  # after which the validation was; 0: of a checkpoint
@@ -122,7 +120,6 @@ class ReportPage:
             self._warning = warning
 
     def _content(self, history: dict[str, np.ndarray], validation: Validation | None) -> dict[str, Any]:
-        """What page.html shows."""
         subject = self._subject
         if self._data is None:
             censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]

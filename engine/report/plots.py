@@ -117,7 +117,6 @@ class TimeBudget:
             self.finish()
 
     def finish(self) -> None:
-        """Does the work for the newest epoch unless it is done."""
         if self._pending is not None:
             started = time.monotonic()
             self._work(*self._pending)
@@ -126,7 +125,6 @@ class TimeBudget:
 
 
 def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit) -> None:
-    """Writes the report of a validation with its figures, and predictions.jpg."""
     page = ReportPage(folder, subject)
     page.validation = ScoredValidation(result, evaluator.detections, errors=errors)
     page.write({})

@@ -111,7 +111,6 @@ def _content(
     imgsz: int,
     weights: str,
 ) -> dict[str, Any]:
-    """What page.html shows."""
     galleries = IssueGalleries(splits, detections)
     kinds = by_kind(issues)
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
@@ -162,7 +161,6 @@ def _by_split(issues: Sequence[Issue]) -> str:
 
 class IssueGalleries(Galleries):
     def duplicates(self, issues: Sequence[Issue]) -> list[Card]:
-        """Pairs of near-duplicates."""
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
         album = Album(MOST_BYTES["pairs"])
@@ -192,7 +190,6 @@ class IssueGalleries(Galleries):
         return Card(pictures, "", others, issue.kind)
 
     def _image_card(self, issues: Sequence[Issue], album: Album) -> Card | None:
-        """All that has been found in one image."""
         split, name = issues[0].split, issues[0].images[0]
         boxes = [box for issue in issues for box in issue.boxes]
         found = self._image(split, name) or self._left_out(split, name)

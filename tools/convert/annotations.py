@@ -32,8 +32,6 @@ class Box(NamedTuple):
 
 @dataclass
 class Picked:
-    """What has been read of an image."""
-
     boxes: list[Box] = field(default_factory=list)
     files: dict[Box, Path] = field(default_factory=dict)  # that a box is from
     size: tuple[int, int] | None = None  # width and height that the annotations state
@@ -131,7 +129,6 @@ class Annotations:
         return fits[0]
 
     def has(self, stem: str) -> bool:
-        """Whether there is an image of this name without suffix."""
         return _composed(stem) in self._by_name
 
     def num_images(self) -> int:
@@ -180,7 +177,6 @@ def number(value: Any, where: str) -> float:
 
 
 def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
-    """The box around points."""
     xs, ys = zip(*points)
     return Box(name, min(xs), min(ys), max(xs), max(ys))
 

@@ -243,7 +243,6 @@ def read_kitti(file: Path, into: Annotations) -> None:
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels, upright. Raises UserError."""
     height, width = check_image(path)
     return width, height
 

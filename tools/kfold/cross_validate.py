@@ -38,8 +38,6 @@ DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The results of the folds, and that of all images together."""
-
     folds: list[EvalResult]
     pooled: EvalResult
 

@@ -29,8 +29,6 @@ _FOUND = DetectionTable.__slots__
 
 @dataclass(frozen=True)
 class ScoredFold:
-    """The labels of a fold's images and what its model found in them."""
-
     truth: GroundTruth
     found: DetectionTable
 

@@ -32,8 +32,6 @@ Scalar = float | int | None
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of values, or some ``choices``."""
-
     name: str
     low: float = 0.0
     high: float = 0.0
@@ -63,8 +61,6 @@ class Range:
 
 @dataclass(frozen=True)
 class Space:
-    """The ranges of a search, and the hyper-parameters that stay fixed."""
-
     ranges: dict[str, Range]
     base: Hyperparameters
     usual: Hyperparameters = Hyperparameters()  # what a recipe that leaves them out means

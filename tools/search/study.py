@@ -32,8 +32,6 @@ REASON = "reason"  # attribute of a failed trial
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that this process runs."""
-
     number: int
     folder: Path
     values: dict[str, Scalar]  # of the searched hyper-parameters

@@ -22,7 +22,6 @@ def command_of(cls: type) -> str:
 
 
 def flag_name(name: str) -> str:
-    """The flag of the field ``name``."""
     return "--" + name.replace("_", "-")
 
 
@@ -65,7 +64,6 @@ def build_parser(cls: type) -> Parser:
 
 
 def required(cls: type) -> list[str]:
-    """The fields without a default."""
     return [field.name for field in dataclasses.fields(cls) if default_of(field) is MISSING]
 
 
@@ -105,7 +103,6 @@ def given_values(cls: type, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def flags_of(config: Any) -> list[str]:
-    """The command line that gives ``config``."""
     return [word for name, value in changed_settings(config).items() for word in flag_of(name, value)]
 
 

@@ -33,8 +33,6 @@ def written_suffix(path: str) -> str:
 
 
 class VideoFiles:
-    """Writes videos into ``run_dir``, one at a time."""
-
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = Path(run_dir)
         self._video: cv2.VideoWriter | None = None

@@ -39,7 +39,6 @@ def text_mask(text: str, size: int) -> np.ndarray:
 
 
 def _font_for(text: str) -> tuple[str, str]:
-    """The font file to use, and the text to write with it."""
     default = _default_font()
     if not default:
         return default, text

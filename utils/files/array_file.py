@@ -31,7 +31,6 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
 
 
 def _checksum(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
-    """CRC-32 of all that a file holds."""
     layout = [(name, array.dtype.str, array.shape) for name, array in sorted(arrays.items())]
     total = zlib.crc32(json.dumps([meta, layout]).encode())
     for name, *_ in layout:

@@ -19,8 +19,6 @@ MOST_BYTES = 1 << 26
 
 @dataclass
 class ResultsTable:
-    """The content of a file."""
-
     columns: list[str] = field(default_factory=lambda: ["epoch"])
     rows: dict[int, dict[str, str]] = field(default_factory=dict)  # by epoch, from 1; cells as text, without empty ones
 

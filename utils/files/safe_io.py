@@ -131,7 +131,6 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
 
 
 def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
-    """An open file and its size in bytes."""
     handle, status = open_descriptor(path)
     if most is not None and status.st_size > most:
         os.close(handle)

@@ -60,7 +60,6 @@ def parts_of(hint: Any) -> tuple[Any, bool, Bounds]:
 
 
 def type_of(field: dataclasses.Field, owner: type) -> Any:
-    """The type of a field without ``| None``."""
     return parts_of(hints_of(owner)[field.name])[0]
 
 

@@ -40,7 +40,6 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(folder: Path, *, is_first_version: bool) -> float | None:
-    """The quota of a control group, in cores; None if it has none."""
     names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first_version else ("cpu.max",)
     try:
         text = " ".join((folder / name).read_text(encoding="utf-8") for name in names)

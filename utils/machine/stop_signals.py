@@ -53,7 +53,6 @@ class StopSignals:
 
     @property
     def code(self) -> int:
-        """The exit code for the signals so far."""
         return INTERRUPTED if self.interrupt else REQUEUE
 
     @contextmanager
@@ -91,6 +90,5 @@ class StopSignals:
 
 
 def stop_signals() -> tuple[int, ...]:
-    """The signals of this system that stop a run."""
     names = ("SIGTERM", "SIGUSR1", "SIGINT")
     return tuple(int(getattr(signal, name)) for name in names if hasattr(signal, name))

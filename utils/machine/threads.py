@@ -104,7 +104,6 @@ class BackgroundWriter:
             self._changed.wait_for(lambda: self._thread is None)
 
     def finish(self) -> None:
-        """Waits, then raises the error, if any."""
         self.wait()
         self.check()
 
