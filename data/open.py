@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from data.index.files import without_empty
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource, class_names, what_exists
 from data.spec.dataset_yaml import YAML_FOLDER, load_dataset_spec
-from utils.config.checks import typed_classes
+from utils.config.parser import typed_classes
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import cache_folder

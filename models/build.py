@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from utils.config.checks import check_image_size
+from utils.config.parser import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -18,7 +18,7 @@ from data.sampler import (
     KeyedDistributedSampler,
 )
 from data.spec.dataset_spec import DatasetSpec
-from utils.config.checks import check_image_size
+from utils.config.parser import check_image_size
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first

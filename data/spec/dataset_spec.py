@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.label_format import LabelFormat
-from utils.config.checks import class_numbers
+from utils.config.parser import class_numbers
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
 from utils.errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.config.checks import check_image_size
+from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError
 from utils.machine.limits import require_package

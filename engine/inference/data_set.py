@@ -8,7 +8,7 @@ from dataclasses import replace
 from data.open import open_data, with_classes
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.inference.model import InferenceModel
-from utils.config.checks import typed_classes
+from utils.config.parser import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location

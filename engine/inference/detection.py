@@ -18,7 +18,7 @@ from data.sources import FileProblem, Frame, open_source
 from engine.inference.predictor import Detected, Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
-from utils.config.checks import typed_classes
+from utils.config.parser import typed_classes
 from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
 from utils.drawing.detection_writer import (

@@ -22,7 +22,7 @@ from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import DETECTION_IOU, select_detections
 from models.postprocess.tiles import Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.config.checks import check_image_size, class_numbers
+from utils.config.parser import check_image_size, class_numbers
 from utils.errors import UserError
 from utils.files.schema import suggestion
 from utils.logger import get_logger

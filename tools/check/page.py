@@ -116,16 +116,17 @@ def _content(
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
     censuses = [take_census(split.index, split.name, imgsz) for split in splits]
+    rows = []
+    for kind, of_kind in kinds.items():
+        by_split = Counter(", ".join(dict.fromkeys(i.splits)) or i.split or "whole data set" for i in of_kind)
+        counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
+        rows.append((kind, len(of_kind), *reversed(ADVICE.get(kind, ("", ""))), counts))
     most = MOST_LISTED // max(len(kinds), 1)
     shown = [issue for group in kinds.values() for issue in group[:most]]
     return {
         "colors": COLORS,
         "issues": issues,
-        "kinds": page.Table(
-            ("finding", "number", "what to do", "what it means", "splits"),
-            [(kind, len(of), *reversed(ADVICE.get(kind, ("", ""))), _by_split(of)) for kind, of in kinds.items()],
-            "Findings by kind",
-        ),
+        "kinds": page.Table(("finding", "number", "what to do", "what it means", "splits"), rows, "Findings by kind"),
         "facts": [*facts, ("model that examined the labels", weights or "none (--weights)")],
         "model": Path(weights).name,
         "label_errors": galleries.label_errors(issues),
@@ -152,11 +153,6 @@ def _content(
             "Findings, with their places" if len(shown) == len(issues) else f"Of each kind at most {most}",
         ),
     }
-
-
-def _by_split(issues: Sequence[Issue]) -> str:
-    counts = Counter(", ".join(dict.fromkeys(issue.splits)) or issue.split or "whole data set" for issue in issues)
-    return "; ".join(f"{split}: {count:,}" for split, count in counts.most_common())
 
 
 class IssueGalleries(Galleries):

@@ -37,7 +37,13 @@ class Format(NamedTuple):
 
 def read_cvat(file: Path, into: Annotations) -> None:
     """CVAT for images 1.1, and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
-    root = _xml(file)
+    text = read_text(file, most=1 << 32)
+    if "<!ENTITY" in text:  # which can include other files or expand to gigabytes
+        raise UserError(f"{file}: declares an entity")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"{file}:{error.position[0]}: malformed XML") from None
     for image in root.iter("image"):
         name = image.get("name", "")
         where = f"{file}: image {one_line(name)[:100]!r}"
@@ -245,17 +251,6 @@ def read_kitti(file: Path, into: Annotations) -> None:
 def image_size(path: Path) -> tuple[int, int]:
     height, width = check_image(path)
     return width, height
-
-
-def _xml(file: Path) -> ElementTree.Element:
-    """The root. Entities, which can include other files or expand to gigabytes, are refused."""
-    text = read_text(file, most=1 << 32)
-    if "<!ENTITY" in text:
-        raise UserError(f"{file}: declares an entity")
-    try:
-        return ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise UserError(f"{file}:{error.position[0]}: malformed XML") from None
 
 
 def _size(values: Any, where: str) -> tuple[int, int] | None:

@@ -62,7 +62,14 @@ class SharedStudy:
                 load_if_exists=True,
                 pruner=pruners[config.pruner],
             )
-            self._check_complete()
+            # A new trial would continue the training of one that the journal has lost.
+            folders = [path.name for path in (folder / TRIALS).glob("[0-9]*") if path.name.isdecimal()]
+            known = len(self.study.get_trials(deepcopy=False))
+            if lost := min((name for name in folders if int(name) >= known), default=""):
+                raise UserError(
+                    f"{journal}: has no trial {int(lost)}, although {TRIALS}/{lost} exists; restore the journal, or "
+                    "start anew with another --name"
+                )
 
     def trials(self) -> list[FrozenTrial]:
         with self._readable():
@@ -134,16 +141,6 @@ class SharedStudy:
         with FileLock(self._folder / ".study.lock") as lock:
             lock.acquire(math.inf)
             yield
-
-    def _check_complete(self) -> None:
-        """Raises UserError if the journal lacks a trial that has a folder: a new one would continue its training."""
-        folders = [path.name for path in (self._folder / TRIALS).glob("[0-9]*")]
-        known = len(self.study.get_trials(deepcopy=False))
-        if lost := min((name for name in folders if name.isdecimal() and int(name) >= known), default=""):
-            raise UserError(
-                f"{self._folder / JOURNAL}: has no trial {int(lost)}, although {TRIALS}/{lost} exists; restore the "
-                "journal, or start anew with another --name"
-            )
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -114,24 +114,21 @@ class UniqueStems:
             base = source.split("://", 1)[1][:100] if "://" in source else Path(source).stem
             base = f"webcam{source}" if source.isdigit() else safe_name(base)
             stem, number = base, 1
-            while self._is_taken(stem.casefold(), is_video):  # some file systems ignore case
+            while True:
+                key = stem.casefold()  # some file systems ignore case
+                frame = None if is_video else _FRAME.fullmatch(key)
+                clashes = key in self._video_of_frame if is_video else frame is not None and frame[1] in self._videos
+                if key not in self._taken and not clashes:
+                    break
                 number += 1
                 stem = f"{base}-{number}"
-            self._taken.add(stem.casefold())
+            self._taken.add(key)
             if is_video:
-                self._videos.add(stem.casefold())
-            elif frame := _FRAME.fullmatch(stem.casefold()):
+                self._videos.add(key)
+            elif frame:
                 self._video_of_frame.add(frame[1])
             self._stems[source] = stem
         return self._stems[source]
-
-    def _is_taken(self, stem: str, is_video: bool) -> bool:
-        if stem in self._taken:
-            return True
-        if is_video:
-            return stem in self._video_of_frame
-        frame = _FRAME.fullmatch(stem)
-        return frame is not None and frame[1] in self._videos
 
 
 def safe_name(text: str) -> str:
