@@ -22,8 +22,8 @@ from engine.inference.runtimes.open import open_model
 from engine.optim.build import build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector
-from tests.helpers.exports import lively, write_weights
-from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_model
+from tests.helpers.exports import lively
+from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_detector, write_model
 from utils.config.settings import Hyperparameters
 from utils.structures import GRAY
 
@@ -135,7 +135,7 @@ def test_an_ort_file_detects_what_the_checkpoint_detects(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     data = write_dataset(tmp_path / "set", train=4, val=4)
-    weights = write_weights(tmp_path / "best.pt", lively(TINY_MODEL, ("light", "dark")))
+    weights = write_detector(tmp_path / "best.pt", lively(TINY_MODEL, ("light", "dark")))
     export.main(["--weights", str(weights), "--format", "ort", "--data", str(data)])
     model = open_model(tmp_path / "best.ort", device=torch.device("cpu"))
     assert model.names == ("light", "dark")

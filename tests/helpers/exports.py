@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,6 @@ from engine.export.options import ExportOptions
 from models.detector import Detector, build_detector
 from models.spec import load_spec
 from tests.helpers.tiny import TINY_MODEL
-from utils.files.checkpoint import write_checkpoint
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -75,10 +73,3 @@ def tiny_graph(names: tuple[str, ...]) -> ModelProto:
     import onnx
 
     return onnx.load_from_string(_tiny_graph(names))
-
-
-def write_weights(path: Path, detector: Detector, **content) -> Path:
-    """A checkpoint of the detector."""
-    stored = {"model_spec": detector.spec, "names": list(detector.names), "imgsz": 64, "model": {}}
-    write_checkpoint({**stored, **content, "ema": detector.state_dict()}, path)
-    return path

@@ -36,7 +36,7 @@ def make_table(image, boxes, scores, classes):
 
 
 def coco_evaluate(gt, table):
-    """pycocotools' stats (12,) and precision (T, R, C, A) for the same boxes."""
+    """pycocotools' stats (12,) and precision (T, R, C, A) for the same boxes; ``table`` may be a written file."""
     coco = pytest.importorskip("pycocotools.coco")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
@@ -57,16 +57,11 @@ def coco_evaluate(gt, table):
             for n in range(len(gt.classes))
         ],
     }
-    xywh = xyxy_to_xywh(table.boxes_xyxy_px)
-    predictions = [
-        {
-            "image_id": gt.image_ids[table.image_index[n]],
-            "category_id": gt.category_ids[table.classes[n]],
-            "bbox": xywh[n].tolist(),
-            "score": float(table.scores[n]),
-        }
-        for n in range(len(table.scores))
-    ]
+    predictions = str(table)
+    if isinstance(table, DetectionTable):
+        ids, kinds = np.array(gt.image_ids)[table.image_index], np.array(gt.category_ids)[table.classes]
+        rows = zip(ids.tolist(), kinds.tolist(), xyxy_to_xywh(table.boxes_xyxy_px).tolist(), table.scores.tolist())
+        predictions = [dict(zip(("image_id", "category_id", "bbox", "score"), row)) for row in rows]
     with contextlib.redirect_stdout(io.StringIO()):
         reference.createIndex()
         evaluation = cocoeval.COCOeval(reference, reference.loadRes(predictions), "bbox")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,19 @@ from utils.entrypoint import run_main
 from utils.errors import UserError, one_line
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
+PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # of val.py
 
 
-def error_of(capsys: pytest.CaptureFixture, main, *argv: str, code: int = 2) -> str:
+def call(main: Callable[[list[str]], object], *argv: object) -> None:
+    """Runs ``main(argv)`` as its script does."""
+    run_main(main, [str(a) for a in argv])
+
+
+def error_of(capsys: pytest.CaptureFixture, main, *argv: object, code: int = 2) -> str:
     """The line with which ``main(argv)`` ends, with exit status ``code``."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        run_main(main, [str(a) for a in argv])
+        call(main, *argv)
     lines = capsys.readouterr().err.splitlines()
     assert ended.value.code == code, lines
     assert len(lines) == 1, lines

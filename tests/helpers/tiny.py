@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from models.detector import build_detector
+from models.detector import Detector, build_detector
 from tests.helpers.synthetic_index import smooth_image
 from utils.files.checkpoint import write_checkpoint
 from utils.structures import Batch, Targets
@@ -40,12 +40,16 @@ def write_model(path: Path, model: dict = TINY_MODEL) -> Path:
     return path
 
 
+def write_detector(path: Path, detector: Detector, **content: object) -> Path:
+    """A checkpoint of ``detector``."""
+    stored = {"model_spec": detector.spec, "names": list(detector.names), "imgsz": 64, "config": {}, "hyp": {}}
+    write_checkpoint({**stored, "model": {}, "ema": detector.state_dict(), **content}, path)
+    return path
+
+
 def write_weights(path: Path, names: Sequence[str], *, imgsz: int = 64, seed: int = 1) -> Path:
     """A checkpoint of the untrained tiny model."""
-    model = build_detector(TINY_MODEL, len(names), names=names, seed=seed)
-    content = {"model_spec": model.spec, "names": list(names), "imgsz": imgsz, "config": {}, "hyp": {}}
-    write_checkpoint({**content, "ema": model.state_dict()}, path)
-    return path
+    return write_detector(path, build_detector(TINY_MODEL, len(names), names=names, seed=seed), imgsz=imgsz)
 
 
 def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) -> Path:

@@ -27,7 +27,7 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
-from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
@@ -47,10 +47,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory, model):
-    path = tmp_path_factory.mktemp("weights") / "best.pt"
-    content = {"model_spec": model.spec, "names": list(NAMES), "imgsz": SIZE, "config": {}, "hyp": {}}
-    write_checkpoint({**content, "ema": model.state_dict()}, path)
-    return path
+    return write_detector(tmp_path_factory.mktemp("weights") / "best.pt", model)
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +87,17 @@ def read_txt(path):
     return np.array([[float(v) for v in row.split()] for row in path.read_text().splitlines()])
 
 
+def read(folder):
+    return json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+
+
 def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures, tmp_path, capsys):
     folder = run(weights, pictures, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
     files = names_in(folder)
     stems = {"a": "a.jpg", "a-2": "a.png", "schön 猫": "schön 猫.bmp"}
     assert {"a.jpg", "a-2.png", "schön 猫.bmp", "predictions.json"} <= set(files)
     assert {f"labels/{stem}.txt" for stem in stems} <= set(files)
-    records = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    records = read(folder)
     assert sum(f.startswith("crops/") for f in files) == len(records) > 0
     assert all(f.startswith(("crops/disc/", "crops/box_größe/")) for f in files if f.startswith("crops/"))
     for stem, name in stems.items():
@@ -133,19 +134,15 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
     folder.mkdir()
     for name in ("000000000139.png", "42.png"):
         shutil.copy(pictures / "a.png", folder / name)
-    written = run(weights, folder, tmp_path, "--save-json", "--nosave") / "predictions.json"
-    assert [r["image_id"] for r in json.loads(written.read_text())] == [139] * 5 + [42] * 5
+    written = run(weights, folder, tmp_path, "--save-json", "--nosave")
+    assert [r["image_id"] for r in read(written)] == [139] * 5 + [42] * 5
     reference = coco.COCO()
-    reference.dataset = {
-        "info": {},
-        "images": [{"id": 139}, {"id": 42}],
-        "categories": [{"id": 0}, {"id": 1}],
-        "annotations": [],
-    }
+    images, categories = ([{"id": number} for number in ids] for ids in ((139, 42), (0, 1)))
+    reference.dataset = {"info": {}, "images": images, "categories": categories, "annotations": []}
     reference.createIndex()
-    assert len(reference.loadRes(str(written)).anns) == 10
+    assert len(reference.loadRes(str(written / "predictions.json")).anns) == 10
     shutil.copy(pictures / "a.png", folder / "more.png")
-    records = json.loads((run(weights, folder, tmp_path, "--save-json", "--nosave") / "predictions.json").read_text())
+    records = read(run(weights, folder, tmp_path, "--save-json", "--nosave"))
     assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
 
 
@@ -156,7 +153,7 @@ def test_labels_of_images_and_frames_are_drafts_for_labeling(weights, pictures, 
     folder = run(weights, tmp_path / "in", tmp_path, *more)
     stems = ["a", "a-2", "clip_000000", "clip_000001", "schön 猫"]
     assert names_in(folder / "labels") == sorted(f"{stem}.txt" for stem in stems)
-    records = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    records = read(folder)
     rows = [len(read_txt(folder / "labels" / f"{stem}.txt")) for stem in stems]
     assert rows == [sum(r["image_id"] == stem for r in records) for stem in stems]
 
@@ -166,7 +163,7 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, 
     """If the image is its own canvas, the result is that of the model after NMS."""
     monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
-    records = json.loads((folder / "predictions.json").read_text())
+    records = read(folder)
     assert names_in(folder) == ["predictions.json"]
     image = cv2.cvtColor(cv2.imread(str(pictures / "a.png")), cv2.COLOR_BGR2RGB)
     with torch.no_grad():
@@ -186,7 +183,7 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
     image = np.random.default_rng(0).integers(0, 255, (100, 150, 3)).astype(np.uint8)
     cv2.imwrite(str(tmp_path / "large.png"), image[..., ::-1])
     folder = run(weights, tmp_path / "large.png", tmp_path, "--save-json", "--nosave", "--tile", "64", *more)
-    records = json.loads((folder / "predictions.json").read_text())
+    records = read(folder)
 
     def find(bare, raw):
         return select_detections(*bare.decode(raw), conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
@@ -202,24 +199,17 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
 
 
 def test_an_image_of_one_tile_has_the_detections_of_the_image(weights, pictures, tmp_path):
-    plain, tiled = (
-        json.loads((run(weights, pictures / "a.png", tmp_path, "--save-json", *more) / "predictions.json").read_text())
-        for more in ([], ["--tile", "64", "--imgsz", "96"])
-    )
+    tiles = ([], ["--tile", "64", "--imgsz", "96"])
+    plain, tiled = (read(run(weights, pictures / "a.png", tmp_path, "--save-json", *more)) for more in tiles)
     assert plain == tiled
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
     """An image twice as large as the canvas gives the boxes of its half-size copy, doubled."""
-    small = cv2.imread(str(pictures / "a.png"))
-    large = cv2.resize(small, (128, 128), interpolation=cv2.INTER_NEAREST)
-    for name, picture in (("small.png", small), ("large.png", large)):
-        cv2.imwrite(str(tmp_path / name), picture)
-    results = []
-    for name in ("small.png", "large.png"):
-        folder = run(weights, tmp_path / name, tmp_path, "--save-json", "--nosave", "--name", name)
-        results.append(json.loads((folder / "predictions.json").read_text()))
-    one, two = ([r["bbox"] for r in part] for part in results)
+    large = cv2.resize(cv2.imread(str(pictures / "a.png")), (128, 128), interpolation=cv2.INTER_NEAREST)
+    cv2.imwrite(str(tmp_path / "large.png"), large)
+    paths = (pictures / "a.png", tmp_path / "large.png")
+    one, two = ([r["bbox"] for r in read(run(weights, path, tmp_path, "--save-json", "--nosave"))] for path in paths)
     np.testing.assert_allclose(2 * np.array(one), two, atol=0.02)
 
 
@@ -227,52 +217,47 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     def drawing(*more):
         return cv2.imread(str(run(weights, pictures / "a.png", tmp_path, *more) / "a.png")).astype(int)
 
+    def labels(*more, source=pictures / "a.png"):
+        return read_txt(run(weights, source, tmp_path, "--save-txt", *more) / "labels/a.txt")
+
     plain = drawing()
     variants = [drawing("--hide-labels"), drawing("--hide-conf"), drawing("--line-thickness", "4")]
     assert all((plain != v).any() for v in variants)
     assert (variants[0] != variants[1]).any()
-    one, named = (run(weights, pictures / "a.png", tmp_path, "--classes", c, "--save-txt") for c in ("1", NAMES[1]))
-    assert set(read_txt(one / "labels" / "a.txt")[:, 0]) <= {1.0}
-    assert (named / "labels" / "a.txt").read_text() == (one / "labels" / "a.txt").read_text()
+    one, named = labels("--classes", "1"), labels("--classes", NAMES[1])
+    assert set(one[:, 0]) <= {1.0}
+    assert np.array_equal(one, named)
     none = run(weights, pictures / "a.png", tmp_path, "--conf-thres", "1", "--save-txt", "--save-json")
     assert (none / "labels" / "a.txt").read_text() == ""
-    assert json.loads((none / "predictions.json").read_text()) == []
+    assert read(none) == []
     same = run(weights, pictures / "a.png", tmp_path, "--name", "fixed", "--exist-ok")
     assert run(weights, pictures / "a.png", tmp_path, "--name", "fixed", "--exist-ok") == same
-    assert len(read_txt(run(weights, pictures, tmp_path, "--max-det", "2", "--save-txt") / "labels/a.txt")) <= 2
-    agnostic = run(weights, pictures / "a.png", tmp_path, "--agnostic-nms", "--iou-thres", "0", "--save-txt")
-    overlapping = run(weights, pictures / "a.png", tmp_path, "--iou-thres", "1", "--save-txt")
-    assert len(read_txt(agnostic / "labels/a.txt")) <= len(read_txt(overlapping / "labels/a.txt"))
+    assert len(labels("--max-det", "2", source=pictures)) <= 2
+    assert len(labels("--agnostic-nms", "--iou-thres", "0")) <= len(labels("--iou-thres", "1"))
+    small = run(weights, pictures / "a.jpg", tmp_path, "--amp", "bf16", "--imgsz", "96", "--save-txt")
+    assert cv2.imread(str(small / "a.jpg")).shape == (37, 90, 3)
+    assert len(read_txt(small / "labels" / "a.txt")) <= 5
 
 
 def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, capsys):
-    content = read_checkpoint(weights)
-    common = [
-        "--source",
-        str(pictures / "a.png"),
-        "--device",
-        "cpu",
-        "--project",
-        str(tmp_path / "runs"),
-        "--save-json",
-    ]
+    content, path = read_checkpoint(weights), tmp_path / "weights.pt"
+    common = ["--weights", path, "--source", pictures / "a.png", "--device", "cpu", "--project", tmp_path / "runs"]
 
     def scores(progress, *more):
-        path = tmp_path / "weights.pt"
         write_checkpoint(content | {"progress": progress}, path)
-        folder = detection.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
-        return [r["score"] for r in json.loads((folder / "predictions.json").read_text())]
+        given = map(str, [*common, "--save-json", *more])
+        return sorted(r["score"] for r in read(detection.detect(parse_config(DetectConfig, list(given), ""))))
 
-    everything = sorted(scores({}, "--conf-thres", "0"))
+    everything = scores({}, "--conf-thres", "0")
     gap = int(np.argmax(np.diff(everything)))  # a wide one, as scores in the file are rounded
     stored = (everything[gap] + everything[gap + 1]) / 2
     capsys.readouterr()
-    assert sorted(scores({"confidence": stored})) == [s for s in everything if s > stored]
+    assert scores({"confidence": stored}) == [s for s in everything if s > stored]
     assert f"confidence threshold {stored:.3f}, of the best F1" in capsys.readouterr().out
-    assert sorted(scores({"confidence": stored}, "--conf", "0")) == everything
+    assert scores({"confidence": stored}, "--conf", "0") == everything
     assert "confidence threshold" not in capsys.readouterr().out
     for unknown in ({}, {"confidence": None}, {"confidence": float("nan")}, {"confidence": "high"}):
-        assert sorted(scores(unknown)) == [s for s in everything if s > 0.25]
+        assert scores(unknown) == [s for s in everything if s > 0.25]
         assert "confidence threshold 0.25: " in capsys.readouterr().out
 
 
@@ -291,48 +276,28 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
     assert cv2.VideoCapture(str(folder / "clip.mp4")).get(cv2.CAP_PROP_FPS) == pytest.approx(6)
     assert frames[0].shape[:2] in ((48, 63), (48, 64), (48, 62))
     assert sorted(p.name for p in (folder / "labels").iterdir()) == [f"clip_{i:06d}.txt" for i in (0, 2, 4, 6)]
-    records = json.loads((folder / "predictions.json").read_text())
+    records = read(folder)
     assert {r["frame"] for r in records} <= {0, 2, 4, 6}
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]
 
 
-@pytest.mark.parametrize("amp", ["bf16", "off"])
-def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
-    folder = run(weights, pictures / "a.jpg", tmp_path, "--amp", amp, "--imgsz", "96", "--save-txt")
-    assert cv2.imread(str(folder / "a.jpg")).shape == (37, 90, 3)
-    assert len(read_txt(folder / "labels" / "a.txt")) <= 5
-
-
 @pytest.mark.parametrize(
     "more",
     [
-        ["--imgsz", "70"],
-        ["--tile", "70"],
-        ["--tile", "64", "--overlap", "0"],
-        ["--overlap", "0.2"],
-        ["--no-tile-full-image"],
-        ["--classes", "0", "2"],
-        ["--classes", "dics"],
-        ["--save-conf"],
-        ["--device", "7"],
-        ["--source", "nowhere.jpg"],
-        ["--weights", "nowhere.pt"],
+        ["--imgsz", "70"], ["--tile", "70"], ["--tile", "64", "--overlap", "0"], ["--overlap", "0.2"],
+        ["--no-tile-full-image"], ["--classes", "0", "2"], ["--classes", "dics"], ["--save-conf"], ["--device", "7"],
+        ["--source", "nowhere.jpg"], ["--weights", "nowhere.pt"], ["--view-img"],
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
     with refused():
         run(weights, pictures, tmp_path, *more)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="X11 and Wayland")
-def test_a_missing_display_is_one_line(weights, pictures, tmp_path, monkeypatch):
-    monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with refused():
-        run(weights, pictures, tmp_path, "--view-img")
 
 
 def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, monkeypatch):
@@ -366,7 +331,7 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
-    assert {r["frame"] for r in json.loads((folder / "predictions.json").read_text())} == {0, 1}
+    assert {r["frame"] for r in read(folder)} == {0, 1}
     assert cv2.VideoCapture(str(folder / "clip.mp4")).read()[0]
 
 
@@ -548,7 +513,7 @@ def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
         assert process.wait(10) == code, processes.output()
         assert "Traceback" not in processes.output()
     stems = {path.stem for path in run_dir.glob("labels/*.txt")}
-    assert {record["image_id"] for record in json.loads((run_dir / "predictions.json").read_text())} == stems
+    assert {record["image_id"] for record in read(run_dir)} == stems
     assert not list(run_dir.rglob("*.tmp"))
     assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
     assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,65 +46,25 @@ def cluster(tmp_path):
     return {"PATH": f"{commands}:{os.environ['PATH']}", "NAP": "0", "CODE": "0", **job, **paths}
 
 
-def submit(cluster: dict[str, str], *flags: str) -> subprocess.Popen:
-    return subprocess.Popen(["bash", str(SLURM), *flags], env=cluster)
-
-
-def arguments(cluster: dict[str, str]) -> list[str]:
-    return Path(cluster["OUT"], "torchrun").read_text().splitlines()
-
-
-def train_config(argv: list[str]) -> TrainConfig:
-    """train.py's settings in torchrun's arguments; the latter are checked too."""
-    parsed = get_args_parser().parse_args(argv)
-    assert parsed.rdzv_backend == "c10d"
-    assert parsed.training_script == "train.py"
-    return parse_config(TrainConfig, parsed.training_script_args, "")
-
-
 @pytest.mark.parametrize("path", [SLURM, LAUNCH / "sagemaker.sh"], ids=lambda path: path.name)
 def test_the_scripts_are_valid_bash(path):
     subprocess.run(["bash", "-n", str(path)], check=True)
 
 
-def test_slurm_starts_a_run(cluster):
-    assert submit(cluster, "--data", "a b.yaml", "--batch-size", "64").wait() == 0
-    argv = arguments(cluster)
-    parsed = get_args_parser().parse_args(argv)
-    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint) == ("2", "4", "alpha:29500")
-    config = train_config(argv)
-    assert (config.data, config.batch_size, config.name, config.exist_ok) == ("a b.yaml", 64, "123", True)
-    assert config.stage == "/tmp/lockstep-me"
-    assert config.resume is None
-    assert "--ntasks-per-node=1" in Path(cluster["OUT"], "srun").read_text()
-    assert not Path(cluster["OUT"], "scontrol").exists()
-
-
-def test_slurm_resumes_after_a_requeue(cluster):
-    last = Path(cluster["RUNS"], "123", "last.pt")
-    last.parent.mkdir(parents=True)
-    last.touch()
-    assert submit(cluster, "--epochs", "7").wait() == 0
-    config = train_config(arguments(cluster))
-    assert (config.resume, config.epochs) == (str(last), 7)
-
-
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_slurm_stops_the_run_and_requeues_the_job(cluster, number):
-    job = submit(cluster | {"NAP": "60"})
+def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number):
+    job = subprocess.Popen(["bash", str(SLURM)], env=cluster | {"NAP": "60"})
     deadline = time.monotonic() + 20
-    while not Path(cluster["OUT"], "torchrun").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "torchrun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     job.send_signal(number)
     assert job.wait(timeout=20) == REQUEUE
-    assert Path(cluster["OUT"], "told").exists()
-    assert Path(cluster["OUT"], "scontrol").read_text() == "requeue 123\n"
-
-
-def test_slurm_does_not_requeue_a_failure(cluster):
-    assert submit(cluster | {"CODE": "1"}).wait() == 1
-    assert not Path(cluster["OUT"], "scontrol").exists()
+    assert (tmp_path / "told").exists()
+    assert (tmp_path / "scontrol").read_text() == "requeue 123\n"
+    (tmp_path / "scontrol").unlink()
+    assert subprocess.run(["bash", str(SLURM)], env=cluster | {"CODE": "1"}, check=False).returncode == 1
+    assert not (tmp_path / "scontrol").exists()  # a failure
 
 
 def test_the_kubernetes_resources_are_consistent():
@@ -130,53 +91,61 @@ def test_the_kubernetes_resources_are_consistent():
         assert path in mounts, path
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_the_kubernetes_command_is_accepted_by_the_parsers(tmp_path, cluster, resumed):
+def kubernetes(folder: Path) -> tuple[list[str], dict[str, str], Path]:
     documents = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8"))
     (script,) = next(d for d in documents if d["kind"] == "TrainJob")["spec"]["trainer"]["args"]
-    script = script.replace("/shared", str(tmp_path))
-    last = tmp_path / "runs" / "lockstep" / "last.pt"
-    if resumed:
-        last.parent.mkdir(parents=True)
-        last.touch()
     pod = {"PET_MASTER_ADDR": "lockstep-node-0-0.lockstep", "PET_MASTER_PORT": "29400"}
-    subprocess.run(["bash", "-c", script], env=cluster | pod, check=True)
-    config = train_config(arguments(cluster))
-    assert config.resume == (str(last) if resumed else None)
-    assert str(Path(config.project, config.name)) == str(last.parent)
-    assert get_args_parser().parse_args(arguments(cluster)).rdzv_endpoint == "lockstep-node-0-0.lockstep:29400"
+    return ["-c", script.replace("/shared", str(folder))], pod, folder / "runs" / "lockstep"
+
+
+def skypilot(folder: Path) -> tuple[list[str], dict[str, str], Path]:
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text(encoding="utf-8"))
+    assert set(re.findall(r"(?<= )/\w+", task["run"])) - {"/tmp"} == set(task["file_mounts"])
+    node = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    return ["-c", task["run"].replace("/runs", str(folder / "runs"))], node, folder / "runs" / "lockstep"
+
+
+def sagemaker(folder: Path, host: str = "algo-1") -> tuple[list[str], dict[str, str], Path]:
+    job = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": host, "SM_NUM_GPUS": "8", "SM_CHANNEL_TRAIN": "/data"}
+    return [str(LAUNCH / "sagemaker.sh"), "--epochs", "3"], job | {"CHECKPOINTS": str(folder)}, folder / "run"
+
+
+def slurm(folder: Path) -> tuple[list[str], dict[str, str], Path]:
+    return [str(SLURM), "--data", "a b.yaml", "--batch-size", "64"], {}, folder / "runs" / "123"
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_the_skypilot_command_is_accepted_by_the_parsers(tmp_path, cluster, resumed):
-    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text(encoding="utf-8"))
-    script, last = task["run"].replace("/runs", str(tmp_path / "runs")), tmp_path / "runs" / "lockstep" / "last.pt"
+@pytest.mark.parametrize(
+    ("start", "place"),
+    [
+        (slurm, ("2", "4", "alpha:29500")),
+        (kubernetes, (None, None, "lockstep-node-0-0.lockstep:29400")),
+        (skypilot, ("2", "8", "10.0.0.1:29500")),
+        (sagemaker, ("2", "8", "algo-1:29500")),
+        (partial(sagemaker, host="algo-2"), ("2", "8", "algo-1:29500")),
+    ],
+)
+def test_the_commands_are_accepted_by_the_parsers(tmp_path, cluster, start, place, resumed):
+    words, environment, folder = start(tmp_path)
+    last = folder / "last.pt"
     if resumed:
         last.parent.mkdir(parents=True)
         last.touch()
-    node = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-    subprocess.run(["bash", "-c", script], env=cluster | node, check=True)
-    parsed = get_args_parser().parse_args(arguments(cluster))
-    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint) == ("2", "8", "10.0.0.1:29500")
-    config = train_config(arguments(cluster))
+    subprocess.run(["bash", *words], env=cluster | environment, check=True)
+    argv = (tmp_path / "torchrun").read_text().splitlines()
+    parsed = get_args_parser().parse_args(argv)
+    assert (parsed.rdzv_backend, parsed.training_script) == ("c10d", "train.py")
+    for wanted, found in zip(place, (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint)):
+        assert wanted in (None, found)
+    config = parse_config(TrainConfig, parsed.training_script_args, "")
     assert config.resume == (str(last) if resumed else None)
-    assert str(Path(config.project, config.name)) == str(last.parent)
-    assert set(re.findall(r"(?<= )/\w+", task["run"])) - {"/tmp"} == set(task["file_mounts"])
-
-
-@pytest.mark.parametrize("host", ["algo-1", "algo-2"])
-@pytest.mark.parametrize("resumed", [False, True])
-def test_the_sagemaker_command_is_accepted_by_the_parsers(tmp_path, cluster, host, resumed):
-    last = tmp_path / "run" / "last.pt"
-    if resumed:
-        last.parent.mkdir()
-        last.touch()
-    job = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": host, "SM_NUM_GPUS": "8", "SM_CHANNEL_TRAIN": "/data"}
-    script = [str(LAUNCH / "sagemaker.sh"), "--epochs", "3"]
-    subprocess.run(["bash", *script], env=cluster | job | {"CHECKPOINTS": str(tmp_path)}, check=True)
-    parsed = get_args_parser().parse_args(arguments(cluster))
-    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint) == ("2", "8", "algo-1:29500")
-    assert parsed.rdzv_conf == f"is_host={'true' if host == 'algo-1' else 'false'}"
-    config = train_config(arguments(cluster))
-    assert (config.data, config.epochs) == ("/data/data.yaml", 3)
-    assert config.resume == (str(last) if resumed else None)
+    if start in (kubernetes, skypilot):
+        assert Path(config.project, config.name) == folder
+    elif start is slurm:
+        found = (config.data, config.batch_size, config.name, config.exist_ok, config.stage)
+        assert found == ("a b.yaml", 64, "123", True, "/tmp/lockstep-me")
+        assert "--ntasks-per-node=1" in (tmp_path / "srun").read_text()
+        assert not (tmp_path / "scontrol").exists()
+    else:
+        assert parsed.rdzv_conf == f"is_host={str(start is sagemaker).lower()}"
+        assert (config.data, config.epochs) == ("/data/data.yaml", 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import cv2
@@ -24,16 +23,13 @@ from engine.inference.runtimes.open import open_model
 from engine.report.plots import draw_batch
 from tests.engine.report.test_plots import make_batch
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
 from utils.config.pixels import PixelFormat, as_rgb8
-from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 FIVE12 = {"channels": 5, "bits": 12}
 
 
@@ -53,9 +49,7 @@ def trained(tmp_path_factory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("five")
     data, model = as_arrays(write_dataset(root / "set")), write_model(root / "tiny.yaml")
     flags = ["--data", data, "--model", model, "--epochs", "1", "--project", root, "--cache", "disk"]
-    flags += ["--optimizer", "SGD"]
-    flags += ["--cache-dir", root / "cache", *SMALL]
-    run_main(train.main, list(map(str, flags)))
+    call(train.main, *flags, "--optimizer", "SGD", "--cache-dir", root / "cache", *SMALL)
     return data, root / "exp"
 
 
@@ -87,24 +81,19 @@ def test_files_arrays_and_tensors_give_the_same_detections(trained, tmp_path):
         predictor(np.full_like(image, 65535))
 
 
-def test_the_folder_is_detected_scored_and_checked(trained, tmp_path, capsys):
+def test_the_folder_is_detected_scored_and_checked(trained, tmp_path):
     data, run = trained
-    common = ["--device", "cpu", "--project", str(tmp_path)]
-    source, conf = ["--source", str(data.parent / "images/val")], ["--conf-thres", "0"]
-    run_main(detect.main, ["--weights", str(run / "best.pt"), *source, *conf, "--save-crop", "--name", "d", *common])
+    weights, project = ["--weights", run / "best.pt", "--device", "cpu"], ["--project", tmp_path]
+    source = ["--source", data.parent / "images/val", "--conf-thres", "0"]
+    call(detect.main, *weights, *source, "--save-crop", "--name", "d", *project)
     assert len(list((tmp_path / "d").glob("*.jpg"))) == 5
-    scored = ["--weights", str(run / "best.pt"), "--workers", "0", "--cache-dir", str(tmp_path), *common]
-    run_main(val.main, [*scored, "--name", "v", "--noplots"])
+    call(val.main, *weights, *PLAIN, "--cache-dir", tmp_path, "--name", "v", *project)
     assert json.loads((tmp_path / "v" / "results.json").read_text())
     copied = shutil.copytree(data.parent, tmp_path / "set")
-    for first, second in (
-        ("images/train/000.npy", "images/val/again.npy"),
-        ("labels/train/000.txt", "labels/val/again.txt"),
-    ):
-        shutil.copy(copied / first, copied / second)  # near-duplicates are shown
-    flags = ["--weights", str(run / "best.pt"), "--device", "cpu", "--out", str(tmp_path / "c")]
+    for kind, suffix in (("images", ".npy"), ("labels", ".txt")):  # near-duplicates are shown
+        shutil.copy(copied / kind / f"train/000{suffix}", copied / kind / f"val/again{suffix}")
     with pytest.raises(SystemExit, match=r"^1$"):
-        check.main([str(copied / data.name), *flags])
+        check.main([str(word) for word in (copied / data.name, *weights, "--out", tmp_path / "c")])
     assert "data:image/jpeg" in (tmp_path / "c" / "report.html").read_text()
 
 
@@ -113,7 +102,7 @@ def test_exported_files_compute_the_same_and_know_the_format(trained, tmp_path):
     _, run = trained
     weights = tmp_path / "best.pt"
     weights.write_bytes((run / "best.pt").read_bytes())
-    run_main(export.main, ["--weights", str(weights), "--format", "onnx", "torchscript", "--no-check"])
+    call(export.main, "--weights", weights, "--format", "onnx", "torchscript", "--no-check")
     model = open_model(weights, device=torch.device("cpu"))
     for name in ("best.onnx", "best.torchscript"):
         exported = open_model(tmp_path / name, device=torch.device("cpu"), trust=True)
@@ -127,39 +116,30 @@ def test_exported_files_compute_the_same_and_know_the_format(trained, tmp_path):
 
 
 def test_a_model_for_other_channels_is_one_line(trained, tmp_path, capsys):
-    _, run = trained
-    other = write_dataset(tmp_path / "rgb")
-    best = str(run / "best.pt")
-    takes = "takes images of 5 channels, those of"
-    assert re.search(f"{takes} .* have 3", error_of(capsys, val.main, "--weights", best, "--data", other))
-    flags = ["--weights", best, "--data", other, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL]
-    assert re.search(f"{takes} .* have 3", error_of(capsys, train.main, *flags))
-    assert re.search(f"{takes} .* have 3", error_of(capsys, check.main, other, "--weights", best, "--device", "cpu"))
+    other, best = write_dataset(tmp_path / "rgb"), ["--weights", trained[1] / "best.pt", "--device", "cpu"]
+    for main, *given in (
+        (val.main, "--data", other),
+        (train.main, "--data", other, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL),
+        (check.main, other),
+    ):
+        assert re.search("takes images of 5 channels, those of .* have 3", error_of(capsys, main, *given, *best))
     source = other.parent / "images/val/000.png"
-    message = error_of(
-        capsys, detect.main, "--weights", best, "--source", source, "--device", "cpu", "--project", tmp_path
-    )
+    message = error_of(capsys, detect.main, *best, "--source", source, "--project", tmp_path)
     assert "000.png: 3 channels; the data set or the model has 5" in message
 
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_on_two_processes_and_when_it_is_resumed(tmp_path):
     data, model = as_arrays(write_dataset(tmp_path / "set")), write_model(tmp_path / "tiny.yaml")
-    flags = ["--data", data, "--model", model, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL]
+    flags = ["train.py", "--data", data, "--model", model, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL]
     flags += ["--batch-size", "8", "--optimizer", "SGD", "--virtual-ranks", "2", "--quad"]
     flags += ["--cache", "ram", "--save-period", "1", "--epochs", "2"]
-
-    def run(*command):
-        done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    two = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    run(python(), "train.py", *flags, "--name", "one")
-    run(*two, "train.py", *flags, "--name", "two")
+    run_python(*flags, "--name", "one")
+    run_python(*flags, "--name", "two", torchrun=2)
     (tmp_path / "again").mkdir()
     for name, copy in (("epoch1.pt", "last.pt"), ("results.csv", "results.csv")):
-        (tmp_path / "again" / copy).write_bytes((tmp_path / "one" / name).read_bytes())
-    run(python(), "train.py", "--resume", tmp_path / "again" / "last.pt")
+        shutil.copy(tmp_path / "one" / name, tmp_path / "again" / copy)
+    run_python("train.py", "--resume", tmp_path / "again" / "last.pt")
     one, *others = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two", "again"))
     for other in others:
         same_content(one["model"], other["model"])

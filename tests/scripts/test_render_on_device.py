@@ -10,9 +10,9 @@ import pytest
 import train
 from data.loading.prefetcher import Prefetcher
 from tests.helpers.same_content import same_content
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
-from tests.scripts.test_train import TORCHRUN, rows, run
+from tests.scripts.test_train import rows
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 
@@ -49,11 +49,5 @@ def test_cache_prefetching_and_resuming_do_not_change_a_bit(world, tmp_path, mon
 def test_processes_and_workers_do_not_change_a_bit(world, tmp_path):
     flags = [*world, "--virtual-ranks", "2", "--multi-scale"]
     expected = trained(flags, tmp_path / "one", "--cache", "device")
-    launcher = [*TORCHRUN, "--nproc_per_node", "2", "train.py"]
-    run([*launcher, *flags, "--workers", "1", "--project", str(tmp_path / "two"), *HYP])
+    run_python("train.py", *flags, "--workers", "1", "--project", tmp_path / "two", *HYP, torchrun=2)
     same_content(expected, read_checkpoint(tmp_path / "two" / "exp" / "last.pt"))
-
-
-def test_cache_device_requires_rendering_on_the_device(world, tmp_path, capsys):
-    flags = [*world, "--project", str(tmp_path), "--cache", "device", "--render-on", "host"]
-    assert "--cache device: " in error_of(capsys, train.main, *flags)

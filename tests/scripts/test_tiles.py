@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import cv2
@@ -19,10 +17,9 @@ from engine.evaluation.evaluator import Evaluator
 from engine.inference.predictor import load
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tiles import Tiles
-from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
-from tests.helpers.scripts import error_of
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.stitching_reference import stitch, windows_of
 from tests.helpers.tiny import write_model, write_tiled_dataset
 from utils.config.settings import DetectConfig
@@ -31,7 +28,6 @@ from utils.structures import DetectionTable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
-COMMON = ["--imgsz", "64", "--batch-size", "8", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +41,7 @@ def world(tmp_path_factory) -> Path:
 
 def flags(world: Path, project: Path, *more: str) -> list[str]:
     model = ["--data", str(world / "data.yaml"), "--model", str(world / "tiny.yaml")]
-    return [*model, "--project", str(project), "--cache-dir", str(world / "cache"), *COMMON, *more]
-
-
-def run(world: Path, project: Path, *more: str, command: list[str] | None = None) -> str:
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    command = command or ["train.py", *flags(world, project, *more)]
-    done = subprocess.run(
-        [python(), *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return [*model, "--project", str(project), "--cache-dir", str(world / "cache"), *SMALL, "--batch-size", "8", *more]
 
 
 def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monkeypatch):
@@ -74,25 +60,11 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monke
     assert content["tile"] == 96
     plain = tmp_path / "plain.yaml"
     plain.write_text((world / "data.yaml").read_text().replace("tile: 96", f"path: {world}"))
-    common = [
-        "--weights",
-        str(best),
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--noplots",
-        "--project",
-        str(tmp_path / "val"),
-    ]
-    common += ["--cache-dir", str(world / "cache"), "--batch-size", "8"]
+    common = ["--weights", best, *PLAIN, "--batch-size", "8", "--cache-dir", world / "cache"]
     found = {}
-    for name, more in (
-        ("tiles", ["--data", str(plain)]),
-        ("whole", ["--tile", "0"]),
-        ("overlap", ["--overlap", "0.5"]),
-    ):
-        val.main([*common, "--name", name, *more])
+    choices = {"tiles": ["--data", plain], "whole": ["--tile", "0"], "overlap": ["--overlap", "0.5"]}
+    for name, more in choices.items():
+        call(val.main, *common, "--project", tmp_path / "val", "--name", name, *more)
         found[name] = (tmp_path / "val" / name / "predictions.json").read_bytes()
     assert len(set(found.values())) == 3
     in_training, after = tables[:2]
@@ -114,18 +86,8 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     names = yaml.safe_load((source / "coco128.yaml").read_text())["names"]
     content = {"path": str(source), "val": str(tmp_path / "val.txt"), "names": names, "tile": tile}
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(content))
-    common = [
-        "--project",
-        str(tmp_path),
-        "--cache-dir",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--noplots",
-    ]
-    val.main(["--weights", str(weights), "--data", str(tmp_path / "data.yaml"), "--imgsz", str(tile), *common])
+    common = ["--project", tmp_path, "--cache-dir", tmp_path, *PLAIN]
+    call(val.main, "--weights", weights, "--data", tmp_path / "data.yaml", "--imgsz", tile, *common)
     results = json.loads((tmp_path / "exp/results.json").read_text())
 
     detector = load(weights, device="cpu").pipeline.model.detector
@@ -163,19 +125,18 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
 @pytest.mark.parametrize("more", [[], ["--image-weights"], ["--rect", "--multi-scale"], ["--cache", "ram", "--quad"]])
 def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, more):
     more = ["--epochs", "2", "--virtual-ranks", "2", "--save-period", "1", *more]
-    run(world, tmp_path, "--name", "one", *more)
-    run(world, tmp_path, "--name", "two", "--spawn", "2", *more)
+    run_python("train.py", *flags(world, tmp_path, "--name", "one", *more))
+    run_python("train.py", *flags(world, tmp_path, "--name", "two", "--spawn", "2", *more))
     one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
-    for part in ("model", "ema", "optimizer"):
-        same_content(one[part], two[part])
     assert one["progress"]["best_fitness"] == two["progress"]["best_fitness"]
     (tmp_path / "cut" / "exp").mkdir(parents=True)
     (tmp_path / "two" / "epoch1.pt").rename(tmp_path / "cut/exp/last.pt")
-    text = run(world, tmp_path, command=["train.py", "--resume", "--project", str(tmp_path / "cut"), "--workers", "1"])
-    assert "have changed since" not in text
+    done = run_python("train.py", "--resume", "--project", tmp_path / "cut", "--workers", "1")
+    assert "have changed since" not in done.stdout + done.stderr
     resumed = read_checkpoint(tmp_path / "cut/exp/last.pt")
-    for part in ("model", "ema", "optimizer"):
-        same_content(one[part], resumed[part])
+    for other in (two, resumed):
+        for part in ("model", "ema", "optimizer"):
+            same_content(one[part], other[part])
 
 
 def test_mistakes_are_one_line(world, tmp_path, capsys):

@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from tests.helpers.open_counter import OpenCounter
+from tests.helpers.processes import LAUNCHED, ROOT
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 PORT = 29577
 COMMON = ["--imgsz", "64", "--batch-size", "8", "--epochs", "2", "--workers", "1", "--device", "cpu", "--amp", "off"]
@@ -69,8 +69,7 @@ def test_two_nodes_equal_one_process(tmp_path: Path):
 
 
 def clean_environment() -> dict[str, str]:
-    launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {k: v for k, v in os.environ.items() if k not in launched}
+    return {k: v for k, v in os.environ.items() if k not in LAUNCHED}
 
 
 def ip(*words: str, check: bool = True) -> None:

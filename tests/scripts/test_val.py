@@ -1,11 +1,8 @@
 """val.py from end to end on a tiny rendered set, in one process and in several."""
 
-import contextlib
 import csv
-import io
 import json
-import shutil
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -22,16 +19,13 @@ from engine.evaluation.analysis import KINDS
 from engine.evaluation.tables import write_predictions
 from models.detector import build_detector
 from tests.helpers.exports import lively
-from tests.helpers.exports import write_weights as lively_weights
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
-from utils.structures import DetectionTable, GroundTruth
+from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
+from utils.files.checkpoint import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box")
 SIZE = 64
 
@@ -63,18 +57,23 @@ def render_set(folder, images=7):
 def tiny(tmp_path_factory):
     """A data set YAML and a checkpoint of a tiny untrained model."""
     folder = tmp_path_factory.mktemp("tiny")
-    data = render_set(folder)
-    model = build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
-    checkpoint = folder / "best.pt"
-    content = {"model_spec": model.spec, "names": list(NAMES), "imgsz": SIZE, "data": {"source": str(data)}}
-    write_checkpoint({**content, "ema": model.state_dict(), "config": {}, "hyp": {}}, checkpoint)
-    return data, checkpoint
+    data, model = render_set(folder), build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
+    return data, write_detector(folder / "best.pt", model, data={"source": str(data)})
 
 
 def flags(tiny, tmp_path, *more):
     base = {"--weights": tiny[1], "--device": "cpu", "--batch-size": 2, "--workers": 0, "--project": tmp_path / "runs"}
     base |= {"--cache-dir": tmp_path / "cache"}
-    return [str(word) for pair in base.items() for word in pair] + list(more)
+    return [str(word) for pair in base.items() for word in pair] + list(map(str, more))
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read(folder, name="predictions"):
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
@@ -83,79 +82,54 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     printed = capsys.readouterr().out
     for word in ("class", "all", *NAMES, "AP by size", "ms per image"):
         assert word in printed
-    results = json.loads((folder / "results.json").read_text())
+    results = read(folder, "results")
     assert results["images"] == 7
     assert [c["instances"] for c in results["classes"]] == [sum(c) for c in zip(*results["confusion"]["counts"])][:2]
     assert results["confusion"]["confidence"] == results["best_confidence"] or not results["f1"]
     assert results["settings"]["imgsz"] == SIZE
-    with open(folder / "classes.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(folder / "classes.csv")
     assert [r["class"] for r in rows] == ["all", *NAMES]
     assert float(rows[0]["AP"]) == results["ap"]
-    for name in ("PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png"):
-        assert (folder / name).stat().st_size > 0
-    assert cv2.imread(str(folder / "confusion_matrix.png")) is not None
-    assert cv2.imread(str(folder / "predictions.jpg")) is not None
-    assert cv2.imread(str(folder / "errors.png")) is not None
-    with open(folder / "sizes.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
+    figures = [f"{name}.png" for name in ("PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors")]
+    assert all(cv2.imread(str(folder / name)) is not None for name in (*figures, "predictions.jpg"))
+    assert len(rows_of(folder / "sizes.csv")) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
 
 
-def test_half_on_a_cpu_computes_in_float32(tiny, tmp_path, capsys):
-    for name, more in {"plain": [], "half": ["--half"]}.items():
+def test_half_on_a_cpu_and_nms_for_a_model_with_one_branch_do_nothing(tiny, tmp_path, capsys):
+    for name, more in {"plain": [], "half": ["--half"], "nms": ["--nms"]}.items():
         val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
-    lines = capsys.readouterr().out.splitlines()
-    assert "warning: float16 (--half, --amp fp16) is not supported on CPUs; computing in float32" in lines
-    plain, half = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("plain", "half"))
-    assert plain == half
+    printed = capsys.readouterr().out
+    assert (
+        printed.count("\nwarning: float16 (--half, --amp fp16) is not supported on CPUs; computing in float32\n") == 1
+    )
+    assert printed.count("best.pt: --nms does nothing: the model has one branch") == 1
+    plain, *others = (read(tmp_path / "runs" / name) for name in ("plain", "half", "nms"))
+    assert others == [plain, plain]
 
 
 def test_spreadsheets_compute_no_class_name(tmp_path):
     data, names = render_set(tmp_path / "set"), ["=1+1", "@box"]
     data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
     weights = write_weights(tmp_path / "best.pt", names)
-    val.main(flags((data, weights), tmp_path, "--data", str(data), "--noplots"))
+    val.main(flags((data, weights), tmp_path, "--data", data, "--noplots"))
     for table in ("classes.csv", "sizes.csv"):
-        with open(tmp_path / "runs/exp" / table, newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(tmp_path / "runs/exp" / table)
         assert [*dict.fromkeys(row["class"] for row in rows)] == ["all", "'=1+1", "'@box"]
         assert all(not cell.startswith("'") for row in rows for column, cell in row.items() if column != "class")
 
 
 def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path):
-    coco = pytest.importorskip("pycocotools.coco")
-    cocoeval = pytest.importorskip("pycocotools.cocoeval")
     val.main(flags(tiny, tmp_path, "--noplots"))
     folder = tmp_path / "runs/exp"
     index = load_index(load_dataset_spec(tiny[0]), "val", cache_dir=str(tmp_path / "cache"), progress=False)
-    gt = index.ground_truth()
-    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
-    ids = [int(Path(path).stem) for path in index.paths]
-    with contextlib.redirect_stdout(io.StringIO()):
-        reference = coco.COCO()
-        reference.dataset = {
-            "info": {},
-            "images": [{"id": i} for i in ids],
-            "categories": [{"id": c} for c in gt.category_ids],
-            "annotations": [
-                {"id": n + 1, "image_id": ids[image[n]], "category_id": gt.category_ids[gt.classes[n]],
-                 "bbox": gt.boxes_xywh_px[n].tolist(), "area": gt.area_px[n], "iscrowd": 0}
-                for n in range(len(image))
-            ],
-        }  # fmt: skip
-        reference.createIndex()
-        evaluation = cocoeval.COCOeval(reference, reference.loadRes(str(folder / "predictions.json")), "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    results = json.loads((folder / "results.json").read_text())
-    ours = [results[k] for k in ("ap", "ap50", "ap75")]
-    np.testing.assert_allclose(ours, evaluation.stats[:3], atol=1e-4)
+    stats, _ = coco_evaluate(index.ground_truth(), folder / "predictions.json")
+    results = read(folder, "results")
+    np.testing.assert_allclose([results[k] for k in ("ap", "ap50", "ap75")], stats[:3], atol=1e-4)
 
 
 def lasting(folder):
     """results.json without times and the machine, which differ between runs."""
-    results = json.loads((folder / "results.json").read_text())
+    results = read(folder, "results")
     for key in ("project", "name", "spawn"):
         del results["settings"][key]
     return {**results, "extras": None}
@@ -166,15 +140,14 @@ def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsy
     more = ["--tta", "--conf-thres", "0.0001"]
     val.main(flags(tiny, tmp_path, "--name", "1", *more))
     printed = capsys.readouterr().out
+    assert "does nothing" not in printed  # TTA needs NMS, but nobody asked for it
     for words in ("error at IoU 0.5", *KINDS, "all false positives"):
         assert words in printed
+    one = tmp_path / "runs" / "1"
     for world in ("2", "3"):
-        command = [python(), "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
+        ended = run_python("val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more))
         assert ended.stdout.count("AP by size") == ended.stdout.count("error at IoU 0.5") == 1
-    one, two, three = (tmp_path / "runs" / name for name in "123")
-    for other in (two, three):
+        other = tmp_path / "runs" / world
         assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in other.iterdir())
         assert lasting(one) == lasting(other)
         for name in ("predictions.json", "classes.csv", "sizes.csv"):
@@ -186,7 +159,7 @@ def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
     more = ["--noplots", "--conf-thres", "0.0001", "--iou-thres", "1", "--max-det", "3000"]
     for name, flag in (("one", []), ("many", ["--augment"])):
         val.main(flags(tiny, tmp_path, "--name", name, *more, *flag))
-    one, many = (json.loads((tmp_path / "runs" / name / "predictions.json").read_text()) for name in ("one", "many"))
+    one, many = (read(tmp_path / "runs" / name) for name in ("one", "many"))
     keys = {(r["image_id"], r["category_id"], *r["bbox"], r["score"]) for r in many}
     assert {(r["image_id"], r["category_id"], *r["bbox"], r["score"]) for r in one} <= keys
     assert len(many) > len(one) > 0
@@ -200,7 +173,7 @@ def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
     def found(name, voting):
         more = ["--name", name, "--noplots", "--conf-thres", "0", "--iou-thres", "0.5"]
         val.main(flags(tiny, tmp_path, *more, voting))
-        return json.loads((tmp_path / "runs" / name / "predictions.json").read_text())
+        return read(tmp_path / "runs" / name)
 
     voted, plain = found("on", "--box-voting"), found("off", "--no-box-voting")
     raised = np.sort([row["score"] for row in voted]) - np.sort([row["score"] for row in plain])
@@ -213,17 +186,9 @@ def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
     assert 0.01 < distance.max() < SIZE / 2
 
 
-def test_nms_for_a_model_with_one_branch_is_said_to_do_nothing(tiny, tmp_path, capsys):
-    line = "best.pt: --nms does nothing: the model has one branch"
-    val.main(flags(tiny, tmp_path, "--noplots", "--nms"))
-    assert capsys.readouterr().out.count(line) == 1
-    val.main(flags(tiny, tmp_path, "--noplots", "--tta"))  # which needs NMS, but nobody asked for it
-    assert "does nothing" not in capsys.readouterr().out
-
-
 def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
     val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json"))
-    results = json.loads((tmp_path / "runs/exp/results.json").read_text())
+    results = read(tmp_path / "runs/exp", "results")
     assert len(results["classes"]) == 1
     assert results["classes"][0]["instances"] == 18
     assert not (tmp_path / "runs/exp/predictions.json").exists()
@@ -231,16 +196,15 @@ def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
 
 def test_some_classes_are_scored_as_among_all(tmp_path):
     names = ["disc", "box"]
-    data, weights = render_set(tmp_path / "set"), tmp_path / "lively.pt"
-    lively_weights(weights, lively(TINY_MODEL, tuple(names)))
+    data = render_set(tmp_path / "set")
+    weights = write_detector(tmp_path / "lively.pt", lively(TINY_MODEL, tuple(names)))
 
     def scored(name: str, *chosen: str) -> tuple[dict[str, str], list[dict]]:
         more = ["--data", str(data), "--max-det", "5000", "--imgsz", "256", "--name", name, "--noplots", *chosen]
         val.main(flags((data, weights), tmp_path, *more))
         folder = tmp_path / "runs" / name
-        with open(folder / "classes.csv", newline="") as file:
-            rows = {row["class"]: [row[name] for name in ("AP", "AP50", "AP75")] for row in csv.DictReader(file)}
-        return rows, json.loads((folder / "predictions.json").read_text())
+        rows = {row["class"]: [row[name] for name in ("AP", "AP50", "AP75")] for row in rows_of(folder / "classes.csv")}
+        return rows, read(folder)
 
     rows, found = scored("all")
     assert len({row["category_id"] for row in found}) == 2
@@ -277,41 +241,28 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more):
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (["--imgsz", "65", "--spawn", "2"], "error: --imgsz 65"),  # both processes fail
-        (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # only the first
+        (["--imgsz", "65"], "error: --imgsz 65"),  # both processes fail
+        (["--project", "/proc/runs"], "error: /proc/runs/exp: cannot be created"),  # only the first
     ],
 )
-def test_the_script_prints_an_error_once_and_exits_with_2(tiny, tmp_path, more, line):
-    command = [python(), "val.py", *flags(tiny, tmp_path, *more)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
+def test_two_processes_print_an_error_once_and_exit_with_2(tiny, tmp_path, more, line):
+    ended = run_python("val.py", *flags(tiny, tmp_path, *more, "--spawn", "2"), code=2)
     assert "Traceback" not in ended.stderr
     assert ended.stderr.count("error: ") == ended.stderr.count(line) == 1
 
 
-def test_predictions_file_without_detections_is_a_list(tmp_path):
-    nothing = np.zeros(0, dtype=np.int64)
-    gt = GroundTruth(
-        np.zeros(1, np.int64), np.zeros((0, 4)), nothing, nothing > 0, np.zeros(0), np.zeros((0, 2), np.int32), (), (1,)
-    )
-    table = DetectionTable(nothing, np.zeros((0, 4)), np.zeros(0), nothing)
-    write_predictions(tmp_path / "p.json", table, gt)
-    assert json.loads((tmp_path / "p.json").read_text()) == []
-
-
 def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
-    gt = GroundTruth(
-        np.zeros(3, np.int64), np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0),
-        np.full((2, 2), 50, np.int32), (42, 'na"me'), (7, 90),
-    )  # fmt: skip
-    table = DetectionTable(
-        np.array([0, 1]), np.array([[1.00004, 2, 4, 8], [0, 0, 5, 5.5]]), np.array([0.1234567, 1]), np.array([1, 0])
-    )
-    write_predictions(tmp_path / "p.json", table, gt)
-    assert json.loads((tmp_path / "p.json").read_text()) == [
+    none = np.zeros(0, int)
+    gt = make_ground_truth(none, none, none, none, none, 2, 2, (42, 'na"me'))
+    gt = replace(gt, category_ids=(7, 90))
+    table = make_table([0, 1], [[1.00004, 2, 4, 8], [0, 0, 5, 5.5]], [0.1234567, 1], [1, 0])
+    write_predictions(tmp_path / "predictions.json", table, gt)
+    assert read(tmp_path) == [
         {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
         {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
     ]
+    write_predictions(tmp_path / "predictions.json", make_table([], [], [], []), gt)
+    assert read(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -320,20 +271,17 @@ def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
     data = write_dataset(tmp_path / "set", val=5, size=150)
     cv2.imwrite(str(tmp_path / "set/images/val/small.png"), np.full((40, 90, 3), 120, np.uint8))
     model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
-    content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": SIZE, "config": {}, "hyp": {}}
-    weights = {key: t * (4 if t.ndim == 4 and len(t) > 1 else 1) for key, t in model.state_dict().items()}
-    write_checkpoint({**content, "ema": weights}, tmp_path / "best.pt")
-    given = flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--tile", "64", "--conf-thres", "0.0001")
+    enlarged = {key: t * (4 if t.ndim == 4 and len(t) > 1 else 1) for key, t in model.state_dict().items()}
+    weights = write_detector(tmp_path / "best.pt", model, ema=enlarged)
+    given = flags((data, weights), tmp_path, "--data", data, "--tile", "64", "--conf-thres", "0.0001")
     val.main([*given, "--name", "1"])
-    command = [python(), "val.py", *given, "--name", "2", "--spawn", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("val.py", *given, "--name", "2", "--spawn", "2")
     one, two = (tmp_path / "runs" / name for name in "12")
     assert lasting(one) == lasting(two)
     assert lasting(one)["images"] == 6
     for name in ("predictions.json", "classes.csv"):
         assert (one / name).read_bytes() == (two / name).read_bytes()
-    boxes = np.array([r["bbox"] for r in json.loads((one / "predictions.json").read_text())])
+    boxes = np.array([r["bbox"] for r in read(one)])
     assert (boxes >= 0).all()
     assert len(boxes) > 100
     assert (boxes[:, 2:] > 64).any()  # joined
@@ -341,14 +289,11 @@ def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
 
 def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
     data = write_dataset(tmp_path / "set", val=5, size=SIZE)
-    model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
-    content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": 96, "config": {}, "hyp": {}}
-    write_checkpoint({**content, "ema": model.state_dict()}, tmp_path / "best.pt")
-    given = [*flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--noplots"), "--batch-size", "1"]
+    weights = write_weights(tmp_path / "best.pt", ("light", "dark"), imgsz=96)
+    given = [*flags((data, weights), tmp_path, "--data", data, "--noplots"), "--batch-size", "1"]
     val.main([*given, "--name", "tiles", "--tile", str(SIZE)])
     val.main([*given, "--name", "plain", "--imgsz", str(SIZE), "--no-rect"])
-    tiles, plain = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("tiles", "plain"))
-    assert tiles == plain
+    assert read(tmp_path / "runs/tiles") == read(tmp_path / "runs/plain")
     with refused():
         val.main([*given, "--tile", "70"])
 
@@ -356,75 +301,66 @@ def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
 def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
     """With another seed, on two processes and staged; when the run resumes with more images; in val.py, also of an
     exported file."""
-    root, runs = tmp_path / "set", tmp_path / "runs"
+    root, runs, cache = tmp_path / "set", tmp_path / "runs", ["--cache-dir", tmp_path / "cache"]
     data = write_dataset(root, train=12, val=1)
     data.write_text(yaml.safe_dump({"train": "images/train", "names": ["light", "dark"]}))
-    command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
-    command += ["--cache-dir", tmp_path / "cache", "--epochs", "1", "--val-fraction", "0.25"]
-    train.main([str(word) for word in [*command, "--name", "one"]])
+    command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL, *cache]
+    command += ["--epochs", "1", "--val-fraction", "0.25"]
+    call(train.main, *command, "--name", "one")
     with Processes(tmp_path / "log.txt") as two:
         two.ranks(2, *map(str, [*command, "--name", "two", "--seed", "4", "--stage", tmp_path / "stage"]))
         assert two.codes() == [0, 0], two.output()
+    last, best = (runs / "one" / name for name in ("last.pt", "best.pt"))
     one, two = (read_checkpoint(runs / name / "last.pt") for name in ("one", "two"))
-    assert one["val_images"] == two["val_images"] == read_checkpoint(runs / "one" / "best.pt")["val_images"]
+    assert one["val_images"] == two["val_images"] == read_checkpoint(best)["val_images"]
     assert len(one["val_images"]) == 3
     assert one["data"]["fingerprint"] == two["data"]["fingerprint"]
     for i in range(20, 29):
         for folder, suffix in (("images", ".png"), ("labels", ".txt")):
             name = (root / folder / "train" / "000").with_suffix(suffix)
             name.with_name(f"{i:03}{suffix}").write_bytes(name.read_bytes())
-    train.main(["--resume", str(runs / "one" / "last.pt"), "--epochs", "2"])
-    assert read_checkpoint(runs / "one" / "last.pt")["val_images"] == one["val_images"]
+    call(train.main, "--resume", last, "--epochs", "2")
+    assert read_checkpoint(last)["val_images"] == one["val_images"]
     with refused():
-        train.main(["--resume", str(runs / "one" / "last.pt"), "--epochs", "3", "--val-fraction", "0.5"])
-    export.main(["--weights", str(runs / "one" / "best.pt"), "--format", "torchscript", "--no-check"])
+        train.main(["--resume", str(last), "--epochs", "3", "--val-fraction", "0.5"])
+    call(export.main, "--weights", best, "--format", "torchscript", "--no-check")
     stems = {int(Path(name).stem) for name in one["val_images"]}
-    for name, extra in (
-        ("best.pt", []),
-        ("best.pt", ["--stage", str(tmp_path / "stage")]),
-        ("best.torchscript", ["--trust"]),
-    ):
-        val.main(
-            ["--weights", str(runs / "one" / name), "--device", "cpu", "--workers", "0", "--noplots", *extra,
-             "--cache-dir", str(tmp_path / "cache"), "--project", str(tmp_path / "val"), "--exist-ok", "--save-json"]
-        )  # fmt: skip
-        folder = tmp_path / "val" / "exp"
-        assert json.loads((folder / "results.json").read_text())["images"] == 3
-        assert {row["image_id"] for row in json.loads((folder / "predictions.json").read_text())} == stems
-        shutil.rmtree(folder)
+    files = (best, []), (best, ["--stage", tmp_path / "stage"]), (best.with_suffix(".torchscript"), ["--trust"])
+    for number, (weights, extra) in enumerate(files):
+        call(val.main, "--weights", weights, *PLAIN, *extra, *cache, "--project", tmp_path / "val", "--name", number)
+        assert read(tmp_path / "val" / str(number), "results")["images"] == 3
+        assert {row["image_id"] for row in read(tmp_path / "val" / str(number))} == stems
 
 
 def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
     """Also when it resumes, and as an exported file."""
-    runs, data = tmp_path / "runs", write_dataset(tmp_path / "set", train=8, val=4)
+    runs, data, cache = tmp_path / "runs", write_dataset(tmp_path / "set", train=8, val=4), tmp_path / "cache"
     command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
-    command = [str(word) for word in [*command, "--cache-dir", tmp_path / "cache", "--epochs", "1"]]
-    train.main([*command, "--name", "some", "--classes", "dark"])
+    call(train.main, *command, "--cache-dir", cache, "--epochs", "1", "--name", "some", "--classes", "dark")
     assert "1 of 2 classes used: dark; boxes of other classes are left out" in capsys.readouterr().out
     last, best = (runs / "some" / name for name in ("last.pt", "best.pt"))
-    train.main(["--resume", str(last), "--epochs", "2"])
+    call(train.main, "--resume", last, "--epochs", "2")
     assert read_checkpoint(last)["names"] == ["dark"]
-    export.main(["--weights", str(best), "--format", "torchscript", "--no-check"])
-    base = ["--device", "cpu", "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache"), "--trust"]
+    call(export.main, "--weights", best, "--format", "torchscript", "--no-check")
     for weights in (best, best.with_suffix(".torchscript")):
-        val.main(["--weights", str(weights), *base, "--project", str(tmp_path / "val"), "--name", weights.suffix[1:]])
-        results = json.loads((tmp_path / "val" / weights.suffix[1:] / "results.json").read_text())
+        more = ["--cache-dir", cache, "--trust", "--project", tmp_path / "val", "--name", weights.suffix[1:]]
+        call(val.main, "--weights", weights, *PLAIN, *more)
+        results = read(tmp_path / "val" / weights.suffix[1:], "results")
         assert [row["class"] for row in results["classes"]] == ["dark"]
 
 
 @pytest.mark.slow
-def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path, capsys):
+def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path):
     """As the README says, training in bfloat16 validates in it, and val.py uses float32 by default."""
     data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
-    train.main([str(g) for g in [*given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs"]])
-    run = tmp_path / "runs" / "exp"
+    call(train.main, *given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs")
+    run, scored = tmp_path / "runs" / "exp", {}
     trained = read_checkpoint(run / "last.pt")["progress"]["best_fitness"]
-    scored = {}
     for amp in ("bf16", "off"):
-        asked = ["--weights", run / "best.pt", "--device", "cpu", "--workers", "0", "--noplots"]
-        val.main([str(a) for a in [*asked, "--amp", amp, "--project", tmp_path / "val", "--name", amp]])
-        scored[amp] = json.loads((tmp_path / "val" / amp / "results.json").read_text())["ap"]
+        more = ["--amp", amp, "--project", tmp_path / "val", "--name", amp]
+        call(val.main, "--weights", run / "best.pt", *PLAIN, *more)
+        scored[amp] = read(tmp_path / "val" / amp, "results")["ap"]
     assert trained > 0.3
     assert scored["bf16"] == trained
     assert scored["off"] != trained
@@ -444,7 +380,7 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("trained")
     data, model = write_dataset(root / "set", train=4, val=2), write_model(root / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root]
-    train.main([*map(str, given), "--name", "run", "--epochs", "1"])
+    call(train.main, *given, "--name", "run", "--epochs", "1")
     return root
 
 

@@ -32,10 +32,10 @@ from engine.inference.runtimes import open as runtime
 from engine.inference.runtimes.backends import move_constants
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import is_exported
-from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_graph, write_weights
+from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_graph
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_detector
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -392,7 +392,7 @@ def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
 @STATIC
 def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path):
     """torch logs tracebacks of archives that it cannot read."""
-    path = write_weights(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))
+    path = write_detector(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))
     with zipfile.ZipFile(tiny[0] / "a.pt2") as good, zipfile.ZipFile(tmp_path / "damaged.pt2", "w") as bad:
         for name in good.namelist():
             bad.writestr(name, b"{}" if name.endswith("models/model.json") else good.read(name))
