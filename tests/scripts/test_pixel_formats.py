@@ -110,9 +110,6 @@ def test_exported_files_compute_the_same_and_know_the_format(trained, tmp_path):
         box, score = largest_difference(model, exported, torch.rand(1, 5, 64, 64))
         assert box < 1e-4
         assert score < 1e-4
-    card = (tmp_path / "best.md").read_text()
-    assert "5 channels, times 1/4095" in card
-    assert "float32 (1, 5, 64, 64)" in card
 
 
 def test_a_model_for_other_channels_is_one_line(trained, tmp_path, capsys):
@@ -125,7 +122,7 @@ def test_a_model_for_other_channels_is_one_line(trained, tmp_path, capsys):
         assert re.search("takes images of 5 channels, those of .* have 3", error_of(capsys, main, *given, *best))
     source = other.parent / "images/val/000.png"
     message = error_of(capsys, detect.main, *best, "--source", source, "--project", tmp_path)
-    assert "000.png: 3 channels; the data set or the model has 5" in message
+    assert "000.png: 3 channels, but the data set or model has 5" in message
 
 
 @pytest.mark.slow
