@@ -30,7 +30,7 @@ Callback = Callable[["RunState"], None]
 
 @dataclass
 class RunState:
-    """What a callback receives: one object, up to date at each call. Setting an attribute does not change the run."""
+    """What a callback receives. Setting an attribute does not change the run."""
 
     folder: Path  # of the run
     settings: dict[str, Any]  # all flags and hyper-parameters by name
@@ -49,10 +49,7 @@ class RunState:
 
 def load_callbacks(source: str) -> UserCallbacks:
     """The hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working folder; a
-    class is instantiated.
-
-    Raises UserError, of one line, for anything that is wrong with it.
-    """
+    class is instantiated. Raises UserError for anything that is wrong with it."""
     flag, (name, _, attribute) = f"--callbacks {source}", source.partition(":")
     if not name or not attribute:
         raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
@@ -61,7 +58,12 @@ def load_callbacks(source: str) -> UserCallbacks:
     module = None
     try:
         module = importlib.import_module(name)
-        callbacks = _callbacks_of(getattr(module, attribute))
+        found = getattr(module, attribute)
+        found = found() if isinstance(found, type) else found
+        if inspect.isroutine(found):
+            callbacks = {found.__name__: found}
+        else:
+            callbacks = {name: getattr(found, name) for name in dir(found) if name.startswith("on_")}
     except (Exception, SystemExit) as error:
         raise UserError(f"{flag}: {_place(error, getattr(module, '__file__', None))}") from None
     known = f"callbacks are {', '.join(POINTS)}"
@@ -70,13 +72,6 @@ def load_callbacks(source: str) -> UserCallbacks:
     if not callbacks:
         raise UserError(f"{flag}: has no callback; {known}")
     return UserCallbacks(flag, callbacks, module.__file__)
-
-
-def _callbacks_of(found: Any) -> dict[str, Callback]:
-    found = found() if isinstance(found, type) else found
-    if inspect.isroutine(found):
-        return {found.__name__: found}
-    return {name: getattr(found, name) for name in dir(found) if name.startswith("on_")}
 
 
 def _place(error: BaseException, path: str | None) -> str:
@@ -91,10 +86,9 @@ def _place(error: BaseException, path: str | None) -> str:
 
 
 class UserCallbacks(Hook):
-    """Calls the callbacks of a run on this rank. Once one has raised, the run ends, and none is called any more."""
+    """Calls the callbacks of a run, from the file ``path``, on this rank. Once one has raised, the run ends."""
 
     def __init__(self, flag: str, callbacks: dict[str, Callback], path: str | None) -> None:
-        """``path``: of the file that they are from."""
         self._flag, self._callbacks, self._path, self._failure = flag, callbacks, path, ""
         self._row: dict[str, float] = {}
 

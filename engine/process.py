@@ -1,7 +1,4 @@
-"""What each process of a run sets up and checks before it trains.
-
-It sets up the log, threads and kernels.
-"""
+"""What each process of a run sets up before it trains: the log, threads and kernels; and settings without effect."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def unused_settings(
     channels: int = 3,
     tile: int = 0,
 ) -> list[str]:
-    """A line for each setting that is given and has no effect in this run, for the log. ``tile``: see `DatasetSpec`."""
+    """A line for each given setting that has no effect in this run. ``tile``: see `DatasetSpec`."""
     ranks = ctx.world_size
     given = {item.partition("=")[0].strip() for item in config.override}
     length, batch = counted(config.epochs, "epoch"), counted(config.batch_size, "image")

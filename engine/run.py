@@ -47,11 +47,8 @@ class Run:
 @contextmanager
 def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str]) -> Iterator[Run]:
     """Yields a new run, the run that ``--resume`` names, or, when torchrun restarts its processes, the run that they
-    were training, from its newest checkpoint. Rank 0 decides. The folder of a resumed run is locked until the block
-    ends; `claim_folder` makes and locks that of a new one.
-
-    Args:
-        given: names of the settings on the command line.
+    were training, from its newest checkpoint. The folder of a resumed run is locked until the block ends;
+    `claim_folder` makes and locks that of a new one. ``given``: names of the settings on the command line.
 
     Raises UserError when there is nothing to resume from, a folder cannot be made, or another process trains there.
     """
@@ -71,7 +68,12 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         yield Run(folder, config, hyp, None, lines, begun=False)
         return
     else:
-        path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, _newest_checkpoint(config.project)))
+        path = Path(config.resume)
+        if not config.resume:
+            found = sorted(Path(config.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
+            if not found:
+                raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
+            path = broadcast_object(ctx, found[-1])
         path = path / "last.pt" if path.is_dir() else path
         folder = path.parent
     with _locked(ctx, folder):
@@ -89,29 +91,20 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         yield run
 
 
-def _newest_checkpoint(project: str | Path) -> Path:
-    """The last.pt under ``project`` that was written last. Raises UserError when there is none."""
-    found = sorted(Path(project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"--resume: no last.pt under {project}; name one: --resume PATH/last.pt")
-    return found[-1]
-
-
 @contextmanager
 def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
-    """Yields the run in a folder of its own, locked until the block ends, with its settings and the log from its first
-    line on. Every rank enters it, after the data set, the model and the weights have been checked, so that a refused
-    command leaves nothing behind. If the block fails before the first checkpoint, the folders made here are removed.
+    """Yields the run in a folder of its own, locked until the block ends, with its settings and the log. Every rank
+    enters it, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
+    behind. If the block fails before the first checkpoint, the folders made here are removed.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    config = run.config
     with ExitStack() as stack:
         if not run.begun:  # else `open_run` has locked its folder
             run = stack.enter_context(_new_run(ctx, run))
         if ctx.is_main:
             continue_in_file(run.folder / "train.log", open_direct)
-            settings = {"config": asdict(config), "hyp": asdict(run.hyp)}
+            settings = {"config": asdict(run.config), "hyp": asdict(run.hyp)}
             write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
             write_result(folder=str(run.folder))
         get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
@@ -150,8 +143,8 @@ def _new_folder(config: TrainConfig) -> tuple[Path, list[Path], FileLock]:
 
 @contextmanager
 def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, made: list[Path]) -> Iterator[None]:
-    """If the block fails before the first checkpoint, removes the folders in ``made``, innermost first: there is
-    nothing to resume from. The stacks of a stalled run keep its folder. The caller holds the run's lock."""
+    """If the block fails before the first checkpoint, removes the folders in ``made``, innermost first. The stacks of a
+    stalled run keep its folder. The caller holds the run's lock."""
     try:
         yield
     except BaseException as error:
@@ -159,7 +152,11 @@ def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, mad
             _release(ctx, error)
         if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt")):
             shutil.rmtree(folder, ignore_errors=True)
-            forget_launch(project, folder)
+            # The record of this launch, if it is the only one: other lines may be of live runs, this one does no harm.
+            launches = Path(project) / LAUNCHES
+            lines = launches.read_text(encoding="utf-8").splitlines() if launches.is_file() else []
+            if all(line.endswith(f"\t{folder.resolve()}") for line in lines):
+                launches.unlink(missing_ok=True)
             for outer in made[1:]:
                 with suppress(OSError):  # other runs are in it
                     outer.rmdir()
@@ -167,8 +164,8 @@ def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, mad
 
 
 def _release(ctx: DistributedContext, error: BaseException) -> None:
-    """Closes files and frees memory that the failed frames still hold: removing a folder takes some of both, and a lack
-    of either may be why the run failed. Errors of objects that were half built (torch's loader iterator) are hidden."""
+    """Closes files and frees memory that the failed frames still hold; a lack of them may be why the run failed. Errors
+    of objects that were half built (torch's loader iterator) are hidden."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
@@ -207,12 +204,7 @@ def _lock_run(folder: Path) -> FileLock:
 
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], checkpoint: Checkpoint) -> Run:
     """The run that wrote ``checkpoint``, with what the command line changes."""
-    from engine.checkpoint.resume import (
-        check_is_newest,
-        circumstances_changed,
-        resumed_config,
-        resumed_hyperparameters,
-    )
+    from engine.checkpoint.resume import check_is_newest, resumed_config, resumed_hyperparameters
 
     check_is_newest(checkpoint)
     path, stored = checkpoint.path, checkpoint.config
@@ -222,7 +214,9 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
         stored = stored | {"data": source}
     config, lines = resumed_config(stored, config, given, path)
     lines += changes
-    lines += circumstances_changed(checkpoint.run, world_size=ctx.world_size, device=ctx.device.type)
+    for key, name, now in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
+        if (before := checkpoint.run.get(key, now)) != now:
+            lines.append(f"resume: {name} {before} -> {now}")
     within = f" and {counted(checkpoint.progress.batch, 'batch')}" if checkpoint.progress.batch else ""
     lines.insert(0, f"resuming {path} after epoch {checkpoint.progress.epoch} of {config.epochs}{within}")
     return Run(path.parent, config, hyp, checkpoint, lines, data_root=root if config.data == source else "")
@@ -236,16 +230,6 @@ def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> 
         Path(project).mkdir(parents=True, exist_ok=True)
         with open(Path(project) / LAUNCHES, "a", encoding="utf-8", opener=open_direct) as file:
             file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
-
-
-def forget_launch(project: str | Path, folder: Path) -> None:
-    """Removes the record of a run whose folder is gone, if it is the only one: other lines may be of live runs, and a
-    line without a folder does no harm."""
-    path = Path(project) / LAUNCHES
-    if path.is_file() and all(
-        line.endswith(f"\t{folder.resolve()}") for line in path.read_text(encoding="utf-8").splitlines()
-    ):
-        path.unlink(missing_ok=True)
 
 
 def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:

@@ -2,8 +2,7 @@
 
 With ``--teacher`` a model learns from labels and from a larger one's outputs for the same augmented images (Hinton et
 al. 2015). With ``--keep-old`` the teacher is the model of ``--weights``; the new model has its classes, and after them
-those of the data set, which does not label the old ones: it learns each class from the labels or from the teacher.
-models/losses/distillation.py is the loss. Checkpoints name the teacher's file and have its checksum.
+those of the data set, and learns each from the labels or from the teacher (models/losses/distillation.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""``--tracker``: MLflow and Weights & Biases. They are called in a thread of their own, so that a slow or broken server
-costs the run neither time nor its life.
-
-A package is imported when it is needed, after its vendor telemetry has been turned off, unless the user's environment
-turns it on.
-"""
+"""``--tracker``: MLflow and Weights & Biases, called in a thread of their own, so that a slow or broken server does not
+hold up the run. Their vendor telemetry is off, unless the user's environment turns it on."""
 
 from __future__ import annotations
 
@@ -64,8 +60,8 @@ class Note:
 
 
 class Service:
-    """A run as one tracking service holds it. `BackgroundTracker` calls the methods in one thread, in this order; any
-    of them may raise anything."""
+    """A run in a tracking service. `BackgroundTracker` calls the methods in one thread, in this order; any may raise
+    anything."""
 
     name = ""
 
@@ -87,12 +83,11 @@ class Service:
 
 
 class BackgroundTracker(Tracker):
-    """Brings ``service`` up to date with results.csv in a thread: each epoch is tracked once, whatever was interrupted.
-
-    An error costs one warning; the next epoch tries again.
+    """Brings ``service`` up to date with results.csv in a thread: each epoch is tracked once. An error costs one
+    warning; the next epoch tries again.
 
     Args:
-        results: results.csv, called before this tracker.
+        results: called before this tracker.
         path: of the note.
         close_s, finish_s: the longest wait at the end for the service, for epochs alone and with files.
     """

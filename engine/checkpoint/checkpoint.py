@@ -1,9 +1,8 @@
 """What a checkpoint of a run holds, and how a run is restored from it.
 
 Plain DDP keeps batch-norm statistics apart within an epoch and averages them at its end. A checkpoint from inside one
-must not average the run's own, or a run that saves would differ from one that does not. So it holds the mean in
-``model`` and ``ema``, which makes it a usable model, and every rank's own in ``rank_buffers``. The same number of ranks
-resumes with those, bit for bit; any other number starts from the mean.
+holds the mean in ``model`` and ``ema``, which makes it a usable model, and those of every rank in ``rank_buffers``. The
+same number of ranks resumes with these, bit for bit; any other number starts from the mean.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ class Progress:
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def record_fitness(self, fitness: float) -> bool:
-        """Notes the ``fitness`` after the epochs completed, which may be nan. Returns whether it is the best so far."""
+        """Notes the ``fitness`` after the epochs completed; it may be nan. Returns whether it is the best so far."""
         is_best = fitness > self.best_fitness
         if is_best:
             self.best_fitness, self.best_epoch = fitness, self.epoch
         return is_best
 
     def count_step(self, micro_batches: int) -> None:
-        """After a step of the optimizer, of so many micro-batches."""
+        """After a step of the optimizer."""
         self.batch += micro_batches
         self.step += micro_batches
         self.updates += 1
 
     def count_losses(self, losses: Sequence[float], *, is_finite: bool) -> None:
-        """When the losses of a step are known; those of a step that is not finite do not count."""
+        """Adds the losses of a step, unless it is not finite."""
         self.bad_steps = 0 if is_finite else self.bad_steps + 1
         if is_finite:
             self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
@@ -128,8 +127,8 @@ class RunDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(RunDescription):
-    """A checkpoint from which a run can resume. Tensors are on the CPU when it is read, and the run's own when it is
-    written."""
+    """A checkpoint from which a run can resume. When it is read its tensors are on the CPU, when it is written they are
+    those of the run."""
 
     progress: Progress
     model: dict[str, Tensor]
@@ -164,15 +163,11 @@ class Checkpoint(RunDescription):
             del stored["rank_buffers"]
         return stored | {"progress": asdict(self.progress)}
 
-    def weights_only(self) -> dict[str, Any]:
-        """What best.pt stores: the averaged weights, and what describes them."""
-        return weights_part(self.content())
-
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
-        """Loads the state of a run into its parts. The weights of the model are loaded before (`load_model`), because
-        the other parts are built from them."""
+        """Loads the state of a run, except for the weights of the model (`load_model`), from which the other parts are
+        built."""
         with self.errors_of_fit():
-            state.ema.load_state_dict(self.ema)
+            state.ema.module.load_state_dict(self.ema)
             restore_rank_buffers(self.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
             state.optimizer.load_state_dict(self.optimizer)
         if self.scaler and state.scaler.is_enabled():
@@ -199,7 +194,7 @@ class Checkpoint(RunDescription):
 
 
 def weights_part(content: dict[str, Any]) -> dict[str, Any]:
-    """What best.pt stores of a checkpoint's content."""
+    """What best.pt stores of a checkpoint's content: the averaged weights, and what describes them."""
     return {key: value for key, value in content.items() if key not in _OF_THE_RUN}
 
 

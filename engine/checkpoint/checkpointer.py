@@ -27,7 +27,7 @@ from engine.optim.flat_tensors import copy_from_flat, flatten
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint import write_checkpoint
 from utils.machine.threads import BackgroundWriter
 
 
@@ -76,14 +76,8 @@ class Snapshot:
 
 
 class Checkpointer:
-    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes.
-
-    Args:
-        folder: where the files go.
-        ctx: this process among the others.
-        description: what all checkpoints of the run have in common.
-        period: also keep epochN.pt every so many epochs; 0: never.
-    """
+    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes. ``period``: also keeps
+    epochN.pt every so many epochs; 0: never."""
 
     def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
         self.folder, self.ctx, self.description, self.period = folder, ctx, description, period
@@ -98,7 +92,7 @@ class Checkpointer:
         return self.folder / "best.pt"
 
     def set_epochs(self, epochs: int) -> None:
-        """Stores another number of epochs of the run, with which it resumes."""
+        """Stores another number of epochs."""
         description = self.description
         self.description = replace(description, config=description.config | {"epochs": epochs})
 
@@ -116,7 +110,7 @@ class Checkpointer:
         best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`).
 
         Args:
-            run: of the run's circumstances, those that this process does not know itself: seconds, epoch_batches.
+            run: seconds and epoch_batches of `StoredRun`.
             hooks: their state by name.
         """
         models = {"model": state.model, "ema": state.ema.module}
@@ -138,37 +132,22 @@ class Checkpointer:
             rank_buffers=buffers,
             hooks=hooks or {},
         )
-        taken, weights = Snapshot(checkpoint.content()), frozenset(checkpoint.weights_only())
+        content = checkpoint.content()
+        taken, weights = Snapshot(content), weights_part(content).keys()
         files: dict[Path, Callable[[], dict[str, Any]]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
             files[self.best] = partial(taken.content, weights)
         if self.period > 0 and progress.batch == 0 and progress.epoch % self.period == 0:
-            files[self._periodic(progress.epoch)] = taken.content
+            files[self.periodic(progress.epoch)] = taken.content
         files[self.last] = taken.content
+        self.submit(files)
+
+    def submit(self, files: dict[Path, Callable[[], dict[str, Any]]]) -> None:
+        """Writes what the functions return, in the background."""
         self._writer.submit(files)
 
-    def save_scored(self, ema: dict[str, Tensor], progress: dict[str, Any], *, is_best: bool, **result: Any) -> None:
-        """Writes best.pt, and epochN.pt once more, if they are due after an epoch whose result has come later; on rank
-        0.
-
-        Args:
-            ema: the averaged weights after the epoch, on the CPU.
-            progress: after the epoch, with its result.
-            result: further parts of the files.
-        """
-        files: dict[Path, Callable[[], dict[str, Any]]] = {}
-        result = {"progress": progress, **result}
-        if is_best:
-            content = weights_part({**vars(self.description), "ema": ema, **result})
-            files[self.best] = content.copy
-        epoch = progress["epoch"]
-        periodic = self._periodic(epoch)
-        if self.period and epoch % self.period == 0:
-            files[periodic] = lambda: {**read_checkpoint(periodic), "hooks": {}, **result}
-        self._writer.submit(files)
-
-    def _periodic(self, epoch: int) -> Path:
+    def periodic(self, epoch: int) -> Path:
         return self.folder / f"epoch{epoch}.pt"
 
     def check(self) -> None:

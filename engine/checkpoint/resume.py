@@ -93,16 +93,6 @@ def resumed_hyperparameters(
     return hyp, [*lines, *(f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new)]
 
 
-def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: str) -> list[str]:
-    """A line for each circumstance (``stored`` is a checkpoint's ``run``) that has changed."""
-    now = {"world_size": ("processes", world_size), "device": ("device", device)}
-    return [
-        f"resume: {name} {stored[key]} -> {value}"
-        for key, (name, value) in now.items()
-        if key in stored and stored[key] != value
-    ]
-
-
 def restore_run(
     ctx: DistributedContext,
     checkpoint: Checkpoint,
@@ -112,8 +102,7 @@ def restore_run(
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
-    """Loads the state of a resumed run into its parts, frees the checkpoint's copy of it, and returns where the run
-    continues (`resumed_position`)."""
+    """Loads the state of a resumed run, frees the checkpoint's copy of it, and returns where the run continues."""
     checkpoint.restore(ctx, state)
     progress, lines = resumed_position(
         checkpoint,
@@ -144,9 +133,6 @@ def resumed_position(
 
     Another global batch keeps the position among the epoch's images, rounded down to a step; another number of images
     begins the epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
-
-    Args:
-        fingerprint: of the images and labels now.
     """
     progress = checkpoint.progress
     where = dataclasses.replace(progress)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
-from engine.checkpoint.checkpoint import Checkpoint, Progress
+from engine.checkpoint.checkpoint import Checkpoint, Progress, weights_part
 from engine.checkpoint.checkpointer import Snapshot
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
@@ -35,6 +36,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import evaluators
 from utils.distributed.store_barrier import has_died
 from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
 from utils.files.schema import check
 from utils.logger import get_logger
 from utils.strings import rank_list
@@ -99,14 +101,14 @@ class Evaluators:
 
     def is_free(self) -> bool:
         """Whether the evaluating processes take the weights of an epoch now."""
-        return broadcast_object(self._ctx, self._ctx.is_main and self._is_free())
-
-    def _is_free(self) -> bool:
-        if self._is_busy and self._store.check([f"scores/{self._number}"]):
-            self._receive()  # too late
-        self._find_failure()
-        are_ready = self._store.check([f"ready/{rank}" for rank in range(self._ctx.eval_ranks)])
-        return are_ready and not self._is_busy and not self._failure
+        is_free = False
+        if self._ctx.is_main:
+            if self._is_busy and self._store.check([f"scores/{self._number}"]):
+                self._receive()  # too late
+            self._find_failure()
+            are_ready = self._store.check([f"ready/{rank}" for rank in range(self._ctx.eval_ranks)])
+            is_free = are_ready and not self._is_busy and not self._failure
+        return broadcast_object(self._ctx, is_free)
 
     def send(self, epoch: int, weights: dict[str, Tensor] | None, *, closing: bool) -> None:
         """Sends the averaged weights of an epoch, on the CPU of rank 0, in the background. ``closing``: see
@@ -114,13 +116,16 @@ class Evaluators:
         if not self._ctx.is_main:
             return
         self._number, self._epoch, self._is_busy, self._sent_at = self._number + 1, epoch, True, time.monotonic()
-        message = {"ema": weights, "closing": closing}
-        arguments = (self._store, f"weights/{self._number}", message)
-        threading.Thread(target=_post_if_possible, args=arguments, name="weights", daemon=True).start()
+        key, message = f"weights/{self._number}", {"ema": weights, "closing": closing}
+
+        def post() -> None:
+            with suppress(dist.DistError):  # the run has ended meanwhile
+                post_message(self._store, key, message)
+
+        threading.Thread(target=post, name="weights", daemon=True).start()
 
     def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
-        """On rank 0, the scores of the epoch that was sent last, or None after a warning if there are none in time, or
-        if there was none; None elsewhere."""
+        """On rank 0, the scores of the epoch that was sent last; None if there are none in time, and elsewhere."""
         if not self._is_busy:
             return None
         patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
@@ -178,11 +183,6 @@ class Evaluators:
                 time.sleep(POLL_S)
 
 
-def _post_if_possible(store: dist.Store, key: str, message: Any) -> None:
-    with suppress(dist.DistError):  # the run has ended meanwhile
-        post_message(store, key, message)
-
-
 @dataclass
 class _Pending:
     """The newest completed epoch, until its scores have come."""
@@ -209,13 +209,11 @@ class _StoredEpoch(TypedDict):
 
 class RemoteValidation(Hook):
     """Lets the evaluating processes validate. The result of an epoch counts at the end of the next one, as it would
-    have at its own end. An epoch that may be the last is left to the training processes, and so is one whose scores are
-    late. Comes before `Validation`.
+    have at its own end. The training processes validate an epoch that may be the last, or whose scores are late. Comes
+    before `Validation`.
 
-    Args:
-        checkpoint: that the run resumes from; its newest epoch may be pending.
-
-    Raises UserError for settings that need the scores of an epoch before the next one begins.
+    ``checkpoint``: of a resumed run; its newest epoch may be pending. Raises UserError for settings that need the
+    scores of an epoch before the next one begins.
     """
 
     def __init__(self, ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> None:
@@ -291,11 +289,23 @@ class RemoteValidation(Hook):
         self._pending, epoch.is_pending = None, False
         trainer.call("after_validation", epoch)
         if self._ctx.is_main:
-            progress = pending.progress | {name: getattr(trainer.progress, name) for name in OF_RESULTS}
-            result = {"metrics": epoch.metrics, "is_best": epoch.is_best}
-            trainer.checkpointer.save_scored(pending.ema, progress, **result)
+            self._save_scored(trainer, pending)
         trainer.call("after_validation_saved", epoch)
         return None
+
+    def _save_scored(self, trainer: Training, pending: _Pending) -> None:
+        """Writes best.pt, and epochN.pt once more, if they are due after the pending epoch."""
+        checkpointer, number = trainer.checkpointer, pending.epoch.number
+        progress = pending.progress | {name: getattr(trainer.progress, name) for name in OF_RESULTS}
+        result = {"progress": progress, "metrics": pending.epoch.metrics}
+        files: dict[Path, Callable[[], dict[str, Any]]] = {}
+        if pending.epoch.is_best:
+            content = weights_part({**vars(checkpointer.description), "ema": pending.ema, **result})
+            files[checkpointer.best] = content.copy
+        if checkpointer.period and number % checkpointer.period == 0:
+            periodic = checkpointer.periodic(number)
+            files[periodic] = lambda: {**read_checkpoint(periodic), "hooks": {}, **result}
+        checkpointer.submit(files)
 
     def _setup(self, trainer: Training) -> dict[str, Any]:
         """What the evaluating processes know of the run."""

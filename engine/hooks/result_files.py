@@ -19,29 +19,25 @@ if TYPE_CHECKING:
 
 
 class Tracker:
-    """Base class, which tracks nothing: subclasses override what they track. Epochs are numbered from 1."""
+    """Base class, which tracks nothing. Epochs are numbered from 1."""
 
     def start(self, config: dict[str, Any], epoch: int) -> None:
-        """Called once, before `epoch`: the run starts or resumes at ``epoch`` with the settings ``config``. Results of
-        that epoch and later ones are to be forgotten."""
+        """The run starts or resumes at ``epoch``, with the settings ``config``. Results of that epoch and later ones
+        are to be forgotten."""
 
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
         """The results of an epoch by name."""
 
     def finish(self, folder: Path) -> None:
-        """Called once, when the run is complete and all files in its ``folder`` are written."""
+        """The run is complete and all files in its ``folder`` are written."""
 
     def close(self) -> None:
         """Flushes and closes the files."""
 
 
 class CsvTracker(Tracker):
-    """A CSV file with a row per epoch, kept in memory too.
-
-    A run has some hundred short rows, so each change writes a whole new file and renames it: a crash cannot leave half
-    a line, and a column that first appears in a later epoch (metrics, if epochs pass without validation) joins the
-    header, with empty cells above. Rows of a former process are read by the constructor.
-    """
+    """A CSV file with a row per epoch. Each change replaces it as a whole: a crash cannot leave half a line, and a later
+    column joins the header, with empty cells above."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)

@@ -124,10 +124,8 @@ class OptimizerSet:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads the state of each parameter. Options of the groups (rates, decay) stay as built from the settings.
-
-        Raises ValueError for the state of another optimizer or of other parameters.
-        """
+        """Loads the state of each parameter; options of the groups (rates, decay) stay. Raises ValueError for the state
+        of another optimizer or of other parameters."""
         saved = state["optimizers"]
         rules = [_rule_of(content["param_groups"]) for content in saved]
         if rules != [_rule_of(optimizer.param_groups) for optimizer in self.optimizers]:
@@ -169,10 +167,8 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
 @torch.no_grad()
 def _fill_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
     """Gives SGD's parameters without a momentum buffer one of zeros, with which a first step has the same result.
-
-    torch makes the buffer in the first step, and leaves it uninitialized if that step is skipped on the device; nor can
-    one step update parameters with and without a buffer, of which some may have had no gradient before.
-    """
+    torch leaves the buffer uninitialized if the first step is skipped on the device, and cannot update parameters with
+    and without a buffer in one step."""
     local = _local(optimizer)
     if isinstance(local, torch.optim.SGD):
         for parameter in (p for group in local.param_groups for p in group["params"]):
@@ -189,8 +185,8 @@ def parameter_groups(
     pretrained_lr_mult: float = 1.0,
     new_lr_mult: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters in groups of their own.
-    Parameters with new rows are in the group of new ones. Arguments are those of `build_optimizer`."""
+    """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters apart from new ones and
+    those with new rows. Arguments are those of `build_optimizer`."""
     pretrained_ids = {id(model.get_parameter(name)) for name, new_rows in pretrained.items() if not new_rows}
     groups = []
     for kind, parameters in split_parameters(model).items():
@@ -277,16 +273,14 @@ def build_optimizer(
     """The optimizer ``name`` of `RULES`.
 
     Args:
-        lr: initial learning rate; None: that of the rule.
+        lr: None: that of the rule.
         lr_factor: multiplies it in either case.
         pretrained: parameters that come from weights: by name, the rows that do not (new classes). The rate of all
-            other rows is multiplied by ``pretrained_lr_mult``: what starts at random has everything to learn, what is
-            pretrained would forget.
+            other rows is multiplied by ``pretrained_lr_mult``.
         new_lr_mult: multiplies the rule's rate for parameters and rows that are not pretrained, if others are; has no
             effect on an explicit ``lr``.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
-        sharded: each process keeps the state of its part of the parameters, see `engine.optim.zero`. The saved state
-            is the whole one.
+        sharded: each process keeps the state of its part of the parameters (`engine.optim.zero`).
     """
     rule = RULES[name]
     if lr is not None or not pretrained:

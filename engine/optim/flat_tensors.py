@@ -20,8 +20,8 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of the values of ``tensors``, concatenated (1-D). 1-D tensors and lists of scalars, which batch norms
-    have, are not reshaped: that would be one operation for each."""
+    """A copy of the values of ``tensors``, concatenated (1-D). 1-D tensors and scalars, which batch norms have, are not
+    reshaped one by one."""
     if not tensors:
         return torch.zeros(0)
     if all(t.dim() == 0 for t in tensors):
@@ -51,8 +51,8 @@ def dense_format(tensor: Tensor) -> torch.memory_format | None:
 
 @torch.no_grad()
 def flatten_as(tensors: Sequence[Tensor], likes: Sequence[Tensor]) -> list[Tensor]:
-    """The values (n,) of each tensor in the memory order of its ``like``, which has the same shape and is dense: a view
-    if the tensor has that order itself, else a copy."""
+    """The values (n,) of each tensor in the memory order of its ``like``, which has the same shape and is dense: views
+    where possible."""
     laid = (t.contiguous(memory_format=dense_format(like)) for t, like in zip(tensors, likes, strict=True))
     return [t.as_strided((t.numel(),), (1,)) for t in laid]
 

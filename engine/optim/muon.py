@@ -2,10 +2,8 @@
 convolution kernels. torch.optim.Muon supports 2-D parameters only; for those the two agree.
 
 On a GPU, kernel launches and not arithmetic limit the update of a small model. There all parameters of a group are
-concatenated into one vector, and matrices of different shapes are padded with zeros to a common shape, which leaves few
-batches to iterate. Zero rows and columns stay zero and do not change the others. The 63 matrices of yolov8n, of 29
-shapes, become 5 batches: 131 kernels in place of 682, and 1,093 in place of 1,644 in the whole training step
-(benchmarks/LOG.md, 2026-11-25). On a CPU nothing is padded.
+concatenated into one vector, and matrices of different shapes are padded with zeros to a common shape, which does not
+change the others: the 63 matrices of yolov8n, of 29 shapes, become 5 batches (benchmarks/LOG.md, 2026-11-25).
 """
 
 from __future__ import annotations
@@ -64,10 +62,8 @@ class _Batch(NamedTuple):
 
 def plan_batches(shapes: Sequence[tuple[int, int]]) -> list[_Batch]:
     """Groups matrices of ``shapes`` into batches of a common shape with rows <= columns; tall matrices are transposed.
-
-    Starts with one batch per shape and repeatedly merges the two whose union saves most, as long as the padding costs
-    less than the kernel launches of another batch.
-    """
+    Repeatedly merges the two batches whose union saves most, as long as the padding costs less than the kernel launches
+    of another batch."""
 
     def cost(batch: _Batch) -> float:
         # The time of the products grows with the rows; below about 512 memory traffic outweighs them.
@@ -92,11 +88,8 @@ def plan_batches(shapes: Sequence[tuple[int, int]]) -> list[_Batch]:
 
 
 class _Plan:
-    """Orthogonalizes the matrices of one list of parameters in few batches.
-
-    Attributes:
-        order: the order of the parameters in the vector that holds them all.
-    """
+    """Orthogonalizes the matrices of one list of parameters in few batches. ``order``: of the parameters in the vector
+    that holds them all."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], device: torch.device) -> None:
         batches = plan_batches(shapes)
@@ -194,8 +187,6 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        if closure is not None:
-            raise ValueError("closures are not supported")
         for number, group in enumerate(self.param_groups):
             alike = defaultdict(list)
             for parameter in group["params"]:

@@ -42,13 +42,7 @@ def choose_lr_mult(
     ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, total_steps: int
 ) -> float:
     """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; each tests
-    the weights on its part of the images.
-
-    Args:
-        dataset: the training samples.
-        model: of the run.
-        total_steps: of the run, unless ``--time`` decides.
-    """
+    the weights on its part of the images. ``total_steps``: unless ``--time`` decides."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(most, "training image"))
@@ -66,8 +60,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
 
     Args:
         score: of `score_on_objects`; NaN if it was not measured.
-        epochs: of the run.
-        total_steps: of the run; inf if unknown.
+        total_steps: inf if unknown.
     """
     if math.isnan(score):
         return LR_MULT_OF_STRANGE, "was not tested on the training objects"

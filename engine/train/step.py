@@ -106,7 +106,7 @@ class TrainStep:
         self.optimizer.zero_grad()
         if self._statistics:
             copy_from_flat(torch.where(bad > 0, before, flatten(self._statistics)), self._statistics)
-        self.ema.update(self._unwrapped, updates)
+        self.ema.update(updates)
         scalars = [1 - bad, local_total.isfinite().to(norm), norm]
         paths = tuple(path for batch in batches for path in batch.paths)
         self.reader.push(scalars, parts / normalizer.clamp(min=1), paths, flag_sums)

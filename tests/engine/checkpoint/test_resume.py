@@ -8,7 +8,6 @@ import pytest
 from engine.checkpoint.checkpoint import Checkpoint, Progress
 from engine.checkpoint.resume import (
     check_is_newest,
-    circumstances_changed,
     resumed_config,
     resumed_hyperparameters,
     resumed_position,
@@ -85,15 +84,6 @@ def test_changed_images_restart_the_epoch():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"fingerprint": "y", "epoch_batches": 12})
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
     assert "have changed since the run began" in lines[0]
-
-
-def test_changed_circumstances_are_listed():
-    assert circumstances_changed(CHECKPOINT.run, world_size=2, device="cpu") == []
-    assert circumstances_changed(CHECKPOINT.run, world_size=4, device="cuda") == [
-        "resume: processes 2 -> 4",
-        "resume: device cpu -> cuda",
-    ]
-    assert circumstances_changed({}, world_size=4, device="cuda") == []  # a checkpoint without these values
 
 
 def test_a_resumed_run_keeps_its_hyperparameters_unless_the_command_changes_them():

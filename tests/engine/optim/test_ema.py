@@ -17,7 +17,7 @@ def test_ema_equals_a_loop_in_float64():
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p))
-        ema.update(model, updates)
+        ema.update(updates)
         decay = 0.9 * (1 - math.exp(-updates / 5))
         for key, value in model.state_dict().items():
             reference[key] = decay * reference[key] + (1 - decay) * value.double()

@@ -284,8 +284,8 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
 )
 def test_the_processes_agree_on_the_smallest_result(settings, factor):
     """Each process searches independently and needs its own number of steps."""
-    limits = [peak_bytes(9) + 100, peak_bytes(4) + 100]
-    assert run_ranks(2, _search_on_rank, settings, limits) == [4 * factor] * 2
+    limits = [peak_bytes(4) + 100, peak_bytes(2) + 100]
+    assert run_ranks(2, _search_on_rank, settings, limits) == [2 * factor] * 2
 
 
 @pytest.mark.slow
