@@ -36,8 +36,8 @@ class Tracker:
 
 
 class CsvTracker(Tracker):
-    """A CSV file with a row per epoch. Each change replaces it as a whole: a crash cannot leave half a line, and a later
-    column joins the header, with empty cells above."""
+    """A CSV file with a row per epoch. Each change replaces it as a whole, so that a crash cannot leave half a line; a
+    later column joins the header, with empty cells above."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
