@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 
 from data.index.load import load_index
+from data.open import open_data
+from data.spec.dataset_spec import DataSource
 from data.spec.dataset_yaml import load_dataset_spec
 from data.spec.folder import split_of
 from tests.helpers.messages import refused
-from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import write_dataset
 from train import main as train
+from utils.distributed.context import DistributedContext
 
 NAMES = ["light", "dark"]
 
@@ -240,43 +244,45 @@ def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkey
     assert load_dataset_spec(name).summary.startswith(f"{tmp_path / 'export'}: COCO JSON")
 
 
-def test_two_folders_of_one_split_are_an_error(source, tmp_path):
-    """Unless they are one folder under two names."""
-    darknet(source, tmp_path / "export")
-    (tmp_path / "export" / "validation").symlink_to("valid")
-    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
-    (tmp_path / "export" / "Val").mkdir()
-    with refused():
-        load_dataset_spec(tmp_path / "export")
-
-
-def test_yolo_txt_beside_another_format_is_an_error(source, tmp_path):
-    """The names of the other format may be in another order."""
-    roboflow_coco(source, tmp_path / "export")
-    (tmp_path / "export" / "valid" / "_annotations.coco.json").unlink()
-    shutil.copytree(source / "labels" / "val", tmp_path / "export" / "valid", dirs_exist_ok=True)
-    with refused():
-        load_dataset_spec(tmp_path / "export")
-
-
 def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):
     archive = shutil.make_archive(str(tmp_path / "export"), "zip", source)
     assert f"--data {archive}: an archive; unpack it" in error_of(capsys, train, "--data", archive)
 
 
-def test_lists_of_names_that_differ_are_an_error(source, tmp_path):
-    darknet(source, tmp_path / "export")
-    (tmp_path / "export" / "valid" / "_darknet.labels").write_text("dark\nlight\n")
-    with refused():
-        load_dataset_spec(tmp_path / "export")
+def two_folders_of_a_split(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "Val").mkdir()
 
 
-def test_a_coco_json_that_is_cut_is_named(source, tmp_path):
-    roboflow_coco(source, tmp_path / "export")
-    path = tmp_path / "export" / "valid" / "_annotations.coco.json"
+def two_lists_of_names(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "valid" / "_darknet.labels").write_text("dark\nlight\n")
+
+
+def two_formats(source: Path, folder: Path) -> None:
+    """The names of the other format may be in another order."""
+    roboflow_coco(source, folder)
+    (folder / "valid" / "_annotations.coco.json").unlink()
+    shutil.copytree(source / "labels" / "val", folder / "valid", dirs_exist_ok=True)
+
+
+def half_a_json(source: Path, folder: Path) -> None:
+    roboflow_coco(source, folder)
+    path = folder / "valid" / "_annotations.coco.json"
     path.write_text(path.read_text()[:100])
+
+
+@pytest.mark.parametrize("export", [two_folders_of_a_split, two_lists_of_names, two_formats, half_a_json])
+def test_what_could_mean_two_things_or_is_cut_is_refused(export, source, tmp_path):
+    export(source, tmp_path / "export")
     with refused():
         load_dataset_spec(tmp_path / "export")
+
+
+def test_two_names_of_one_folder_are_one_split(source, tmp_path):
+    darknet(source, tmp_path / "export")
+    (tmp_path / "export" / "validation").symlink_to("valid")
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
 
 
 def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
@@ -301,13 +307,13 @@ def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(so
         load_dataset_spec(tmp_path / "export")
 
 
-def test_it_trains_and_says_what_it_has_found(source, tmp_path, capsys):
+def test_a_line_says_what_has_been_found(source, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lockstep"), "propagate", True)
     roboflow_coco(source, tmp_path / "export")
-    flags = ["--data", str(tmp_path / "export"), "--model", str(write_model(tmp_path / "tiny.yaml"))]
-    train([*flags, "--epochs", "1", *SMALL, "--project", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert f"{tmp_path / 'export'}: COCO JSON; train train, val valid" in said
-    assert "train: 4 images" in said
+    with caplog.at_level(logging.INFO, "lockstep"):
+        spec = open_data(DataSource(str(tmp_path / "export"), ("train", "val")), DistributedContext.single())
+    assert f"{tmp_path / 'export'}: COCO JSON; train train, val valid" in caplog.text
+    assert list(spec.splits) == ["train", "val"]
 
 
 def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):
@@ -335,14 +341,10 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("Train", "train"),
-        ("trainval", "train"),
-        ("val2017", "val"),
-        ("validation", "val"),
-        ("test_2", "test"),
+        ("Train", "train"), ("trainval", "train"), ("val2017", "val"), ("validation", "val"), ("test_2", "test"),
         ("trainer", ""),
     ],
-)
+)  # fmt: skip
 def test_names_of_splits(name, split):
     assert split_of(name) == split
 
