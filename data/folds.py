@@ -24,8 +24,7 @@ from data.index.views import concatenated
 from data.spec.dataset_spec import DatasetSpec
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
-from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.safe_io import csv_cell, read_text
 from utils.logger import get_logger

@@ -35,7 +35,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
             spec = stage_dataset(replace(source, data=known_by_name(source.data)), ctx)
         elif source.data == DEMO:
             from data.demo import ensure_demo
-            from utils.distributed.collectives import torch_distributed_zero_first  # `check_data` needs no torch
+            from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
 
             with torch_distributed_zero_first(ctx):
                 spec = load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))

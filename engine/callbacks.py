@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from models.detector import Detector
-from utils.distributed.collectives import broadcast_object
+from utils.distributed.context import broadcast_object
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
 from utils.files.schema import suggestion

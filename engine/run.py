@@ -16,8 +16,7 @@ import yaml
 from engine.checkpoint.checkpoint import Checkpoint
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.collectives import all_objects, broadcast_object, torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock

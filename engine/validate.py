@@ -22,8 +22,7 @@ from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
-from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
 from utils.logger import get_logger, progress

@@ -33,8 +33,7 @@ from data.loading.prefetcher import Prefetcher
 from data.spec.dataset_yaml import load_dataset_spec
 from utils.config.parser import hyperparameters_from
 from utils.config.settings import TrainConfig
-from utils.distributed.collectives import unwrap
-from utils.distributed.context import DistributedContext, shard_bounds
+from utils.distributed.context import DistributedContext, shard_bounds, unwrap
 from utils.distributed.spawn import spawn
 from utils.files.checkpoint import read_checkpoint
 from utils.structures import Batch

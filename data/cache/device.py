@@ -9,8 +9,7 @@ from torch import Tensor
 from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
 from data.render.table import PyramidLayout
-from utils.distributed.collectives import max_over_ranks
-from utils.distributed.context import DistributedContext, shard_bounds
+from utils.distributed.context import DistributedContext, max_over_ranks, shard_bounds
 from utils.distributed.groups import node_group
 from utils.errors import UserError
 from utils.logger import get_logger

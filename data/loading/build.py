@@ -21,8 +21,7 @@ from data.spec.dataset_spec import DatasetSpec
 from utils.config.parser import check_image_size
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
-from utils.distributed.collectives import torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.limits import require_package

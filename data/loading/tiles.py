@@ -33,8 +33,7 @@ from data.loading.augmented import AugmentedImages
 from data.sampler import BatchRequest
 from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
-from utils.distributed.collectives import torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import atomic_write

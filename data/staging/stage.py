@@ -20,8 +20,7 @@ from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import load_dataset_spec
 from data.staging.copy import StageCopy, StagePlan, plan_stage
 from data.staging.file_exchange import exchange_items
-from utils.distributed.collectives import torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
-from utils.distributed.collectives import gather_arrays, is_parallel, unwrap
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.files.schema import Bounds, Count, build

@@ -24,8 +24,7 @@ from engine.checkpoint.checkpoint import (
     weights_part,
 )
 from engine.optim.flat_tensors import copy_from_flat, flatten
-from utils.distributed.collectives import unwrap
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
 from utils.machine.threads import BackgroundWriter

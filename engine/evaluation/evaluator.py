@@ -22,8 +22,7 @@ from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, Targets, to_float
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from engine.hooks.stopping import has_stalled
 from engine.hooks.validation import Validation
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import product_version
-from utils.distributed.collectives import broadcast_object
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluators
 from utils.distributed.store_barrier import has_died
 from utils.errors import UserError

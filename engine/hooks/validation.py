@@ -12,7 +12,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from utils.distributed.collectives import broadcast_object
+from utils.distributed.context import broadcast_object
 from utils.strings import counted
 from utils.structures import EvalResult
 

@@ -21,8 +21,7 @@ from models.weights.read import COUNTERS, StoredWeights, read_weights
 from models.weights.transfer import transfer_weights
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import TrainConfig
-from utils.distributed.collectives import broadcast_object, gather_arrays
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
 from utils.logger import get_logger
 from utils.strings import counted
 from utils.structures import SampleKey, to_float

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.parallel.watchdog import Watchdog
-from utils.distributed.collectives import max_over_ranks
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 
 log = logging.getLogger("lockstep")

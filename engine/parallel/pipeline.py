@@ -32,8 +32,7 @@ from engine.parallel.ddp import Accumulate, Autocast, Strategy, all_reduce_sum
 from engine.parallel.virtual_ranks import gradient_vector, set_gradients
 from models.detector import Detector
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
-from utils.distributed.collectives import eval_mode
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, eval_mode
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from utils.distributed.collectives import all_objects
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, all_objects
 from utils.distributed.store_barrier import has_died, this_process
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct

@@ -25,8 +25,7 @@ from engine.train.step import LEAST_SEARCHED, build_step, may_search
 from models.losses.base import Criterion
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
-from utils.distributed.collectives import max_over_ranks
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted

@@ -37,8 +37,7 @@ from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
-from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger

@@ -26,8 +26,7 @@ from engine.run import Run
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
-from utils.distributed.collectives import broadcast_object, unwrap
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object, unwrap
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp

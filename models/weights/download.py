@@ -151,7 +151,7 @@ def fetch_weights(
     after printing its address and license; the others wait. Raises UserError if there is no such file or name, or if it
     cannot be downloaded.
     """
-    from utils.distributed.collectives import torch_distributed_zero_first  # imports torch
+    from utils.distributed.context import torch_distributed_zero_first  # imports torch
 
     path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):

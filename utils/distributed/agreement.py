@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
-from utils.distributed.collectives import all_objects
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
 from utils.strings import rank_list

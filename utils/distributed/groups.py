@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from utils.distributed.collectives import all_objects
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import UserError
 
 

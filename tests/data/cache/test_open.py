@@ -26,7 +26,7 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
-from utils.distributed.collectives import gather_arrays, torch_distributed_zero_first
+from utils.distributed.context import gather_arrays, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
 from utils.files.locks import FileLock
 

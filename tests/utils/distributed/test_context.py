@@ -13,14 +13,15 @@ from torch import nn
 
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from utils.distributed.collectives import (
+from utils.distributed.context import (
+    DistributedContext,
     broadcast_object,
     gather_arrays,
     is_parallel,
+    report_errors_once,
     torch_distributed_zero_first,
     unwrap,
 )
-from utils.distributed.context import DistributedContext, report_errors_once
 from utils.distributed.launch import torchrun_variables
 from utils.errors import PeerFailure, UserError
 from utils.machine.devices import parse_devices
