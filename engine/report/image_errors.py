@@ -54,8 +54,7 @@ class ImageErrors(NamedTuple):
         """Errors by image and kind: int64 (N, 6)."""
         wrong = self.outcome >= 0
         cells = np.r_[
-            self.image[wrong] * len(KINDS) + self.outcome[wrong],
-            self.object_image[self.missed] * len(KINDS) + MISSED,
+            self.image[wrong] * len(KINDS) + self.outcome[wrong], self.object_image[self.missed] * len(KINDS) + MISSED
         ]
         return np.bincount(cells, minlength=self.num_images * len(KINDS)).reshape(self.num_images, len(KINDS))
 

@@ -21,14 +21,7 @@ from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
-from engine.report.advice import (
-    BALANCING,
-    Findings,
-    confused_pairs,
-    how_it_went,
-    what_to_do,
-    where_it_is_wrong,
-)
+from engine.report.advice import BALANCING, Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.image_errors import KIND_LEGEND, WorstImages, find_image_errors
 from utils.config.flags import flag_name

@@ -18,19 +18,17 @@ from data.spec.dataset_yaml import load_dataset_spec
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers import settings_page
-from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose
+from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
 from utils.config import search_settings, settings
 from utils.config.parser import hyperparameters_from, parse_config
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
-from utils.strings import format_bytes
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 OPTIONAL = ("onnxruntime", "pandas", "supervision", "sahi")
-LARGEST_PICTURE = 150_000  # bytes
 
 
 def of_language(language: str) -> list[Block]:
@@ -64,13 +62,6 @@ def test_files_that_are_named_exist(page: str):
 def test_every_page_of_docs_is_linked_from_the_readme_or_another_page():
     linked = {path for page in PAGES for path, _ in links(page)}
     assert {page for page in PAGES if page.startswith("docs/")} <= linked
-
-
-def test_pictures_are_small():
-    pictures = list((ROOT / "assets").iterdir())
-    assert pictures
-    for path in pictures:
-        assert path.stat().st_size < LARGEST_PICTURE, f"{path.name}: {format_bytes(path.stat().st_size)}"
 
 
 def test_the_readme_is_short():
@@ -199,22 +190,3 @@ def test_the_callbacks_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monk
     given = ["--data", data, "--model", model, "--epochs", "1", "--callbacks", "hooks:Hooks", "--project", tmp_path]
     train.main([*map(str, given), *SMALL])
     assert "metrics/AP" in (tmp_path / "exp" / "done.txt").read_text()
-
-
-def test_citation_has_what_the_format_requires():
-    content = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert content["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors"} <= set(content)
-    assert content["type"] == "software"
-    assert all({"name"} <= set(author) or {"family-names"} <= set(author) for author in content["authors"])
-    assert content["license"] == "Apache-2.0"
-
-
-def test_changelog_has_the_form_of_keep_a_changelog():
-    text = prose("CHANGELOG.md")
-    assert text.startswith("# Changelog\n")
-    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert versions
-    assert all(re.fullmatch(r"\[(Unreleased|\d+\.\d+\.\d+)\]( - \d{4}-\d\d-\d\d)?", v) for v in versions)
-    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds

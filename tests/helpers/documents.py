@@ -10,19 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LANGUAGES = ("sh", "python", "yaml", "diff", "text")
 # An inline code span is a command if it begins with one of these words and something follows.
-COMMANDS = (
-    "python",
-    "lockstep",
-    "torchrun",
-    "make",
-    "sbatch",
-    "yolo",
-    "kubectl",
-    "pip",
-    "git",
-    "docker",
-    "apt",
-)
+COMMANDS = ("python", "lockstep", "torchrun", "make", "sbatch", "yolo", "kubectl", "pip", "git", "docker", "apt")
 
 
 def documents() -> list[str]:

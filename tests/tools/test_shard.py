@@ -195,14 +195,7 @@ def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
         read_bytes(index.path(0))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        os.mkfifo,
-        os.mkdir,
-        lambda path: path.symlink_to(path),
-    ],
-)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
 def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, make: Callable):
     out = written(source, tmp_path / "out")
     (out / "train-00000.tar").unlink()

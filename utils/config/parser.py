@@ -65,11 +65,7 @@ def _in_our_flags(cls: type, argv: Sequence[str] | None) -> tuple[list[str], lis
 
 
 def hyperparameters_from(
-    path: str,
-    overrides: Sequence[str] = (),
-    lines: list[str] | None = None,
-    *,
-    base: Hyperparameters | None = None,
+    path: str, overrides: Sequence[str] = (), lines: list[str] | None = None, *, base: Hyperparameters | None = None
 ) -> Hyperparameters:
     """Reads the YAML at ``path`` ("": no values) over ``base`` (None: the defaults) and applies `with_overrides`.
     ``lines`` receives a line for the log that names what has no effect."""
@@ -97,12 +93,7 @@ def unknown_hyperparameter(key: str) -> str:
 
 
 def read_recipe(
-    hyp: str,
-    overrides: Sequence[str] = (),
-    *,
-    pretrained: bool,
-    keep_old: bool = False,
-    lines: list[str] | None = None,
+    hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, keep_old: bool = False, lines: list[str] | None = None
 ) -> Hyperparameters:
     """The hyper-parameters that ``--hyp`` names, with ``key=value`` overrides. (The optimizer is chosen later, by the
     number of steps: `engine.optim.build.choose_optimizer`.)

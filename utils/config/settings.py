@@ -364,9 +364,7 @@ class ExportConfig:
     half: bool = setting(False, help="float16 weights and convolutions")
     int8: bool = setting(False, help="8-bit convolutions, calibrated on training images (onnx, openvino)")
     layout: str = setting(
-        "raw",
-        choices=("raw", "end2end"),
-        help="output: all boxes and scores, or at most 300 detections after NMS",
+        "raw", choices=("raw", "end2end"), help="output: all boxes and scores, or at most 300 detections after NMS"
     )
     nms: bool = setting(False, help="export the one-to-many head of NMS-free models, which needs NMS")
     iou_thres: float | None = setting(

@@ -3,16 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import (
-    BACKGROUND,
-    BOTH,
-    CLASS,
-    DUPLICATE,
-    KINDS,
-    LOCATION,
-    MISSED,
-    split_errors,
-)
+from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, KINDS, LOCATION, MISSED, split_errors
 from engine.evaluation.matching import match_detections
 from engine.report.image_errors import CORRECT, IGNORED, find_image_errors, worst_images
 from tests.helpers.scoring import make_ground_truth, make_table, random_case

@@ -15,22 +15,9 @@ from tests.helpers.scripts import said
 from tests.helpers.settings_page import COMMANDS
 from utils.config.flags import build_parser
 from utils.config.other_programs import tables
-from utils.config.parser import (
-    given_flags,
-    hyperparameters_from,
-    parse_config,
-    read_recipe,
-    unknown_hyperparameter,
-)
+from utils.config.parser import given_flags, hyperparameters_from, parse_config, read_recipe, unknown_hyperparameter
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import (
-    TOPICS,
-    DetectConfig,
-    ExportConfig,
-    Hyperparameters,
-    TrainConfig,
-    ValConfig,
-)
+from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
 from utils.files.schema import build
 from utils.logger import configure_logging, get_logger

@@ -59,11 +59,7 @@ def files(root: Path, **texts: str) -> Path:
             {"cpu__job__cpu_dot_cfs_quota_us": "700000\n", "cpu__job__cpu_dot_cfs_period_us": "100000\n"},
             7,
         ),
-        (
-            "4:cpu:/\n",
-            {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
-            16,
-        ),
+        ("4:cpu:/\n", {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 16),
         ("5:cpuset:/\n", {"cpu__cpu_dot_cfs_quota_us": "100000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 16),
     ],
 )
