@@ -37,10 +37,8 @@ def fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> fl
 
 
 def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """k-means of the logarithms of the sides, so that ratios become distances, with k-means++ seeds: (count, 2).
-
-    The distance is the larger one of the two sides, as in `closeness`.
-    """
+    """k-means, with k-means++ seeds, of the logarithms of the sides, so that ratios become distances: (count, 2). The
+    distance is the larger one of the two sides, as in `closeness`."""
     points = np.log(boxes_wh)
     centers = points[rng.integers(len(points))][None]
     while len(centers) < count:
@@ -83,17 +81,13 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
 def check_anchors(
     boxes_wh_px_at_imgsz: np.ndarray, model: nn.Module, *, anchor_t: float, refit: bool, seed: int = 0
 ) -> str:
-    """Measures the best possible recall of an anchor head and, if it is below 0.98, fits new anchors to the boxes.
+    """Measures the best possible recall of an anchor head and, if it is below 0.98 and ``refit``, fits new anchors to
+    the boxes. Returns a line for the log.
 
     New anchors are used only if they are better in recall and fitness. They are written to ``model.head.anchors`` in
-    units of stride, smaller ones to finer levels; a loss built earlier still has the old ones. Returns a line for the
-    log.
+    units of stride, smaller ones to finer levels; a loss built earlier still has the old ones.
 
-    Args:
-        boxes_wh_px_at_imgsz: (M, 2) sides of the training boxes in pixels after scaling to the training size.
-        model: a detector whose head has anchors.
-        refit: whether anchors may be replaced.
-        seed: of the random numbers of the fit.
+    ``boxes_wh_px_at_imgsz``: (M, 2) sides of the training boxes after scaling to the training size.
     """
     buffer = model.head.anchors
     levels, per_level, _ = buffer.shape

@@ -1,8 +1,7 @@
 """Cell centers of a feature pyramid and the coding of boxes, which heads, losses and assigners share.
 
 Legend: B images, L levels, N cells over all levels (level by level, row by row), R bins of a side's distance, S any
-shape.
-Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels.
+shape. Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
 def _cached(make: Callable[P, T]) -> Callable[P, T]:
     """Caches the results of ``make``, which callers share and must not write into.
 
-    A run may have hundreds of canvases, and the cells of each take up to a megabyte of the device's memory, so only the
+    A run may have hundreds of canvases, whose cells take up to a megabyte of the device's memory each, so only the
     latest are kept. ``make`` must not copy from the host: see `_on_device`.
     """
 
@@ -85,8 +84,8 @@ def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) 
 
 
 def _on_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Like ``torch.tensor``, whose copy from the host would wait for the device. A training step must not wait, and
-    with rectangular batches of many sizes it often has a canvas that is not in the cache."""
+    """Like ``torch.tensor``, whose copy from the host would wait for the device; with rectangular batches a training
+    step often has a canvas that is not in the cache."""
     return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
 
 
@@ -104,10 +103,7 @@ def flatten_cells(raw: Sequence[Tensor]) -> Tensor:
 
 def expected_distances(logits: Tensor, dim: int = -1) -> Tensor:
     """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells. The R bins are
-    in dimension ``dim``, counted from the end.
-
-    With one bin there is no distribution, and the output is the distance.
-    """
+    in dimension ``dim``, counted from the end; a single bin is the distance itself."""
     if logits.shape[dim] == 1:
         return logits.squeeze(dim)
     bins = torch.arange(logits.shape[dim], dtype=logits.dtype, device=logits.device)
@@ -115,30 +111,26 @@ def expected_distances(logits: Tensor, dim: int = -1) -> Tensor:
 
 
 def distances_to_xyxy(distances: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
-    """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels.
-
-    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast.
-    """
+    """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels. ``centers`` (*S, 2) in cells
+    and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast."""
     left_top, right_bottom = distances.split(2, -1)
     return torch.cat((centers - left_top, centers + right_bottom), -1) * strides
 
 
 def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
-    """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the center relative to the cell's top-left corner.
-
-    The center reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
-    (``anchors`` (*S, 2), cells): YOLOv5's parameterization.
-    """
+    """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the center relative to the cell's top-left corner: YOLOv5's
+    parameterization. The center reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
+    (``anchors`` (*S, 2), cells)."""
     doubled = logits.sigmoid() * 2
     return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)
 
 
 def offsets_to_cxcywh(logits: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
-    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels. The outputs are the center relative to the cell's top-left
-    corner, and the logarithms of the sides, in strides.
+    """YOLOX's outputs (*S, 4), the center relative to the cell's top-left corner and the logarithms of the sides, in
+    strides -> boxes cxcywh in pixels.
 
-    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast. Sides
-    are clamped to `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
+    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast. Sides are clamped
+    to `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
     """
     offset, size = logits.split(2, -1)
     size = size.clamp(max=math.log(LARGEST_SIDE)).exp()

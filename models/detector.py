@@ -27,10 +27,8 @@ PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any s
 
 
 class Detector(nn.Module):
-    """Runs the layers in order, each on the outputs of the layers it names.
-
-    Built by `build_detector`. State-dict keys are ``model.<layer>.…``, as in public checkpoints.
-    """
+    """Runs the layers in order, each on the outputs of the layers it names. State-dict keys are ``model.<layer>.…``, as
+    in public checkpoints."""
 
     def __init__(self, layers: list[nn.Module], spec: ModelSpec, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -73,19 +71,14 @@ class Detector(nn.Module):
         return None if self.head.is_end_to_end else self.head.validation_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float (B, `channels`, H, W) in [0, 1] to the head's raw maps, one (B, channels, H/s, W/s) per level.
-
-        A head with two branches gives its one-to-many maps, then its one-to-one maps.
-        """
+        """Images float (B, `channels`, H, W) in [0, 1] to the head's raw maps, one (B, channels, H/s, W/s) per level;
+        of two branches, the one-to-many maps come first."""
         return self.run_layers(0, len(self.model), images, {})
 
     def run_layers(self, start: int, end: int, x: Tensor | None, kept: dict[int, Tensor]) -> Tensor | list[Tensor]:
-        """The output of layer ``end - 1``, computed from layer ``start`` on.
-
-        Args:
-            x: the output of layer ``start - 1``, or the images; None if layer ``start`` does not take it.
-            kept: outputs of earlier layers by their numbers; those that a later layer takes again are added.
-        """
+        """The output of layer ``end - 1``, computed from layer ``start`` on, whose predecessor's output is ``x`` (None
+        if it is not taken). ``kept``: outputs of earlier layers by number; those that a later layer takes again are
+        added."""
         for index, (layer, sources) in islice(enumerate(zip(self.model, self._sources)), start, end):
             if isinstance(sources, int):
                 x = layer(x if sources == index - 1 else kept[sources])
@@ -108,8 +101,8 @@ class Detector(nn.Module):
         """A copy for inference, in eval mode, with batch norms folded into convolutions, each `RepConv` merged into one
         convolution, and in-place activations.
 
-        ``one_to_one``: which branch of a head with two to keep; detections of the one-to-many branch need NMS. None
-        keeps both, to compute losses.
+        ``one_to_one``: which branch of a head with two to keep; None keeps both, to compute losses. Detections of the
+        one-to-many branch need NMS.
         """
         fused = copy.deepcopy(self).eval()
         if fused.head.is_dual and one_to_one is not None:
@@ -134,18 +127,16 @@ def build_detector(
     seed: int = 0,
     channels: int | None = None,
 ) -> Detector:
-    """A freshly initialized float32 detector on the CPU, in training mode.
-
-    The weights depend on the model, the number of classes and ``seed`` alone; no global random state is used.
+    """A freshly initialized float32 detector on the CPU, in training mode. The weights depend on the model, the number
+    of classes and ``seed`` alone; no global random state is used.
 
     Args:
         model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
         num_classes: C, whatever the YAML's ``nc`` says.
         names: of the C classes; their numbers if None.
-        channels: of an image, for a model that is for RGB images or for these; None: those of the model.
+        channels: of an image, for a model of RGB images or of these; None: those of the model.
 
-    Raises:
-        UserError: an unknown model, a mistake in a YAML, or a model for images of other channels.
+    Raises UserError for an unknown model, a mistake in a YAML, or a model for images of other channels.
     """
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")

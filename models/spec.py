@@ -1,7 +1,7 @@
 """A model YAML as a checked, plain description of its graph. Nothing is evaluated and no module is built.
 
-The format is the public one of YOLO model YAMLs: ``backbone`` and ``head`` are lists of ``[from, repeats, module,
-args]``; ``from`` is a layer index, negative ones counted back from the row, or a list of such.
+The format is the public one: ``backbone`` and ``head`` are lists of ``[from, repeats, module, args]``; ``from`` is a
+layer index, negative ones counted back from the row, or a list of such.
 """
 
 from __future__ import annotations

@@ -75,10 +75,8 @@ def trust_lines(
 ) -> list[str]:
     """How far a model can be trusted about labels: sentences for the head of the list of label errors.
 
-    Args:
-        model: what the sentences call it.
-        results: by split, of the detections that `find_label_errors` gets.
-        issues: all that are listed.
+    ``model``: what the sentences call it; ``results``: by split, of the detections that `find_label_errors` gets;
+    ``issues``: all that are listed.
     """
     scored = {split: result for split, result in results.items() if result.class_targets.any()}
     if not scored:

@@ -103,8 +103,8 @@ def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tenso
 
 
 def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: float) -> Tensor:
-    """Which pairs NMS keeps: bool (B, K), from boxes (B, K, 4), the best first, classes (B, K) and candidates bool
-    (B, K)."""
+    """Which pairs NMS keeps: bool (B, K), from boxes (B, K, 4), the best first, classes (B, K) and candidates bool (B,
+    K)."""
     coordinates = boxes.permute(2, 0, 1)
     overlap = overlaps(coordinates, coordinates, iou_thres)  # (B, K, K)
     same_class = (classes[:, :, None] == classes[:, None]).float()
@@ -117,9 +117,8 @@ def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: fl
 
 
 def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -> Tensor:
-    """The kept ``rows`` (B, D, 6) after box voting, see `models.postprocess.box_voting.vote`.
-
-    They are those of ``pairs`` (B, K, 6) with these ``numbers`` (B, D). Columns: x1, y1, x2, y2, score, class.
+    """The kept ``rows`` (B, D, 6): x1, y1, x2, y2, score, class, after box voting, see
+    `models.postprocess.box_voting.vote`. They are those of ``pairs`` (B, K, 6) with these ``numbers`` (B, D).
 
     Sums are not computed as matrix products, which on GPUs may have the precision of TF32.
     """

@@ -1,7 +1,7 @@
 """What assigners share: candidate cells and conflicts. Fixed shapes, no host sync, no gradient.
 
-Legend: B images, K target slots, N cells over all levels, T candidates per target, S any shape.
-Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a level's stride).
+Legend: B images, K target slots, N cells over all levels, T candidates per target, S any shape. Boxes are xyxy canvas
+pixels.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ROUNDS = 4  # of a one-to-one match; only piles of targets on one spot need mor
 
 
 def widened(boxes: ArrayT, finest_stride: float) -> tuple[ArrayT, ArrayT]:
-    """Corners (*S, 2) and (*S, 2) of boxes (*S, 4) whose sides are at least the finest stride long.
+    """Corners (*S, 2) and (*S, 2) of boxes (*S, 4); a side shorter than the finest stride is widened to it about its
+    middle.
 
-    A shorter side is widened about its middle. On a grid of pitch s every interval of length s contains a center, so
-    every target, however small, has a candidate on the finest level, and targets with both sides at least a stride long
-    keep exactly the candidates they have. The 1e-3 added is more than rounding can take away.
+    On a grid of pitch s every interval of length s contains a center, so every target, however small, has a candidate
+    on the finest level. The 1e-3 added is more than rounding can take away.
     """
     middle = (boxes[..., :2] + boxes[..., 2:]) / 2
     half = ((boxes[..., 2:] - boxes[..., :2]) / 2).clip(finest_stride / 2 + 1e-3)
@@ -58,15 +58,10 @@ def match_one_to_one(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: 
     """One cell per target, each its best by ``metric`` among those that no other target has.
 
     In each of `_ROUNDS` rounds the targets without a cell select their best free one, and conflicts are resolved. A
-    target that loses its first choice gets its next one, while a top-1 match would leave it without a cell.
+    target that loses its first choice gets its next one, while a top-1 match would leave it without a cell. Arguments:
+    see `resolve_conflicts`.
 
-    Args:
-        cells: int64 (B, K, T).
-        metric: (B, K, T), 0 where the cell must not be selected.
-        overlap: (B, K, T), as in `resolve_conflicts`.
-
-    Returns:
-        int64 (B, K, 1), the index of the cell in T, and bool (B, K, 1), whether the target has it.
+    Returns int64 (B, K, 1), the index of the cell in T, and bool (B, K, 1), whether the target has it.
     """
     chosen, matched = torch.zeros_like(cells[..., :1]), torch.zeros_like(cells[..., :1], dtype=torch.bool)
     taken = metric.new_zeros((cells.shape[0], num_cells))

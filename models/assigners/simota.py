@@ -1,9 +1,8 @@
-"""SimOTA (YOLOX, Ge et al. 2021): the cheapest cells near each target, as many as its largest IoUs add up to.
+"""SimOTA (YOLOX, Ge et al. 2021): the cheapest cells near each target, as many as its largest IoUs add up to. Fixed
+shapes, no host sync, no gradient.
 
-Fixed shapes, no host sync, no gradient.
-
-Legend: B images, K target slots, N cells over all levels, C classes, T candidates per target.
-Frames: boxes are xyxy canvas pixels.
+Legend: B images, K target slots, N cells over all levels, C classes, T candidates per target. Boxes are xyxy canvas
+pixels.
 """
 
 from __future__ import annotations
@@ -99,12 +98,10 @@ class SimOtaAssigner:
             objectness: (B, N, 1) logits.
             class_logits: (B, N, C).
             predicted: (B, N, 4) decoded boxes.
-            centers: (N, 2) pixels.
-            strides: (N, 1) pixels.
+            centers, strides: (N, 2) and (N, 1) pixels.
             labels: int64 (B, K), any valid class where there is no target.
             boxes: (B, K, 4).
             mask: bool (B, K), where there is a target.
-            finest_stride: smallest stride, pixels.
         """
         batch, slots = labels.shape
         limit = _GROUP_ELEMENTS_CPU if predicted.device.type == "cpu" else _GROUP_ELEMENTS

@@ -1,11 +1,10 @@
 """Task-aligned assignment (TOOD, Feng et al. 2021): fixed shapes, no host sync, no gradient.
 
-Only cells inside a target can be assigned to it, and these are few: they are listed as pairs, target by target, and
-nothing of shape (B, K, N) is made. The host knows the number of pairs from the batch's labels.
+Only the few cells inside a target can be assigned to it: they are listed as pairs, target by target, and nothing of
+shape (B, K, N) is made. The host knows the number of pairs from the batch's labels.
 
-Legend: B images, K target slots, N cells over all levels, L levels, C classes, T candidates per target,
-S = B * K slots, P pairs of a target and a candidate cell.
-Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a level's stride).
+Legend: B images, K target slots, N cells over all levels, L levels, C classes, T candidates per target, S = B * K
+slots, P pairs of a target and a candidate cell. Boxes are xyxy canvas pixels.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ _ROUNDING = 0.01
 
 
 class Assignment(NamedTuple):
-    """The cells of every target. A slot whose score is 0 is unused; its cell is any valid index.
-
-    A cell belongs to at most one slot with a positive score.
-    """
+    """The cells of every target. A slot whose score is 0 is unused, and its cell is any valid index. A cell belongs to
+    at most one slot with a positive score."""
 
     cells: Tensor  # int64 (B, K, T)
     scores: Tensor  # float32 (B, K, T) in [0, 1]: what the target's class should score in that cell
@@ -71,8 +68,8 @@ def group_pairs(
     canvas_hw: tuple[int, int],
     device: torch.device,
 ) -> list[PairGroup]:
-    """Groups of ``count`` images with the capacities that `list_pairs` needs on ``device``. ``targets`` (M, 6) are
-    those of `Batch`, on the host."""
+    """Groups of ``count`` images with the capacities that `list_pairs` needs on ``device``. ``targets``: (M, 6) as in
+    `Batch`, on the host."""
     on_cpu = device.type == "cpu"
     limit, bucket, margin = (_GROUP_PAIRS_CPU, _BUCKET_CPU, 0.0) if on_cpu else (_GROUP_PAIRS, _BUCKET, _ROUNDING)
     groups, start, total = [], 0, 0
@@ -92,8 +89,8 @@ def count_pairs(
     canvas_hw: tuple[int, int],
     margin: float = 0.0,
 ) -> list[int]:
-    """How many pairs `list_pairs` finds in each of ``count`` images; with ``margin``, in pixels, at most. ``targets``
-    (M, 6) are those of `Batch`, on the host, where the number is needed."""
+    """How many pairs `list_pairs` finds in each of ``count`` images; with ``margin``, in pixels, at most. ``targets``:
+    (M, 6) as in `Batch`, on the host."""
     boxes = scale_boxes(cxcywh_to_xyxy(targets[:, 2:]), canvas_hw[1], canvas_hw[0])
     low, high = widened(boxes, min(strides))
     low, high = low - margin, high + margin
@@ -192,7 +189,7 @@ class TaskAlignedAssigner:
         strides: tuple[int, ...],
         groups: Sequence[PairGroup],
     ) -> Assignment:
-        """Assigns every image's cells.
+        """Assigns every image's cells, with T = min(topk, N), or 1.
 
         Args:
             class_logits: (B, N, C).
@@ -200,11 +197,7 @@ class TaskAlignedAssigner:
             labels: int64 (B, K), any valid class where there is no target.
             boxes: (B, K, 4).
             mask: bool (B, K), where there is a target.
-            shapes: rows and columns of each level; strides: pixels.
             groups: of all images, from `group_pairs`.
-
-        Returns:
-            The assignment, with T = min(topk, N), or 1.
         """
         if len(boxes) == 0:
             none = predicted.new_zeros((*mask.shape, 1 if self.one_to_one else min(self.topk, predicted.shape[1])))
@@ -225,8 +218,8 @@ class TaskAlignedAssigner:
     def _top_candidates(
         self, tensors: Sequence[Tensor], shapes: Shapes, strides: tuple[int, ...], capacity: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each. ``tensors`` are the first
-        five arguments of `__call__` for the images of the group."""
+        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each. ``tensors``: the first
+        five arguments of `__call__` for the group."""
         class_logits, predicted, labels, boxes, mask = tensors
         (batch, slots), num_cells = labels.shape, predicted.shape[1]
         boxes = boxes.flatten(0, 1)

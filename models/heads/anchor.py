@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 
 class AnchorHead(DetectionHead):
-    """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5).
-
-    Raw maps are (B, A * (5 + C), h, w), anchor by anchor.
-    """
+    """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5). Raw maps are
+    (B, A * (5 + C), h, w), anchor by anchor."""
 
     branch = ("m",)
     validation_iou = 0.6  # YOLOv5

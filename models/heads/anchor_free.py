@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 
 class DFL(nn.Module):
-    """The values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020).
-
-    They are a frozen convolution weight, as in public state dicts; `expected_distances` computes the sum.
-    """
+    """The values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020) as a frozen convolution
+    weight, for public state dicts; `expected_distances` computes the sum."""
 
     def __init__(self, bins: int) -> None:
         super().__init__()
@@ -44,11 +42,8 @@ class DFL(nn.Module):
 
 
 class AnchorFreeHead(DetectionHead):
-    """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride.
-
-    With R = 1 there are no distributions, and the outputs are the distances in strides. Raw maps are
-    (B, 4R + C, h, w): left, top, right and bottom bins first.
-    """
+    """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride or, with R =
+    1, distances in strides. Raw maps are (B, 4R + C, h, w): left, top, right and bottom bins first."""
 
     branch = ("cv2", "cv3")
     validation_iou = 0.7  # YOLOv8

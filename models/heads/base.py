@@ -1,9 +1,8 @@
 """What all heads share: a branch of prediction layers and, on request, a second branch that is trained one-to-one.
 
-A head with both branches needs no non-maximum suppression (consistent dual assignments, YOLOv10, Wang et al. 2024). The
-one-to-many branch learns with many cells per target, which teaches the backbone well; the one-to-one branch learns with
-one, so that it finds each object once. The second sees features without gradient: backbone and neck learn from the
-first alone, and the detections come from the second. YOLO26 does the same.
+A head with both branches needs no NMS (consistent dual assignments: YOLOv10, Wang et al. 2024, and YOLO26). The
+one-to-many branch learns with many cells per target, which teaches the backbone well; the one-to-one branch, whose
+features have no gradient, learns to find each object once, and gives the detections.
 
 Legend: B images, L levels, C classes, N predictions over all levels.
 """
@@ -31,8 +30,8 @@ class DetectionHead(nn.Module):
     """Base of the heads: a head owns its layers, decoding, loss and defaults.
 
     A subclass sets the class attributes and writes `forward_branch`, `decode_branch`, `reset_branch`, `branch_loss` and
-    `branch_class_rows`; none of them needs to know of the second branch. Its constructor takes the channels and strides
-    of the levels and the number of classes, then the arguments of the YAML row.
+    `branch_class_rows`, none of which needs to know of the second branch. Its constructor takes the channels and
+    strides of the levels and the number of classes, then the arguments of the YAML row.
     """
 
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
@@ -84,7 +83,7 @@ class DetectionHead(nn.Module):
         return len(self.prefixes) == 2
 
     def add_one_to_one(self) -> None:
-        """Gives the head its second branch, equal to the first."""
+        """Adds the second branch, equal to the first."""
         for name in self.branch:
             setattr(self, ONE_TO_ONE + name, copy.deepcopy(getattr(self, name)))
         self.prefixes = ("", ONE_TO_ONE)
@@ -108,10 +107,8 @@ class DetectionHead(nn.Module):
         return raw
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1].
-
-        Of two branches, the one-to-one branch is decoded.
-        """
+        """Raw maps, of two branches those of the one-to-one branch, to boxes float32 (B, N, 4), xyxy canvas pixels, and
+        scores float32 (B, N, C) in [0, 1]."""
         return self.decode_branch(raw[-len(self.strides) :])
 
     @torch.no_grad()

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 class YOLOXHead(DetectionHead):
-    """One box per cell, with objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes.
-
-    Attribute names are those of the public state-dict convention.
-    """
+    """One box per cell, with objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes. Attribute
+    names are those of public state dicts."""
 
     branch = ("stems", "cls_convs", "reg_convs", "cls_preds", "reg_preds", "obj_preds")
     validation_iou = 0.65  # YOLOX

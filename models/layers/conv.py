@@ -1,7 +1,6 @@
 """Convolution, pooling and resampling layers.
 
-Attribute names are those of the public state-dict convention. Layers take empty batches and leave the memory format of
-their input as it is.
+Attribute names are those of public state dicts. Layers take empty batches and keep the memory format of their input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Blocks of cross-stage partial networks: C3, C2f, C3k2, SPPF, attention, and depthwise-separable ones.
 
-Attribute names (``cv1``, ``m``, ``attn``, ...) are those of the public state-dict convention. Every block keeps height
-and width unless it says otherwise, takes empty batches, and leaves the memory format of its input as it is.
-Constructor annotations are what a YAML row is checked against (see registry.py).
+Attribute names (``cv1``, ``m``, ``attn``, ...) are those of public state dicts. Blocks keep height and width unless
+they say otherwise, take empty batches, and keep the memory format of their input. YAML rows are checked against the
+annotations of constructors (registry.py).
 """
 
 from __future__ import annotations
@@ -99,10 +99,8 @@ class C2f(nn.Module):
 
 
 class C3k2(C2f):
-    """`C2f` whose inner blocks are `C3k` of two bottlenecks (``deep``) or single half-width bottlenecks.
-
-    With ``attention`` they are a half-width bottleneck and then a `PSABlock`, its heads 64 channels wide (YOLO26).
-    """
+    """`C2f` whose inner blocks are `C3k` of two bottlenecks (``deep``) or half-width bottlenecks; with ``attention``,
+    such a bottleneck and then a `PSABlock`, its heads 64 channels wide (YOLO26)."""
 
     def __init__(
         self,
@@ -144,10 +142,8 @@ class SPP(nn.Module):
 
 
 class SPPF(nn.Module):
-    """`SPP` of kernels k, 2k-1, 3k-2 as three k-pools in a row: the same maxima, for less work.
-
-    With ``shortcut`` it is YOLO26's: no activation before the pools, and a residual around where channels allow it.
-    """
+    """`SPP` of kernels k, 2k-1, 3k-2 as three k-pools in a row: the same maxima, for less work. With ``shortcut`` it is
+    YOLO26's: no activation before the pools, and a residual around where channels allow it."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int = 5, pools: int = 3, shortcut: bool = False
@@ -168,10 +164,8 @@ class SPPF(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over all cells, with a depthwise convolution of the values as position encoding.
-
-    Keys are half as wide as values. ``channels`` must be a multiple of ``heads``.
-    """
+    """Multi-head self-attention over all cells, with a depthwise convolution of the values as position encoding. Keys
+    are half as wide as values. ``channels`` must be a multiple of ``heads``."""
 
     def __init__(self, channels: int, heads: int, key_ratio: float = 0.5) -> None:
         super().__init__()
@@ -217,10 +211,8 @@ class PSABlock(nn.Module):
 
 
 class C2PSA(nn.Module):
-    """Cross-stage partial block with self-attention in one half. Heads are 64 channels wide.
-
-    Raises ValueError unless input and output channels are equal.
-    """
+    """Cross-stage partial block with self-attention in one half, with heads 64 channels wide. Raises ValueError unless
+    input and output channels are equal."""
 
     def __init__(self, in_channels: int, out_channels: int, repeats: int = 1, expansion: float = 0.5) -> None:
         super().__init__()

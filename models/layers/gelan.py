@@ -1,7 +1,5 @@
-"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, downsampling by halves.
-
-Attribute names are those of the public state-dict convention. Blocks keep height and width unless they say otherwise.
-"""
+"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, downsampling by halves. Attribute names are those of public
+state dicts."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ class RepCSP(C3):
 
 
 class RepNCSPELAN4(nn.Module):
-    """GELAN block: half of ``wide`` channels go through two stages of ``narrow`` ones, and everything is joined.
-
-    Raises ValueError if ``wide`` is odd.
-    """
+    """GELAN block: half of ``wide`` channels go through two stages of ``narrow`` ones, and everything is joined. Raises
+    ValueError if ``wide`` is odd."""
 
     def __init__(self, in_channels: int, out_channels: int, wide: int, narrow: int, repeats: int = 1) -> None:
         super().__init__()
@@ -95,10 +91,7 @@ class AConv(nn.Module):
 
 class ADown(nn.Module):
     """Halves height and width: 2x2 average pooling of stride 1, then half the channels by a 3x3 convolution of stride
-    2, the other half by a max pool and a 1x1 convolution.
-
-    Raises ValueError for odd numbers of channels.
-    """
+    2, the other half by a max pool and a 1x1 convolution. Raises ValueError for odd numbers of channels."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()

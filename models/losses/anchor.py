@@ -1,5 +1,4 @@
-"""The loss of anchor heads, as sums over a shard of the batch and one normalizer (`LossOutput`; see losses/base.py),
-and the matching of anchors.
+"""The loss of anchor heads, and the matching of anchors.
 
 Legend: B images, M targets, A anchors of a cell, C classes, P pairs of a target and an anchor in a cell, T pairs of one
 target over all levels.
@@ -54,16 +53,12 @@ class AnchorMatches(NamedTuple):
 
 @torch.no_grad()
 def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], anchor_t: float) -> AnchorMatches:
-    """Matches targets to a level's anchors by shape and to its cells by position (YOLOv5's rule).
+    """Matches targets, (M, 6): image, class, cx, cy, w, h normalized to the canvas, to a level's anchors (A, 2), cells,
+    by shape, and to its cells by position (YOLOv5's rule).
 
     An anchor matches if neither side differs from the target's by a factor of ``anchor_t`` or more. The cell with the
     target's center is matched, and so are its nearer horizontal and its nearer vertical neighbor, if in the grid. The
     other two neighbors lie more than half a cell from the center, further than the head can predict.
-
-    Args:
-        targets: float (M, 6): image, class, cx, cy, w, h normalized to the canvas.
-        anchors: (A, 2), cells.
-        grid_hw: cells down and across.
     """
     height, width = grid_hw
     num_targets, num_anchors = targets.shape[0], anchors.shape[0]
@@ -107,7 +102,7 @@ class LevelPairs(NamedTuple):
 
 @torch.no_grad()
 def best_of_levels(levels: Sequence[LevelPairs], num_targets: int) -> list[LevelPairs]:
-    """The levels with at most one valid pair a target: the pair of highest score^alpha * CIoU^beta (the alignment of
+    """The levels with at most one valid pair per target: the pair of highest score^alpha * CIoU^beta (the alignment of
     anchor-free heads) whose output no other target has."""
     if num_targets == 0:
         return list(levels)

@@ -20,16 +20,11 @@ from utils.structures import LossOutput, Targets
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
-    """Cross-entropy against the two bins around the true distance (Li et al. 2020).
+    """Cross-entropy against the two bins around the true distance (Li et al. 2020): logits (*S, R) over distances
+    0..R-1, and distances (*S), cells -> (*S).
 
-    The two weights are a triangle of width 2 about the distance, evaluated on all bins, which needs no indexing.
-
-    Args:
-        logits: (*S, R) over distances 0..R-1, cells.
-        distance: (*S), clamped to that range.
-
-    Returns:
-        (*S).
+    The weights of the two bins are a triangle of width 2 about the distance, evaluated on all bins, which needs no
+    indexing.
     """
     bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     distance = distance.clamp(0, logits.shape[-1] - 1)
@@ -45,7 +40,6 @@ class AnchorFreeLoss(Criterion):
     """
 
     def __init__(self, settings: LossSettings, reg_max: int) -> None:
-        """``reg_max``: R."""
         super().__init__()
         self.settings, self.strides, self.reg_max, hyp = settings, settings.strides, reg_max, settings.hyp
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")

@@ -1,11 +1,11 @@
-"""A trained model, the teacher, gives targets: its class scores by binary cross-entropy (Hinton et al. 2015), its
-boxes by the losses of the boxes wherever it is confident (of the distributions of the sides, Localization Distillation,
-Zheng et al. 2022).
+"""A trained model, the teacher, gives targets: its class scores by binary cross-entropy (Hinton et al. 2015), its boxes
+by the losses of the boxes wherever it is confident (of the distributions of the sides, Localization Distillation, Zheng
+et al. 2022).
 
-With ``--teacher`` they are added to the targets of the labels in all cells. With ``--keep-old`` the teacher keeps what
-an old model knows of classes that the labels leave out (Learning without Forgetting, Li & Hoiem 2016; incremental
-detection, Shmelkov et al. 2017): it gives targets where a class is ignored because an image does not label it, but not
-in cells that are assigned to a labeled object.
+With ``--teacher`` they add to the labels in all cells. With ``--keep-old`` the teacher keeps what an old model knows of
+classes that the labels leave out (Learning without Forgetting, Li & Hoiem 2016; incremental detection, Shmelkov et al.
+2017): it gives targets where a class is ignored because an image does not label it, but not in cells that are assigned
+to a labeled object.
 
 Legend: B images, N cells over all levels, O classes that both models have, R distance bins, T the teacher's.
 """

@@ -1,4 +1,4 @@
-"""The loss of YOLOX's head, as sums over a shard of the batch and one normalizer (`LossOutput`).
+"""The loss of YOLOX's head.
 
 Legend: B images, N cells over all levels, C classes, P slots for cells of targets, most of them unused.
 """

@@ -3,10 +3,9 @@ their number.
 
 Gidaris & Komodakis 2015, "Object detection via a multi-region and semantic segmentation-aware CNN model". The weights
 are score * exp(-(1 - IoU)^2 / `SIGMA`), those of He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
-Object Detection", without variances.
-
-A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights w: the noisy OR (Pearl 1988) of the boxes,
-in which a suppressed one counts as a fraction of a detection, since all of them look at the same pixels.
+Object Detection", without variances. A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights w:
+the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fraction of a detection, since all of them
+look at the same pixels.
 
 Most boxes of an image are far apart, so voters are sorted by their left side, and each kept box is compared only with
 those whose left side is near its own. Votes are added up in this order, so on a CPU a result depends on the boxes of
@@ -55,10 +54,8 @@ def log_misses(weights: Tensor) -> Tensor:
 
 
 def raised_scores(scores: Tensor, votes: Tensor) -> Tensor:
-    """Scores after voting, given the sum of `log_misses` over the weights of each one's voters, of the same shape.
-
-    What is not above `LEAST_VOTE` stays, or it would be a detection only if the confidence threshold is below that.
-    """
+    """Scores after voting, given the sums of `log_misses` over the weights of their voters. What is not above
+    `LEAST_VOTE` stays, or it would be a detection only if the confidence threshold is below that."""
     misses = log_misses(scores) + INDEPENDENCE * votes
     return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
 

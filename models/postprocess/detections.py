@@ -47,7 +47,7 @@ def select_detections(
         scores: (B, N, C); NaN is below any threshold.
         conf_thres: scores of detections must be above it.
         iou_thres: None: no suppression. Then no shape depends on values, and the host does not wait for the device.
-        max_det: K, the maximum number of detections per image; the best of ``classes`` are kept.
+        max_det: K; the best of ``classes`` are kept.
         agnostic: whether boxes of different classes suppress each other too.
         multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
         classes: the classes to keep, chosen from the detections of all classes: none of these changes. Without
@@ -84,10 +84,8 @@ def detections_to_score(
 ) -> Detections:
     """The detections of a detector's raw maps for validation; the default thresholds keep nearly the whole PR curve.
 
-    ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
-
-    ``iou_thres``: of NMS; None: the model's. With ``single_cls`` all classes count as one. ``classes``: numbers of the
-    model's classes that are detected, numbered anew in this order; None: all.
+    ``model`` has ``decode`` and ``nms_iou``, as a `Detector`; ``iou_thres`` None: that. With ``single_cls`` all classes
+    count as one. ``classes``: numbers of the model's classes that are detected, numbered anew in this order; None: all.
     """
     boxes, scores = model.decode(raw)
     if single_cls:
@@ -160,7 +158,6 @@ class _Candidates(NamedTuple):
     classes: Tensor  # int64 (M,)
 
     def where(self, chosen: Tensor) -> _Candidates:
-        """The candidates that ``chosen`` selects, a mask or indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
         return _Candidates(*(t.index_select(0, index) for t in self))
 

@@ -49,8 +49,7 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, m
     Args:
         boxes_xyxy: float32 (M, 4), of each group the best first.
         group: int64 (M,), from 0 to ``groups`` - 1.
-        iou_thres: a box is suppressed by one that it overlaps by more.
-        max_det: once a group has so many kept boxes, its later boxes may be reported as suppressed.
+        max_det: once a group has this many kept boxes, its later boxes may be reported as suppressed.
     """
     sizes = _sizes_for(group.device)
     order = group.argsort(stable=True)
@@ -117,8 +116,7 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
 def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:
     """1 where a box of a, (4, G, P), has an IoU above the threshold with one of b, (4, G, Q), else 0: (G, P, Q).
 
-    There is no division, so boxes without area overlap nothing. Coordinates come first, which makes a pass over the
-    last axis a long one.
+    There is no division, so boxes without area overlap nothing. Coordinates come first, which makes the last axis long.
     """
     overlap, union = overlap_and_union(a[..., None], b[:, :, None])
     return overlap.gt_(union.mul_(iou_thres))
@@ -136,7 +134,7 @@ def overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _keep_in_block(candidates: Tensor, overlap: Tensor, rounds: int) -> Tensor:
     """Greedy suppression in a block: ``candidates`` bool (G, T), ``overlap`` float (G, T, T) as by `overlaps`. It
-    checks for a change once every ``rounds``."""
+    checks for a change every ``rounds``."""
     overlap = overlap.triu_(1)
     keep = candidates
     while True:

@@ -27,8 +27,7 @@ class TiledDetector(nn.Module):
     Args:
         detector: for inference.
         find: maps ``detector`` and its raw maps (float32) to detections in pixels of its input.
-        tiles: how images are cut.
-        stride: of the detector, which the sides of its input must be multiples of.
+        stride: which the sides of the detector's input must be multiples of.
         imgsz: the longer side to which the whole image is scaled down, pixels.
         batch: views that the detector sees at a time.
         input_hw: the only size that the detector takes; None: any multiple of ``stride``.

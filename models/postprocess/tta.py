@@ -19,7 +19,7 @@ class View(NamedTuple):
     mirrored: bool  # left and right
 
     def content_hw(self, canvas_hw: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of the scaled canvas; padding to whole strides is right and below."""
+        """Height and width of the scaled canvas; it is padded to whole strides on the right and below."""
         height, width = (max(round(side * self.scale), 1) for side in canvas_hw)
         return height, width
 
@@ -29,12 +29,8 @@ VIEWS = (IDENTITY, View(1.0, True), View(1.25, True))  # chosen by measurement: 
 
 
 class TestTimeAugmentation(nn.Module):
-    """Is called and decoded like the `Detector` it wraps: raw maps are those of all views, boxes are in canvas pixels.
-
-    Args:
-        detector: for inference.
-        views: the first must be `IDENTITY`, whose maps give the canvas size.
-    """
+    """Is called and decoded like the `Detector` it wraps, which is for inference: raw maps are those of all views,
+    boxes are in canvas pixels. The first view must be `IDENTITY`, whose maps give the canvas size."""
 
     __test__ = False  # pytest collects classes by this prefix
 
@@ -46,7 +42,6 @@ class TestTimeAugmentation(nn.Module):
 
     @property
     def nms_iou(self) -> float | None:
-        """As of the detector."""
         return self.detector.nms_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:

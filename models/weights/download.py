@@ -1,7 +1,5 @@
-"""Downloads public weights listed in configs/weights.yaml, if the user names them and they are not on the disk.
-
-A file appears under its name once it is complete and its checksum is the listed one.
-"""
+"""Downloads public weights of configs/weights.yaml that the user names and that are not on the disk. A file appears
+under its name once it is complete and its checksum is right."""
 
 from __future__ import annotations
 
@@ -53,7 +51,6 @@ def known_weights(catalog: Path = CATALOG) -> dict[str, WeightsEntry]:
 
 
 def is_url(text: str) -> bool:
-    """Whether ``text`` begins like a web address."""
     return urllib.parse.urlsplit(text).scheme in ("http", "https")
 
 
@@ -148,8 +145,7 @@ def fetch_weights(
     ``yolov8n.pt``) or a URL. Every process of the run must call this.
 
     The first process of each node downloads a missing file into ``cache_dir`` (None: ``weights`` in the cache folder),
-    after printing its address and license; the others wait. Raises UserError if there is no such file or name, or if it
-    cannot be downloaded.
+    the others wait. Raises UserError if there is no such file or name, or if it cannot be downloaded.
     """
     from utils.distributed.context import torch_distributed_zero_first  # imports torch
 

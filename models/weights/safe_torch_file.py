@@ -110,10 +110,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_inert(program: bytes) -> Any:
-    """The object that a pickle describes: dicts, lists, plain values and `Record` objects.
-
-    Raises pickle.UnpicklingError with the reason for anything that torch does not write.
-    """
+    """The object that a pickle describes: dicts, lists, plain values and `Record` objects. Raises
+    pickle.UnpicklingError with the reason for anything that torch does not write."""
     try:
         _check_program(program)
         return _Unpickler(io.BytesIO(program), encoding="latin1").load()
@@ -124,7 +122,6 @@ def load_inert(program: bytes) -> Any:
 
 
 def is_module(value: Any) -> bool:
-    """Whether a value is the record of a torch module."""
     return isinstance(value, Record) and isinstance(value.get("_modules"), dict)
 
 
@@ -144,11 +141,8 @@ def _check_program(program: bytes) -> None:
 
 
 class ForeignFile:
-    """A context manager for a PyTorch zip file, opened for reading data only.
-
-    ``content`` is the unpickled object: dicts, lists, plain values and `Record` objects. Raises UserError, beginning
-    with the path, for other files and for contradictions in the file.
-    """
+    """A PyTorch zip file, opened for reading data only: a context manager. Raises UserError, beginning with the path,
+    for other files and for contradictions in the file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

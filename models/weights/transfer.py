@@ -174,8 +174,8 @@ def for_channels(kernel: Tensor, channels: int) -> Tensor:
     """A kernel (O, 3, h, w) of RGB images as one (O, channels, h, w).
 
     The first three channels keep theirs, the others get the mean, and with less than three channels all do; the sum
-    stays the same, so that an image whose channels are all equal gives what its RGB image gives (as the inflated
-    kernels of Carreira and Zisserman 2017, and `adapt_input_conv` of timm).
+    stays the same, so that an image whose channels are all equal gives what its RGB image gives (as `adapt_input_conv`
+    of timm).
     """
     if channels == 3:
         return kernel
