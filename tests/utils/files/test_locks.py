@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.hostile_files import take_name
 from utils.files.locks import FileLock
-from utils.files.safe_io import flock, remove_abandoned
+from utils.files.safe_io import flock, open_direct, remove_abandoned
 from utils.logger import configure_logging
 
+REASONS = {"pipe": "is a pipe or device", "link": "is a symbolic link", "folder": "is a folder"}
 HOLDER = """
 import os, sys, time
 from utils.files.locks import FileLock
@@ -53,63 +56,44 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(held):
     assert not path.exists()
 
 
-def test_releasing_an_old_lock_keeps_the_lock_of_a_new_folder(tmp_path):
-    """A failed run removes its folder, and another may create one of the same name before the lock is released."""
-    lock = FileLock(tmp_path / "run" / "lock")
-    lock.path.parent.mkdir()
-    assert lock.acquire() == ""
-    shutil.rmtree(lock.path.parent)
-    lock.path.parent.mkdir()
-    lock.path.write_text("another's")
-    lock.release()
-    assert lock.path.read_text() == "another's"
+def test_a_full_disk_leaves_no_lock_and_file_systems_without_locks_are_tolerated(tmp_path, monkeypatch):
+    def fails(number: int, text: str) -> Callable:
+        def fail(*_: object) -> None:
+            raise OSError(number, text)
 
-
-def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        return fail
 
     lock = FileLock(tmp_path / "lock")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "pwrite", fails(errno.ENOSPC, "No space left on device"))
         with pytest.raises(OSError, match="No space"):
             lock.acquire()
     assert not lock.path.exists()
     assert lock.acquire() == ""
     lock.release()
-
-
-def test_file_systems_without_locks_are_tolerated(tmp_path, monkeypatch):
-    import fcntl
-
-    def refuse(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", fails(errno.ENOLCK, "No locks available"))
     assert FileLock(tmp_path / "lock").acquire() == ""
 
 
-def test_a_lock_outlives_other_descriptors_and_excludes_its_own_process(tmp_path):
+def test_a_lock_outlives_other_descriptors_and_children_and_excludes_its_own_process(tmp_path):
     """Record locks (lockf) would do neither."""
-    lock = FileLock(tmp_path / "lock")
+    lock = FileLock(tmp_path / "run" / "lock")
+    lock.path.parent.mkdir()
     assert lock.acquire() == ""
+    if os.fork() == 0:
+        lock.release()
+        os._exit(0)
+    os.wait()
     for _ in range(2):
         assert f"process {os.getpid()} on" in lock.path.read_text()  # opened, and closed
         assert FileLock(lock.path).acquire().startswith(f"process {os.getpid()} on")
     lock.release()
-    assert FileLock(lock.path).acquire() == ""
-
-
-def test_a_child_does_not_release_its_parents_lock(tmp_path):
-    lock = FileLock(tmp_path / "lock")
-    lock.acquire()
-    child = os.fork()
-    if child == 0:
-        lock.release()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert FileLock(lock.path).acquire() != ""
+    assert lock.acquire() == ""
+    shutil.rmtree(lock.path.parent)  # as a failed run does, before another creates a folder of the same name
+    lock.path.parent.mkdir()
+    lock.path.write_text("another's")
     lock.release()
+    assert lock.path.read_text() == "another's"
 
 
 def test_waiting_for_a_lock_names_its_holder(held, capsys):
@@ -122,14 +106,28 @@ def test_waiting_for_a_lock_names_its_holder(held, capsys):
     assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_only_a_file_is_locked(tmp_path, kind):
-    """A lock file is emptied, which must not happen to what a symbolic link leads to."""
-    take_name(tmp_path / "lock", kind, 9)
-    with pytest.raises(PermissionError, match=r"is a (pipe or device|symbolic link|folder)"):
-        FileLock(tmp_path / "lock").acquire()
+@pytest.mark.parametrize("kind", REASONS)
+def test_only_a_file_is_locked_or_opened(tmp_path, kind):
+    """At once. A lock file is emptied, which must not happen to what a symbolic link leads to."""
+    path = tmp_path / "lock"
+    take_name(path, kind, 9)
+    with pytest.raises(PermissionError, match=REASONS[kind]):
+        FileLock(path).acquire()
+    for mode in ("r", "a", "w", "r+"):
+        with pytest.raises(PermissionError, match=REASONS[kind]) as refused:
+            open(path, mode, opener=open_direct)  # noqa: SIM115
+        assert refused.value.filename == str(path)
     if kind == "link":
         assert (tmp_path / "target").stat().st_size == 9
+
+
+def test_a_pipe_with_a_process_at_its_other_end_is_refused_too(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = threading.Thread(target=lambda: (tmp_path / "pipe").read_bytes())
+    reader.start()
+    while reader.is_alive():
+        with pytest.raises(PermissionError, match="is a pipe or device"):
+            open(tmp_path / "pipe", "ab", opener=open_direct)  # noqa: SIM115
 
 
 def test_only_abandoned_files_are_removed(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import re
 import stat
 from pathlib import Path
 
@@ -39,46 +40,30 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
 def test_tables_have_one_writer():
     """Beside that of results.csv, whose cells are numbers."""
     root = Path(__file__).parents[3]
-    modules = [
-        path for folder in ("data", "engine", "models", "tools", "utils") for path in (root / folder).rglob("*.py")
-    ]
-    writers = {
-        path.name for path in modules if "csv.writer(" in (t := path.read_text(encoding="utf-8")) or "csv.DictW" in t
-    }
+    modules = [path for top in ("data", "engine", "models", "tools", "utils") for path in (root / top).rglob("*.py")]
+    writers = {path.name for path in modules if re.search(r"csv\.(writer\(|DictW)", path.read_text(encoding="utf-8"))}
     assert writers == {"safe_io.py", "results_csv.py"}
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_write_leaves_the_old_content(tmp_path, error):
+def test_a_failed_write_leaves_the_old_content_and_names_the_file(tmp_path, error):
     path = tmp_path / "a.txt"
     write_whole(path, "old")
-
-    def fail() -> None:
-        with atomic_write(path) as file:
-            file.write(b"new")
-            raise error
-
-    with pytest.raises(type(error)) as caught:
-        fail()
+    with pytest.raises(type(error)) as caught, atomic_write(path) as file:  # noqa: PT012
+        file.write(b"new")
+        raise error
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     if isinstance(error, OSError):
         assert caught.value.filename == str(path)
-
-
-def test_an_error_about_a_missing_folder_names_the_target_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "none" / "a.txt", "x")
     assert caught.value.filename == str(tmp_path / "none" / "a.txt")
 
 
-def test_text_is_read_without_a_byte_order_mark(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9\r\n")
-    assert read_text(path, most=10) == "caf\u00e9\r\n"
-
-
-def test_unreadable_text_is_one_line_that_names_the_file(tmp_path):
+def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9\r\n")
+    assert read_text(tmp_path / "a.txt", most=10) == "caf\u00e9\r\n"
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "large.txt").write_bytes(b"123456")
     for name in ("none.txt", ".", "latin.txt", "large.txt"):

@@ -39,11 +39,17 @@ def test_a_signal_to_train_py_at_its_very_start_means_resume(monkeypatch):
     assert caught.value.code == 75
 
 
-def test_handlers_that_were_set_meanwhile_stay():
-    """Of a process that only waits for others, as that of `spawn` does."""
+def test_handlers_are_restored_unless_others_were_set_meanwhile():
+    """By a process that only waits for others, as that of `spawn` does."""
 
     def handle(*_: object) -> None: ...
 
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        assert not signals.has_come()
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1
     with StopSignals():
         signal.signal(signal.SIGTERM, handle)
     assert signal.getsignal(signal.SIGTERM) == handle
@@ -61,13 +67,10 @@ def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
             assert signals.code == 130
         send(signal.SIGTERM)
     send(signal.SIGTERM)  # the process is ending
-
-
-def test_a_launchers_signal_does_not_interrupt_how_a_failing_run_ends():
     with StopSignals() as signals:
         with pytest.raises(ZeroDivisionError), signals.deferred():
             1 / 0  # noqa: B018
-        send(signal.SIGTERM)
+        send(signal.SIGTERM)  # a launcher's, while a failing run ends
         assert signals.stop
 
 
@@ -81,12 +84,3 @@ def test_a_second_ctrl_c_stops_at_once(monkeypatch):
         now[0] = 5.0
         with pytest.raises(Stopped):
             send(signal.SIGINT)
-
-
-def test_without_a_signal_the_handlers_are_restored():
-    before = signal.getsignal(signal.SIGTERM)
-    with StopSignals() as signals:
-        assert not signals.has_come()
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert signal.set_wakeup_fd(-1) == -1
