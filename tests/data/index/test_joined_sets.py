@@ -37,10 +37,14 @@ def spec_of(root: Path, **more):
     return load_dataset_spec(root / "both.yaml")
 
 
+def load(spec, split: str = "train", **options):
+    return load_index(spec, split, progress=False, **options)
+
+
 def test_classes_are_merged_by_name_and_others_ignored(root):
     spec = spec_of(root)
     assert spec.names == ("light", "dark", "glow")
-    a, b, both = (load_index(s, "train", progress=False) for s in (
+    a, b, both = (load(s) for s in (
         load_dataset_spec(root / "a" / "data.yaml"), load_dataset_spec(root / "b" / "data.yaml"), spec))  # fmt: skip
     assert [both.path(i) for i in range(8)] == [a.path(i) for i in range(4)] + [b.path(i) for i in range(4)]
     truth = both.ground_truth()
@@ -57,57 +61,42 @@ def test_classes_are_merged_by_name_and_others_ignored(root):
 
 def test_the_names_may_be_in_another_order_and_classes_chosen(root):
     spec = spec_of(root, names=["glow", "light", "dark", "other"])
-    index = load_index(spec.use_classes(["light", "glow"]), "val", progress=False)
+    index = load(spec.use_classes(["light", "glow"]), "val")
     assert index.names == ("glow", "light")
     truth = index.ground_truth()
     np.testing.assert_array_equal(truth.classes[truth.crowd].reshape(6, 1)[:, 0], [0] * 3 + [1] * 3)
-
-
-def test_without_an_object_of_the_chosen_classes_there_is_nothing_to_train_on(root):
-    spec = spec_of(root, names=["light", "dark", "glow", "other"]).use_classes(["other"])
     with refused():
-        load_index(spec, "train", progress=False)
+        load(spec.use_classes(["other"]))
 
 
 def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
     """Every image would be a region to ignore, and nothing background."""
     merged = spec_of(root, classes={"light": "x", "glow": "x"})
     with refused():
-        load_index(merged, "train", progress=False)
+        load(merged)
     with refused():
-        load_index(spec_of(root), "train", progress=False, single_cls=True)
-    load_index(spec_of(root, classes={"light": "x", "dark": "x"}), "train", progress=False)  # a labels both
-    load_index(spec_of(root).use_classes(["dark"]), "train", progress=False, single_cls=True)
+        load(spec_of(root), single_cls=True)
+    load(spec_of(root, classes={"light": "x", "dark": "x"}))  # a labels both
+    load(spec_of(root).use_classes(["dark"]), single_cls=True)
 
 
 def test_the_same_classes_need_no_regions(root):
-    (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, light]\n")
-    assert not load_index(spec_of(root), "train", progress=False).crowd.any()
-
-
-def test_a_fraction_and_a_fingerprint(root):
-    spec = spec_of(root)
-    half, whole = (load_index(spec, "train", progress=False, fraction=f) for f in (0.5, 1.0))
-    assert len(half) == 4
-    assert half.fingerprint != whole.fingerprint
-    again = load_index(spec_of(root, names=["light", "dark", "glow", "more"]), "train", progress=False)
-    assert again.fingerprint != whole.fingerprint
-
-
-def test_held_out_images_are_those_of_the_whole(root):
-    """As --val-fraction does."""
-    spec = spec_of(root)
-    whole = load_index(spec, "train", progress=False)
-    chosen = {whole.paths[i] for i in (1, 5, 6)}
-    parts = {split: load_index(spec.hold_out(chosen), split, progress=False) for split in ("train", "val")}
-    assert set(parts["val"].paths) == chosen
-    assert set(parts["train"].paths) == {*whole.paths} - chosen
-    assert parts["val"].fingerprint != parts["train"].fingerprint
-
-
-def test_what_does_not_join_says_so(root):
     with refused():
         list_split(spec_of(root), "train")
+    (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, light]\n")
+    assert not load(spec_of(root)).crowd.any()
+
+
+def test_fractions_and_held_out_images_are_those_of_the_whole(root):
+    spec = spec_of(root)
+    half, whole = (load(spec, fraction=f) for f in (0.5, 1.0))
+    assert len(half) == 4
+    again = load(spec_of(root, names=["light", "dark", "glow", "more"]))
+    chosen = {whole.paths[i] for i in (1, 5, 6)}
+    parts = {split: load(spec.hold_out(chosen), split) for split in ("train", "val")}
+    assert set(parts["val"].paths) == chosen
+    assert set(parts["train"].paths) == {*whole.paths} - chosen
+    assert len({index.fingerprint for index in (whole, half, again, *parts.values())}) == 5
 
 
 @pytest.mark.parametrize(
@@ -138,7 +127,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     ):
         extended = spec.extended(names, "old.pt")
         assert extended.names == expected
-        index, plain = (load_index(s, "train", progress=False) for s in (extended, spec))
+        index, plain = (load(s) for s in (extended, spec))
         truth = index.ground_truth()
         ours = {"light": "light", "dark": next(n for n in expected if n.strip().lower() == "dark")}
         objects = [expected.index(ours[plain.names[c]]) for c in plain.classes]
@@ -148,7 +137,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
         assert truth.crowd.sum() == len(index) * len(missing)
         assert [index.path(i) for i in range(4)] == [plain.path(i) for i in range(4)]
     some = spec.use_classes(["dark"]).extended(("light",), "old.pt")
-    index = load_index(some, "val", progress=False)
+    index = load(some, "val")
     assert index.names == ("light", "dark")
     assert not (index.classes[~index.crowd] == 0).any()  # it has labels of light objects, which are not used
     data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
@@ -157,24 +146,18 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
         twice.extended(("x",), "old.pt")
 
 
-def test_training_and_validation_images_of_joined_sets_are_different(root, caplog):
+def test_images_of_two_sets_or_splits_are_named(root, caplog):
+    """Of two sets: as if each of two YAMLs labeled some classes of the same images."""
     spec = spec_of(root)
-    train, val = (load_index(spec, split, progress=False) for split in ("train", "val"))
+    train, val = (load(spec, split) for split in ("train", "val"))
     warn_of_shared_images(spec, train, val)
     assert "training images too" not in caplog.text
+    assert "share" not in caplog.text
     warn_of_shared_images(spec, train, train)
     assert "all of the 8 validation images are training images too" in caplog.text
-
-
-def test_images_of_two_sets_are_named(root, caplog):
-    """As if each of two YAMLs labeled some classes of the same images."""
-    load_index(spec_of(root), "train", progress=False)
-    assert "share" not in caplog.text
-    (root / "b" / "data.yaml").write_text(
-        f"path: {root / 'a'}\ntrain: images/train\nval: images/val\nnames: [dark, x]\n"
-    )
-    index = load_index(spec_of(root), "train", progress=False)
-    assert len(index) == 8
+    text = f"path: {root / 'a'}\ntrain: images/train\nval: images/val\nnames: [dark, x]\n"
+    (root / "b" / "data.yaml").write_text(text)
+    assert len(load(spec_of(root))) == 8
     assert "train: data sets that" in caplog.text
     assert "both.yaml joins share 4 images, which count more than once" in caplog.text
 
@@ -184,7 +167,7 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     (root / "a" / "data.yaml").write_text(
         "train: images/train\nval: images/val\nnames: [light, dark]\nignore: [dark]\n"
     )
-    index = load_index(spec_of(root), "train", progress=False)
+    index = load(spec_of(root))
     assert (index.classes == -1).any()
     counts = index.boxes_of_classes(3)
     assert counts.tolist() == [((index.classes == c) & ~index.crowd).sum() for c in range(3)]

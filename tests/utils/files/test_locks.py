@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.helpers.hostile_files import take_name
+from utils.files.array_file import write_arrays
 from utils.files.locks import FileLock
 from utils.files.safe_io import flock, open_direct, remove_abandoned
 from utils.logger import configure_logging
@@ -131,13 +133,15 @@ def test_a_pipe_with_a_process_at_its_other_end_is_refused_too(tmp_path):
 
 
 def test_only_abandoned_files_are_removed(tmp_path):
-    written, abandoned = tmp_path / "a.tmp", tmp_path / "b.tmp"
+    """Also with the next write of an index whose process was killed; one that is being written is kept."""
+    path = tmp_path / "train-0.index"
+    abandoned, written = (tmp_path / f".{path.name}.{what}.tmp" for what in ("0123abcd", "4567abcd"))
     abandoned.touch()
     with open(written, "wb") as file:
         flock(file.fileno())
-        remove_abandoned(tmp_path.glob("*.tmp"))
-        assert list(tmp_path.iterdir()) == [written]
+        write_arrays(path, {}, {"a": np.arange(3)})
+        assert {*tmp_path.iterdir()} == {path, written}
     os.mkfifo(tmp_path / "pipe.tmp")  # opening it would wait
     (tmp_path / "link.tmp").symlink_to(tmp_path / "none")
     remove_abandoned([written, tmp_path / "none", tmp_path / "pipe.tmp", tmp_path / "link.tmp"])
-    assert [path.name for path in tmp_path.iterdir()] == ["link.tmp"]
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "link.tmp"}
