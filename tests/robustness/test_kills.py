@@ -1,9 +1,28 @@
-"""SIGKILL at random moments does not change the result (see tests/robustness/kills.py for the comparison)."""
+"""SIGKILL does not change the result of a training that is resumed, as often as it is killed.
+
+Each launch is real processes, of a random number of ranks. At a random moment (often while a checkpoint is being
+written: every second step writes one) one rank or all get SIGKILL, and the others must end by themselves. Checked:
+
+- once there is a checkpoint, there always is a loadable last.pt;
+- the steps that survive are those of the uninterrupted run: in every epoch each image once, and the images of each step
+  the same;
+- the final last.pt and best.pt (weights, EMA, optimizer state, BatchNorm statistics) and results.csv (but for times)
+  are those of the uninterrupted run, bit for bit.
+
+`prove_calls` kills rank 0 of two at a file system call: while it stages the data, scans it, fills a cache, writes a
+checkpoint, or closes after the last epoch. The same command, or ``--resume`` once there is a checkpoint, continues. The
+files in the end are also those of the uninterrupted run, so nothing that a kill has left stays.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import re
+import signal
 import subprocess
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import cv2
@@ -11,14 +30,195 @@ import numpy as np
 import pytest
 import yaml
 
+from engine.hooks.result_files import CsvTracker
 from tests.helpers.preloaded import python
-from tests.helpers.same_content import same_content
+from tests.helpers.processes import Processes
+from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tests.robustness.kills import prove, prove_calls
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
+IMAGES, BATCH = 18, 4
+STEPS_BETWEEN_KILLS = 4  # about; an epoch has five
+GONE_S = 30.0  # an idle machine needs two
+CALL_EPOCHS = 2
+
+
+def flags(root: Path, name: str, epochs: int) -> list[str]:
+    return ["--data", str(root / "set" / "data.yaml"), "--model", str(root / "tiny.yaml"), "--project", str(root),
+            "--name", name, "--cache-dir", str(root / "cache"), "--imgsz", "64", "--batch-size", str(BATCH),
+            "--device", "cpu", "--workers", "1", "--amp", "off", "--noplots", "--optimizer", "SGD", "--exist-ok",
+            "--epochs", str(epochs), "--virtual-ranks", "4", "--deterministic",
+            "--val-every", "4", "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
+
+
+def steps_done(checkpoint: Path) -> int:
+    return read_checkpoint(checkpoint)["progress"]["updates"] if checkpoint.exists() else 0
+
+
+def logged(folder: Path) -> dict[int, list[int]]:
+    """The images of each step over all ranks of a launch."""
+    steps: defaultdict[int, list[int]] = defaultdict(list)
+    for path in sorted(folder.iterdir()):
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):  # a killed process may have written half a line
+                step, images = line.split(":")
+                steps[int(step)] += [int(image) for image in images.split()]
+    return {step: sorted(images) for step, images in steps.items()}
+
+
+def launch(root: Path, name: str, world: int, epochs: int, logs: Path) -> Processes:
+    logs.mkdir(parents=True)
+    run = Processes(root / f"{name}.txt", odd=f"save:2;log:{logs}")
+    resumed = (root / name / "last.pt").exists()
+    run.ranks(world, *(["--resume", str(root / name)] if resumed else flags(root, name, epochs)))
+    return run
+
+
+def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -> bool:
+    """Returns False if the training ended first."""
+
+    def written() -> int:
+        return last.stat().st_mtime_ns if last.exists() else 0
+
+    starting = chance.random() < 0.1
+    if starting:
+        time.sleep(chance.uniform(0, 6))
+    else:
+        for _ in range(chance.randint(1, 3)):
+            before = written()
+            while written() == before and any(process.poll() is None for process in run.started):
+                time.sleep(0.001)
+        time.sleep(chance.choice([0, chance.uniform(0, 0.02), chance.uniform(0, 0.3)]))
+    if all(process.poll() is not None for process in run.started):
+        return False
+    if chance.random() < 0.5:
+        chance.choice(run.started).kill()
+    else:
+        for process in run.started:
+            process.kill()
+    if starting:  # the others may wait for a rank that has not joined yet; a launcher would end them
+        time.sleep(1)
+        for process in run.started:
+            process.terminate()
+    return True
+
+
+def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: random.Random) -> list[dict]:
+    """Trains to the end with ``kills`` kills. Returns for each launch the steps at its start and what it logged."""
+    launches: list[dict] = []
+    last = root / "killed" / "last.pt"
+    count = 0
+    while True:
+        logs, world, begun = root / "logs" / str(len(launches)), chance.choice(worlds), steps_done(last)
+        with launch(root, "killed", world, epochs, logs) as run:
+            if count < kills:
+                count += kill_at_a_random_moment(run, last, chance)
+                seconds = run.wait_gone(GONE_S)
+                print(f"kill {count}: {world} rank(s), step {begun} -> {steps_done(last)}, gone in {seconds:.1f} s",
+                      flush=True)  # fmt: skip
+            codes = run.codes()
+        launches.append({"begun": begun, "steps": logged(logs)})
+        if all(code == 0 for code in codes):
+            assert count == kills, f"ended after {count} kills of {kills}: give it more epochs"
+            return launches
+
+
+def check_history(launches: list[dict], whole: dict[int, list[int]]) -> None:
+    """Checks that the surviving steps of each launch are those before the checkpoint that the next one resumed from."""
+    ends = [launch["begun"] for launch in launches[1:]] + [max(whole)]
+    history: dict[int, list[int]] = {}
+    for launch, end in zip(launches, ends):
+        for step in range(launch["begun"] + 1, end + 1):
+            assert step not in history, f"step {step} is taken twice"
+            history[step] = launch["steps"][step]
+    assert history == whole
+    per_epoch = -(-IMAGES // BATCH)
+    for first in range(1, max(whole) + 1, per_epoch):
+        images = sorted(image for step in range(first, first + per_epoch) for image in history[step])
+        assert images == list(range(IMAGES)), f"epoch of step {first}: {images}"
+
+
+def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
+    """Raises AssertionError if the killed run differs from the uninterrupted one."""
+    write_dataset(root / "set", train=IMAGES, val=4)
+    write_model(root / "tiny.yaml")
+    epochs = 2 + kills * STEPS_BETWEEN_KILLS * BATCH // IMAGES
+    with launch(root, "whole", 1, epochs, root / "logs" / "whole") as run:
+        assert run.codes() == [0], run.output()
+    launches = killed_run(root, kills, worlds, epochs, random.Random(seed))
+    check_history(launches, logged(root / "logs" / "whole"))
+    same_run(root / "whole", root / "killed")
+
+
+def is_over(folder: Path) -> bool:
+    """Whether the newest checkpoint is the final one, from which nothing can be resumed."""
+    last = folder / "runs" / "exp" / "last.pt"
+    return last.exists() and read_checkpoint(last)["progress"]["epoch"] == CALL_EPOCHS
+
+
+def files_left(folder: Path) -> Counter[str]:
+    """The files that a training leaves, except for the event logs of each launch, and the lock that may remain next to
+    a disk cache if the process that filled it was killed when it was complete."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return Counter(
+        re.sub(r"(data-)[0-9a-f]{12}", r"\1KEY", name)
+        for name in found
+        if "/" in name and not re.search(r"tfevents|stall_rank|cache/.*lock$", name)
+    )
+
+
+def prove_calls(root: Path, kills: int) -> None:
+    """Kills rank 0 of two at ``kills`` of the calls by which it changes files, spread over a training that stages its
+    data and caches images. Raises AssertionError if what goes on from there ends with other bits or files."""
+    write_dataset(root / "set", train=IMAGES, val=4)
+    write_model(root / "tiny.yaml")
+
+    def start(folder: Path, number: int) -> Processes:
+        """Goes on in ``folder``, and is killed at that call of this process; 0: at none."""
+        (folder / "memory").mkdir(parents=True, exist_ok=True)
+        odd = f"save:2;memory:{folder / 'memory'};kill:{folder / 'calls'}:{number};set:data.index.scan:_CHUNK:4"
+        run = Processes(root / f"{folder.name}.txt", odd=odd)
+        given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
+        given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
+        given += ["--stage", str(folder / "stage")]
+        if (folder / "runs" / "exp" / "last.pt").exists():
+            given = ["--resume", str(folder / "runs" / "exp")]
+        run.ranks(2, *given)
+        return run
+
+    whole = root / "whole"
+    with start(whole, 0) as run:
+        assert run.codes() == [0, 0], run.output()
+    total = (whole / "calls").stat().st_size
+    for kill in range(kills):
+        number = 1 + int(total * (kill + 0.5) / kills)
+        folder = root / f"killed at {number}"
+        with start(folder, number) as run:
+            assert run.started[0].wait(240) == -signal.SIGKILL, run.output()
+            seconds = run.wait_gone(GONE_S)
+            assert "Traceback" not in run.output(), run.output()
+        print(f"killed at call {number} of {total}, gone in {seconds:.1f} s", flush=True)
+        over = is_over(folder)
+        with start(folder, 0) as run:
+            assert run.codes() == ([2, 2] if over else [0, 0]), run.output()
+        same_run(whole / "runs" / "exp", folder / "runs" / "exp")
+        left, expected = files_left(folder), files_left(whole)
+        if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes
+            left = Counter({name: count for name, count in left.items() if not name.startswith("memory/")})
+        assert left == expected, f"more: {left - expected}, fewer: {expected - left}"
+
+
+def same_run(a: Path, b: Path) -> None:
+    """Compares the checkpoints bit for bit, but not where their data is, and the tables but for times."""
+    for kind in ("last.pt", "best.pt"):
+        pair = [read_checkpoint(folder / kind) for folder in (a, b)]
+        same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
+    one, two = (CsvTracker(folder / "results.csv").table.rows for folder in (a, b))
+    assert untimed(one.values()) == untimed(two.values())
+
+
 KILLER = """
 import os, signal
 
