@@ -1,17 +1,28 @@
-"""The parser of each format, and the common checks, compared with simple scalar references."""
+"""Parsers and common checks, compared with simple scalar references, and signs that labels mean something else."""
+
+from __future__ import annotations
 
 import json
+import logging
 import math
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+import yaml
 
-from data.labels.clean import MIN_SIDE_PX, LabelFileError, RawLabels, clean_rows, row_table
+from data.check.photos import Source, _render
+from data.check.scanned import scan_dataset, scan_issues
+from data.index.load import load_index
+from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, RawLabels, clean_rows, row_table
 from data.labels.coco import read_coco
-from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
+from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, MISREAD, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import parse_voc
 from data.labels.yolo import YOLO, parse_yolo
+from data.spec.dataset_yaml import load_dataset_spec
+from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 
 
@@ -343,3 +354,112 @@ def test_coco_values_that_are_not_numbers_are_reported(tmp_path, old, new, kind)
     labels = read_coco(path, ("a", "b")).images[0].labels
     assert labels.rows == []
     assert [p.kind for p in labels.problems] == [kind]
+
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "datasets"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> EditableSet:
+    return EditableSet(tmp_path / "set")
+
+
+def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
+    """The warning of training, which a cached index gives too, and the only issue of a check."""
+    logger, spec, said = logging.getLogger("lockstep"), load_dataset_spec(data.yaml), []
+    logger.propagate = True
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lockstep"):
+            index = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False, **options)
+        said += [message for message in caplog.messages if "decod" not in message]
+    logger.propagate = False
+    (split,) = scan_dataset(spec, ("train",), workers=0)
+    found = [issue.text for issue in scan_issues(split) if issue.kind == MISREAD]
+    assert said == [f"train: {text}" for text in found * 2]
+    assert sum(MISREAD in line for line in index.report.lines) == len(found)  # which report.html lists
+    return "".join(found)
+
+
+def boxes(seed: int = 0, count: int = 40) -> np.ndarray:
+    """Corners of boxes all over an image, as fractions."""
+    rng = np.random.default_rng(seed)
+    low = rng.uniform(0, 0.6, (count, 2))
+    return np.c_[low, low + rng.uniform(0.05, 0.4, (count, 2))]
+
+
+WRITTEN = {
+    CENTERS: lambda c: np.c_[(c[:, :2] + c[:, 2:]) / 2, c[:, 2:] - c[:, :2]],
+    TOP_LEFT: lambda c: np.c_[c[:, :2], c[:, 2:] - c[:, :2]],
+    CORNERS: lambda c: c,
+}
+
+
+@pytest.mark.parametrize("notation", WRITTEN)
+def test_another_notation_of_yolo_txt_is_named(data, tmp_path, caplog, notation):
+    rows = WRITTEN[notation](boxes())
+    for i in range(4):
+        text = "".join(f"0 {' '.join(f'{v:.6f}' for v in row)}\n" for row in rows[i::4])
+        data.write(f"train/{i}", text)
+    said = advice_of(data, tmp_path, caplog, max_bad=1.0)
+    assert said.endswith(f"do as {notation}: convert them to {CENTERS}") if notation != CENTERS else said == ""
+    assert ("of 40 boxes do not fit into their images as cx cy w h, but all do" in said) == (notation != CENTERS)
+
+
+@pytest.mark.parametrize("notation", [CENTERS, TOP_LEFT])
+def test_another_notation_of_voc_is_named(data, tmp_path, caplog, notation):
+    (data.root / "voc").mkdir()
+    numbers = WRITTEN[notation](boxes()) * [160, 128, 160, 128]
+    tags = ("xmin", "ymin", "xmax", "ymax")
+    for i in range(4):
+        rows = ("".join(f"<{t}>{v:.3f}</{t}>" for t, v in zip(tags, row)) for row in numbers[i::4])
+        objects = "".join(f"<object><name>cat</name><bndbox>{row}</bndbox></object>\n" for row in rows)
+        (data.root / "voc" / f"{i}.xml").write_text(f"<annotation>\n{objects}</annotation>")
+    content = {"train": "images/train", "names": ["cat"], "annotations": {"train": "voc"}}
+    data.yaml.write_text(yaml.safe_dump(content))
+    assert f"all do as {notation}: convert them to {CORNERS}" in advice_of(data, tmp_path, caplog, max_bad=1.0)
+
+
+def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
+    for i in range(4):
+        data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")
+    said = advice_of(data, tmp_path, caplog)
+    assert said.startswith("the class ids seem to start at 1 (4 rows of class 2, none of class 0); YOLO's start at 0: ")
+    data.describe(["unused", "cat", "dog"])
+    assert advice_of(data, tmp_path, caplog) == ""
+    data.describe(["cat", "dog"])
+    data.write("train/0", "0 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")  # a typing error
+    assert advice_of(data, tmp_path, caplog) == ""
+
+
+def test_ids_that_start_at_1_explain_why_most_objects_have_no_name(data, tmp_path):
+    data.describe(["cat"])
+    for i in range(4):
+        data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")
+    with refused():
+        load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("bits", "declared", "is_dark"), [(12, 8, True), (12, 12, False), (16, 8, False), (10, 16, True)]
+)
+def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog, bits, declared, is_dark):
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        image = rng.integers(0, 1 << bits, (128, 160, 3), dtype=np.uint16)
+        data.image(f"train/{i}").write_bytes(cv2.imencode(".png", image)[1].tobytes())
+    with open(data.yaml, "a") as file:
+        file.write(f"bits: {declared}\n")
+    said = advice_of(data, tmp_path, caplog)
+    assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
+    source = Source(str(data.image("train/0")), 128, 160)
+    assert _render(source, source.whole(), 160).max() > 200
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the public data sets")
+def test_public_data_sets_are_read_as_they_are(tmp_path):
+    for path in (SHARED / "bccd" / "bccd.yaml", SHARED / "cones" / "cones.yaml"):
+        spec = load_dataset_spec(path)
+        for split in spec.splits:
+            index = load_index(spec, split, cache_dir=str(tmp_path), progress=False)
+            assert index.report.advice == ()
