@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
@@ -27,7 +27,7 @@ from utils.files.schema import Bounds, Count, build
 
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
-    from engine.optim.ema import ModelEma
+    from engine.optim.model_tensors import ModelEma
 
 
 @dataclass

@@ -23,7 +23,7 @@ from engine.checkpoint.checkpoint import (
     put_means,
     weights_part,
 )
-from engine.optim.flat_tensors import copy_from_flat, flatten
+from engine.optim.model_tensors import copy_from_flat, flatten
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint

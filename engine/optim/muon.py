@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.optim.flat_tensors import dense_format, flatten_as, views_as
+from engine.optim.model_tensors import dense_format, flatten_as, views_as
 from utils.machine.resources import cpu_multiplies_bf16
 
 # The quintic of the reference implementation: steepest at 0, singular values end in about [0.7, 1.2].

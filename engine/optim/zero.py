@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from engine.optim.flat_tensors import copy_from_flat, flatten
+from engine.optim.model_tensors import copy_from_flat, flatten
 
 
 class ShardedOptimizer(ZeroRedundancyOptimizer):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from engine.optim.flat_tensors import copy_from_flat, dense_format, flatten, flatten_as
+from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as
 from engine.parallel.ddp import Accumulate, Autocast, Strategy, all_reduce_sum
 from engine.parallel.virtual_ranks import gradient_vector, set_gradients
 from models.detector import Detector

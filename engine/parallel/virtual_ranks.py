@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet
-from engine.optim.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
+from engine.optim.model_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
 from engine.parallel.ddp import Accumulate, Autocast, Strategy
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.structures import Batch

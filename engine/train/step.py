@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
-from engine.optim.ema import ModelEma
-from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.ddp import Autocast, Strategy, parallelize, resolve_virtual_ranks, unused_parameters

@@ -29,10 +29,6 @@ def test_only_differing_buffers_are_gathered():
     assert run_ranks(3, _gather, False) == [None] * 3
 
 
-def test_a_single_process_gathers_nothing():
-    assert gather_rank_buffers(DistributedContext.single(), {"model": network(1.0)}) is None
-
-
 def test_the_saved_model_contains_means_and_common_buffers_unchanged():
     model = network(0.0)
     values = torch.tensor([0.1, 0.1, 0.1]).repeat(10, 1).T.clone()

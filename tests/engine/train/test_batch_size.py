@@ -178,16 +178,6 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
-def test_memory_grows_linearly_with_the_images():
-    model, criterion = model_and_loss()
-    memory = Counted()
-    for images in (1, 2, 5):
-        memory.peak_of(lambda n=images: prepare_step(CPU, run_of(), model, criterion, n))
-    one, two, five = memory.peaks
-    assert two - one > 0
-    assert five - two == pytest.approx(3 * (two - one), rel=0.01)
-
-
 def peak_bytes(images: int) -> int:
     model, criterion = model_and_loss()
     return Counted().peak_of(lambda: prepare_step(CPU, run_of(), model, criterion, images))
@@ -314,9 +304,6 @@ TWO = replace(GPU, devices=(torch.device("cuda", 0), torch.device("cuda", 1)))
 def test_refused(ctx, settings):
     with refused():
         check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
-
-
-def test_the_search_is_allowed_on_a_gpu():
     check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=0.5, virtual_ranks=4))
 
 

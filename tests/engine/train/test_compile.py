@@ -71,13 +71,9 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
     plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, images=16, shards=4)
     assert (plan.images, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     assert plan.loss is (ctx.device.type == "cuda")
+    assert not plan_compilation(TrainConfig(compile=True, deterministic=True, **flags), ctx, images=16, shards=4).loss
     assert plan.line.startswith("compiled: ")
     assert ("CUDA graphs" in plan.line.replace("no CUDA graphs", "")) == cuda_graphs
-
-
-def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
-    config = TrainConfig(compile=True, deterministic=True)
-    assert not plan_compilation(config, GPU, images=16, shards=1).loss
 
 
 @pytest.mark.slow
@@ -111,15 +107,21 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
         return model.forward(batch.images.float() / 255)
 
 
+@pytest.mark.parametrize(
+    ("ctx", "flags"),
+    [
+        (replace(GPU, devices=(torch.device("cuda:0"), torch.device("cuda:1"))), {}),
+        *((replace(CPU, world_size=2, local_rank=0), {"sync_bn": -1, flag: True}) for flag in ("multi_scale", "rect")),
+    ],
+)
+def test_refused(ctx, flags):
+    with refused():
+        check_compilation(TrainConfig(compile=True, **flags), ctx)
+
+
 def test_a_batch_with_fewer_images_than_shards_is_refused():
     with refused():
         plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
-
-
-def test_several_devices_in_one_process_are_refused():
-    pair = replace(GPU, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
-    with refused():
-        check_compilation(TrainConfig(compile=True), pair)
 
 
 def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
@@ -138,13 +140,6 @@ def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
         check_compilation(TrainConfig(compile=True), GPU)
     with refused():
         check_compilation(TrainConfig(compile=True), CPU)
-
-
-@pytest.mark.parametrize("flag", ["multi_scale", "rect"])
-def test_synchronized_statistics_need_images_of_one_size(flag):
-    pair = replace(CPU, world_size=2, local_rank=0)
-    with refused():
-        check_compilation(TrainConfig(compile=True, sync_bn=-1, **{flag: True}), pair)
 
 
 def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.speed.training_step import build_step, make_batches
-from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten
 from engine.parallel import virtual_ranks as virtual_ranks_module
 from engine.train import step as train_step
-from models.detector import build_detector
 from tests.helpers.kernel_count import KernelCount
 
 
@@ -23,13 +26,6 @@ def test_flat_tensors_round_trip(shapes):
     assert all(torch.equal(a, b) for a, b in zip(tensors, others))
     flat.zero_()
     assert all(t.any() for t in tensors)  # a copy
-
-
-def test_floating_point_buffers_are_selected():
-    model = build_detector("yolov5n", 3)
-    anchors = model.head.anchors
-    statistics = {b.data_ptr() for name, b in model.named_buffers() if "running" in name}
-    assert {b.data_ptr() for b in float_buffers(model)} == statistics | {anchors.data_ptr()}
 
 
 @pytest.mark.parametrize(("virtual_ranks", "most"), [(0, 4), (2, 16)])
@@ -53,3 +49,33 @@ def test_statistics_are_saved_and_restored_in_few_operations(monkeypatch, virtua
     assert 0 < count.operations.total() <= most + 4
     assert count.kernels.total() <= 2 * most
     assert not count.waits
+
+
+def test_ema_equals_a_loop_in_float64():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    ema = ModelEma(model, decay=0.9, tau=5)
+    reference = {k: v.double() for k, v in model.state_dict().items()}
+    for updates in range(1, 20):
+        model(torch.randn(2, 3, 8, 8))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        ema.update(updates)
+        decay = 0.9 * (1 - math.exp(-updates / 5))
+        for key, value in model.state_dict().items():
+            reference[key] = decay * reference[key] + (1 - decay) * value.double()
+    for key, value in ema.module.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value.double(), reference[key], rtol=1e-5, atol=1e-6)
+    assert ema.module[1].num_batches_tracked == 19
+    assert not any(p.requires_grad for p in ema.module.parameters())
+
+
+def test_the_averaged_model_shares_no_memory_with_the_model():
+    model = nn.Linear(2, 2)
+    ema = ModelEma(model, decay=0.5, tau=1)
+    before = copy.deepcopy(ema.module.state_dict())
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(ema.module.weight, before["weight"])
