@@ -16,8 +16,6 @@ from utils.structures import Sample, SampleKey
 if TYPE_CHECKING:
     from data.cache.open import ImageCache
 
-VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
-
 
 class LoadImagesAndLabels:
     """The samples of a split. The same key gives the same sample in any process and any order.
@@ -65,19 +63,9 @@ class LoadImagesAndLabels:
             canvas_hw: of every image; None: as ``rect`` and `imgsz` say.
         """
         if self.imgsz is None:
-            requests = full_size_requests(self.index.image_hw)
-        else:
-            requests = validation_requests(
-                self.index.image_hw,
-                batch_size=batch_size,
-                imgsz=self.imgsz,
-                stride=stride,
-                rect=rect and canvas_hw is None,
-                pad=VALIDATION_PAD,
-            )
-            if canvas_hw is not None:
-                requests = [request.on_canvas(canvas_hw) for request in requests]
-        return requests[rank::world_size]
+            return full_size_requests(self.index.image_hw)[rank::world_size]
+        sizes = {"batch_size": batch_size, "imgsz": self.imgsz, "stride": stride, "canvas_hw": canvas_hw}
+        return validation_requests(self.index.image_hw, **sizes, rect=rect)[rank::world_size]
 
     def source_image(self, i: int) -> np.ndarray:
         """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""

@@ -111,6 +111,7 @@ def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) 
     return height, width
 
 
+VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
 QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size
 
 
@@ -131,10 +132,6 @@ class BatchRequest:
             images.append(range(start, start + (1 if self.keys[start].canvas_hw == self.canvas_hw else 4)))
             start = images[-1].stop
         return images
-
-    def on_canvas(self, canvas_hw: tuple[int, int]) -> BatchRequest:
-        """The same images on canvases of this height and width."""
-        return BatchRequest(tuple(key._replace(canvas_hw=canvas_hw) for key in self.keys), canvas_hw, self.slot)
 
 
 class KeyedDistributedSampler(DistributedSampler):
@@ -260,22 +257,29 @@ def full_size_requests(image_hw: np.ndarray) -> list[BatchRequest]:
 
 
 def validation_requests(
-    image_hw: np.ndarray, *, batch_size: int, imgsz: int, stride: int, rect: bool, pad: float
+    image_hw: np.ndarray,
+    *,
+    batch_size: int,
+    imgsz: int,
+    stride: int,
+    rect: bool,
+    canvas_hw: tuple[int, int] | None = None,
 ) -> list[BatchRequest]:
     """The batches of a validation: each of N images once. The last batch may be smaller.
 
     Args:
         image_hw: int (N, 2).
         imgsz, stride: as in `EpochOrder`.
-        pad: see `rect_shapes`.
         rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
+        canvas_hw: of all images; None: as ``rect`` and ``imgsz`` say.
     """
     side = math.ceil(imgsz / stride) * stride
+    rect = rect and canvas_hw is None
     aspects = image_hw[:, 0] / image_hw[:, 1]
     order = np.argsort(aspects, kind="stable") if rect else np.arange(len(image_hw))
     requests = []
     for start in range(0, len(order), batch_size):
         members = order[start : start + batch_size]
-        canvas = rect_canvas(aspects[members], imgsz, stride, pad) if rect else (side, side)
+        canvas = rect_canvas(aspects[members], imgsz, stride, VALIDATION_PAD) if rect else canvas_hw or (side, side)
         requests.append(BatchRequest(tuple(SampleKey(i, 0, i, canvas) for i in members.tolist()), canvas))
     return requests

@@ -264,9 +264,14 @@ def _read_video(
     path: Path, vid_stride: int, max_frames: int, ahead: Callable[[], int]
 ) -> Iterator[Frame | FileProblem]:
     try:
-        capture = _open_video(path)
-    except UserError as error:
-        return iter([FileProblem(str(path), str(error), True)])
+        open_regular(path).close()  # OpenCV would wait for a pipe's writer
+    except OSError as error:
+        reason = f"{path}: cannot be read ({(error.strerror or str(error)).lower()})"
+        return iter([FileProblem(str(path), reason, True)])
+    capture = _open_capture(str(path))
+    if not capture.isOpened():
+        reason = f"{path}: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)"
+        return iter([FileProblem(str(path), reason, True)])
     return iterate_ahead(_video_frames(str(path), capture, vid_stride, max_frames), ahead)
 
 
@@ -280,23 +285,13 @@ def _open_capture(source: str | int) -> cv2.VideoCapture:
         cv2.utils.logging.setLogLevel(level)
 
 
-def _open_video(path: Path) -> cv2.VideoCapture:
-    try:
-        open_regular(path).close()  # OpenCV would wait for a pipe's writer
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
-    capture = _open_capture(str(path))
-    if not capture.isOpened():
-        raise UserError(f"{path}: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)")
-    return capture
-
-
 def _open_stream(source: str) -> cv2.VideoCapture:
-    capture = _open_capture(int(source) if _is_webcam(source) else source)
+    is_webcam = _is_webcam(source)
+    capture = _open_capture(int(source) if is_webcam else source)
     if not capture.isOpened():
-        if _is_webcam(source):
-            raise UserError(f"webcam {source}: not found, or in use")
-        raise UserError(f"{_shown(source)}: cannot be opened")
+        raise UserError(
+            f"webcam {source}: not found, or in use" if is_webcam else f"{_shown(source)}: cannot be opened"
+        )
     return capture
 
 

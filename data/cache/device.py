@@ -29,7 +29,12 @@ def open_device_cache(
     processes of its node. Raises UserError: there is not enough memory, or an image cannot be decoded.
     """
     nbytes = layout.pixels * index.pixels.nbytes
-    _check_memory(nbytes, ctx.device)
+    free = {"cuda": lambda: torch.cuda.mem_get_info(ctx.device)[0], "cpu": available_memory}.get(ctx.device.type)
+    if free is not None and nbytes > MAX_FRACTION * (available := free()):
+        raise UserError(
+            f"--cache device: needs {format_bytes(nbytes)}, but may use only {MAX_FRACTION:.0%} of the "
+            f"{format_bytes(available)} free on {ctx.device}; use --cache ram"
+        )
     if ctx.is_main:
         images = counted(len(index), "image")
         get_logger().info("--cache device: %s, %s on %s", images, format_bytes(nbytes), ctx.device)
@@ -64,17 +69,3 @@ def open_device_cache(
     if ctx.device.type == "cuda":
         torch.cuda.synchronize(ctx.device)  # other streams read the cache
     return cache
-
-
-def _check_memory(size: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    elif device.type == "cpu":
-        free = available_memory()
-    else:
-        return
-    if size > MAX_FRACTION * free:
-        raise UserError(
-            f"--cache device: needs {format_bytes(size)}, but may use only {MAX_FRACTION:.0%} of the "
-            f"{format_bytes(free)} free on {device}; use --cache ram"
-        )

@@ -81,7 +81,12 @@ def open_ram_cache(
     remedy = "use --cache disk or none"
     remedy += ", or make it larger (docker run --shm-size)" if size > disk.total else ""
     check_space(size, folder, min(disk.free, available_memory()), "--cache ram", remedy)
-    handle, path = _locked_file(folder)
+    while True:
+        handle, name = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
+        flock(handle, shared=True, patience_s=math.inf)
+        if is_still_named(handle, path := Path(name)):
+            break
+        os.close(handle)  # another run has removed the file before it was locked
     try:
         fill(handle, index, source_hw, decoding, f"--cache ram: {folder}")
         cache = RamCache(path, source_hw, index.pixels)
@@ -92,16 +97,6 @@ def open_ram_cache(
     if key:
         ctx.store.set(key, os.fsencode(path))
     return cache
-
-
-def _locked_file(folder: Path) -> tuple[int, Path]:
-    """Creates a file and locks it. Tries again if another run removes it before it is locked."""
-    while True:
-        handle, path = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
-        flock(handle, shared=True, patience_s=math.inf)
-        if is_still_named(handle, path):
-            return handle, Path(path)
-        os.close(handle)
 
 
 def _remove(handle: int, path: Path, owner: int) -> None:

@@ -237,7 +237,7 @@ def test_multi_scale_draws_one_size_per_batch_within_range():
 
 @pytest.mark.parametrize("rect", [False, True])
 def test_a_validation_has_each_image_once(rect):
-    requests = validation_requests(IMAGE_HW, batch_size=8, imgsz=320, stride=32, rect=rect, pad=0.5)
+    requests = validation_requests(IMAGE_HW, batch_size=8, imgsz=320, stride=32, rect=rect)
     assert [len(r.keys) for r in requests] == [8] * 6 + [5]
     assert sorted(k.index for r in requests for k in keys_of(r)) == list(range(53))
 
@@ -254,4 +254,4 @@ def test_rect_shapes_follow_the_convention():
 
 
 def test_validation_without_images_has_no_batches():
-    assert validation_requests(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True, pad=0.5) == []
+    assert validation_requests(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True) == []
