@@ -7,7 +7,6 @@ layer index, negative ones counted back from the row, or a list of such.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from utils.config.pixels import PixelFormat
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.files.schema import Bounds, check, suggestion
+from utils.files.schema import Bounds, build, check, suggestion
 from utils.logger import get_logger, log_when_configured
 
 MODEL_FOLDER = CONFIGS / "models"
@@ -29,8 +28,28 @@ IMAGE = -1  # as a source: the input image
 _MOST = 1 << 62  # torch cannot take sizes above 2^63
 
 PLAIN_KEYS = ("anchors", "activation", "reg_max", "end2end", "backbone", "head")  # kept as they are
-SCALE_KEYS = ("scales", "scale", "depth_multiple", "width_multiple", "max_channels")
-KEYS = (*PLAIN_KEYS, *SCALE_KEYS, "nc", "ch", "channels", "name")
+Positive = Annotated[float, Bounds(1e-6, 1e6)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelYaml:
+    """The keys of a model YAML."""
+
+    backbone: list
+    head: list
+    anchors: Any = None  # see `checked_anchors`
+    activation: str | None = None
+    reg_max: Annotated[int, Bounds(1, 10**6)] = 16
+    end2end: bool = False
+    scales: dict[str, list[Positive]] | None = None
+    scale: str | None = None
+    depth_multiple: Positive = 1.0
+    width_multiple: Positive = 1.0
+    max_channels: Positive = float("inf")
+    ch: Any = None  # or ``channels``, see `PixelFormat.checked`
+    channels: Any = None
+    nc: Any = None  # the data set has its own number of classes
+    name: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,102 +150,70 @@ def _from_file(path: Path) -> ModelSpec:
 
 def parse_spec(values: Any, label: str) -> ModelSpec:
     """A parsed YAML, checked. Raises UserError beginning with ``label``."""
-    if not isinstance(values, dict):
-        raise UserError(f"{label}: must be a mapping with backbone and head, got {type(values).__name__}")
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"{label}: unknown key '{key}'{suggestion(str(key), KEYS)}")
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if value is not None}
+    yaml = build(ModelYaml, values, label)
     channels = PixelFormat.checked(values.get("channels", values.get("ch", 3)), 8, label).channels
-    scale = _scale(values, label)
-    depth, width, max_channels = _multiples(values, scale, label)
+    scale = _scale(yaml, label)
+    multiples = (yaml.depth_multiple, yaml.width_multiple, yaml.max_channels)
+    if yaml.scales is not None:
+        multiples = (*yaml.scales[scale], yaml.max_channels)[:3]
+        if len(yaml.scales[scale]) not in (2, 3):
+            raise UserError(f"{label}: scales: {scale}: must be [depth, width, max_channels], got {yaml.scales[scale]}")
+    depth, width, max_channels = multiples
     plain = {key: values[key] for key in PLAIN_KEYS if key in values}
     plain |= {"depth_multiple": depth, "width_multiple": width, "name": label}
     plain |= {"channels": channels} if channels != 3 else {}
-    if max_channels != float("inf"):
-        plain["max_channels"] = max_channels
-    if scale is not None:
-        plain["scale"] = scale
-    activation = check(values.get("activation"), str | None, f"{label}: activation")
+    plain |= {"max_channels": max_channels} if max_channels != float("inf") else {}
+    plain |= {"scale": scale} if scale is not None else {}
+    layers: list[LayerSpec] = []
+    for section, rows in (("backbone", yaml.backbone), ("head", yaml.head)):
+        if not rows:
+            raise UserError(f"{label}: {section}: must be a list of [from, repeats, module, args] rows")
+        for row in rows:
+            layers.append(_layer(row, label, section, len(layers)))
     return ModelSpec(
         label=label,
         depth=depth,
         width=width,
         max_channels=max_channels,
         deep=scale in DEEP_SCALES,
-        anchors=None if values.get("anchors") is None else checked_anchors(values["anchors"], f"{label}: anchors"),
-        activation=activation,
-        reg_max=int(_number(values, "reg_max", 16, label, low=1, whole=True)),
-        end2end=check(values.get("end2end", False), bool, f"{label}: end2end"),
+        anchors=None if yaml.anchors is None else checked_anchors(yaml.anchors, f"{label}: anchors"),
+        activation=yaml.activation,
+        reg_max=yaml.reg_max,
+        end2end=yaml.end2end,
         channels=channels,
-        layers=_layers(values, label),
+        layers=tuple(layers),
         plain=plain,
     )
 
 
-def _number(values: dict, key: str, default: float, label: str, low: float = 0.0, whole: bool = False) -> float:
-    value = values.get(key)
-    if value is None:
-        return default
-    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and low <= value < 1e6
-    if not good or value == 0:
-        raise UserError(f"{label}: {key}: must be a positive {'integer' if whole else 'number'}, got {value!r}")
-    return value
-
-
-def _scale(values: dict, label: str) -> str | None:
+def _scale(yaml: ModelYaml, label: str) -> str | None:
     """The chosen scale, or the first one of ``scales``, with a warning if there are several; None without either."""
-    scales, scale = values.get("scales"), values.get("scale")
+    scale, scales = yaml.scale, yaml.scales
     if scales is None:
-        return str(scale) if "scale" in values else None
-    if not isinstance(scales, dict) or not scales:
+        return scale
+    if not scales:
         raise UserError(f"{label}: scales: must be lines like 'n: [depth, width, max_channels]', got {scales!r}")
     if scale is None:
         scale = next(iter(scales))
         if len(scales) > 1:
             note = "%s: no scale chosen, building '%s'; choose one with a line 'scale: %s'"
-            get_logger().warning(note, label, scale, "|".join(map(str, scales)))
+            get_logger().warning(note, label, scale, "|".join(scales))
     if scale not in scales:
-        raise UserError(f"{label}: scale: '{scale}' is not in scales ({', '.join(map(str, scales))})")
+        raise UserError(f"{label}: scale: '{scale}' is not in scales ({', '.join(scales)})")
     return scale
-
-
-def _multiples(values: dict, scale: str | None, label: str) -> tuple[float, float, float]:
-    """Depth multiple, width multiple and maximum channels, from the scale or, without scales, from top-level keys."""
-    if values.get("scales") is not None:
-        row = values["scales"][scale]
-        if not isinstance(row, list) or len(row) not in (2, 3):
-            raise UserError(f"{label}: scales ({scale}): must be [depth, width, max_channels], got {row!r}")
-        values = dict(zip(("depth_multiple", "width_multiple", "max_channels"), row))
-    depth = _number(values, "depth_multiple", 1.0, label)
-    width = _number(values, "width_multiple", 1.0, label)
-    return depth, width, _number(values, "max_channels", float("inf"), label)
 
 
 def checked_anchors(anchors: Any, where: str) -> list[list[float]] | int:
     """Rows w, h, w, h, ... in pixels, or the number of anchors per cell. Raises UserError beginning with ``where``."""
-    if isinstance(anchors, int) and not isinstance(anchors, bool) and anchors >= 1:
-        return anchors
-    if not isinstance(anchors, list) or not anchors or not all(isinstance(row, list) for row in anchors):
-        raise UserError(f"{where}: must be a list of rows [w, h, w, h, ...] or a number, got {anchors!r}")
-    for i, row in enumerate(anchors):
-        if not row or len(row) % 2 or len(row) != len(anchors[0]):
-            raise UserError(f"{where} (row {i}): must be w, h pairs, as many in every row, got {row!r}")
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in row):
-            raise UserError(f"{where} (row {i}): must be positive numbers of pixels, got {row!r}")
-    return anchors
-
-
-def _layers(values: dict, label: str) -> tuple[LayerSpec, ...]:
-    layers: list[LayerSpec] = []
-    for section in ("backbone", "head"):
-        rows = values.get(section)
-        if not isinstance(rows, list) or not rows:
-            close = difflib.get_close_matches(section, [k for k in values if k not in ("backbone", "head")], n=1)
-            found = f"; did you mean '{close[0]}'?" if close else ""
-            raise UserError(f"{label}: {section}: must be a list of [from, repeats, module, args] rows{found}")
-        for row in rows:
-            layers.append(_layer(row, label, section, len(layers)))
-    return tuple(layers)
+    if not isinstance(anchors, list):
+        return check(anchors, Annotated[int, Bounds(1, 1000)], where)
+    rows = check(anchors, list[list[Positive]], where)
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1 or 0 in lengths or sum(lengths) % 2:
+        raise UserError(f"{where}: must be rows [w, h, w, h, ...] of one length, got {anchors!r}")
+    return rows
 
 
 def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from models.detector import Detector, build_detector, build_on_meta
 from models.registry import build_layer
-from models.spec import KEYS, ModelSpec, known_models, load_spec, parse_spec
+from models.spec import ModelSpec, ModelYaml, known_models, load_spec, parse_spec
 from models.weights.read import StoredWeights, read_weights, shapes_of
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, errors_of
@@ -48,7 +49,8 @@ def recognize(stored: StoredWeights) -> tuple[ModelSpec, int]:
         if stored.graph is not None:
             file = stored.graph.get("yaml_file")
             name = re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
-            yield parse_spec({key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}, name)
+            known = {field.name for field in fields(ModelYaml)} - {"name"}
+            yield parse_spec({key: value for key, value in stored.graph.items() if key in known}, name)
 
     reason = ""
     try:
