@@ -1,10 +1,12 @@
-"""Compares checkpoints bitwise, and tables of results."""
+"""Compares checkpoints and batches bitwise, and tables of results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
+
+from utils.structures import Batch
 
 SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give the same weights
 
@@ -30,3 +32,10 @@ def same_content(a, b, where: str = "") -> None:
 def untimed(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     """Rows of results.csv without the columns that differ from run to run: times and speeds."""
     return [{k: v for k, v in row.items() if k != "time" and not k.startswith("speed/")} for row in rows]
+
+
+def same_batch(a: Batch, b: Batch, *, but: str = "") -> None:
+    for name in {"images", "indices", "original_hw", "letterbox"} - {but}:
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert torch.equal(a.targets.rows, b.targets.rows)
+    assert (a.targets.counts, a.paths) == (b.targets.counts, b.paths)

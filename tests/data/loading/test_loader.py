@@ -15,60 +15,33 @@ import numpy as np
 import pytest
 import torch
 
-from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
+from data.loading.build import build_val_loader
 from data.loading.worker import collate, collate_quad
 from data.sampler import BatchRequest
 from data.shared_memory import new_pixels
+from data.spec.dataset_yaml import load_dataset_spec
+from tests.data.loading.conftest import SINGLE
+from tests.helpers import tiny
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
-from tests.helpers.synthetic_index import write_dataset
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
-from utils.distributed.context import DistributedContext
+from tests.helpers.processes import ROOT
+from tests.helpers.same_content import same_batch
+from utils.config.settings import TrainConfig, ValConfig
 from utils.structures import Sample, SampleKey
-
-SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
-HYP = Hyperparameters(mixup=0.3)
-SINGLE = DistributedContext.single("cpu")
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
-
-
-@pytest.fixture
-def open_loader(index, monkeypatch):
-    """A loader for an existing index."""
-    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
-
-    class Spec:
-        source, tile = "synthetic.yaml", 0
-
-    def build(*, ctx=SINGLE, training=True, squares=False, config=TrainConfig, **options):
-        own = {"epochs": 20} if config is TrainConfig else {"weights": []}
-        config = config(**({"imgsz": 64, "batch_size": 8, "workers": 0} | own | options))
-        if training:
-            check_loader_settings(ctx, config, HYP)
-            return build_train_loader(ctx, config, HYP, Spec(), stride=32)
-        return build_val_loader(ctx, config, Spec(), stride=32, squares=squares)
-
-    return build
 
 
 def rank_of(rank, world):
     return replace(SINGLE, rank=rank, world_size=world)
 
 
-def assert_same(a, b):
-    for name in ("images", "indices", "original_hw", "letterbox"):
-        assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert torch.equal(a.targets.rows, b.targets.rows)
-    assert (a.targets.counts, a.paths) == (b.targets.counts, b.paths)
-
-
 def targets_of(batch):
     """Also of a batch that is planned for the device."""
     return getattr(batch, "rest", batch).targets.rows
+
+
+def sample_of(size, labels, value=0):
+    labels = np.float32(labels).reshape(-1, 5)
+    return Sample(np.full((*size, 3), value, np.uint8), labels, value, str(value), (9, 9), (1.0, 1.0), (0, 0))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -78,7 +51,7 @@ def test_the_number_of_workers_does_not_change_the_batches(open_loader, workers)
         shared = list(islice(open_loader(training=training, workers=workers), count))
         assert len(alone) == len(shared) == count
         for a, b in zip(alone, shared):
-            assert_same(a, b)
+            same_batch(a, b)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -94,9 +67,9 @@ def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options)
             if number >= 12:
                 kept.append(batch)
             else:
-                assert_same(alone[number], batch)
+                same_batch(alone[number], batch)
         for batch, expected in zip(kept, alone[12:]):
-            assert_same(batch, expected)
+            same_batch(batch, expected)
         assert len(places) < 20
         del batch, kept
 
@@ -151,9 +124,9 @@ def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(open_loader, opt
     resumed = open_loader(**options)
     resumed.start_at(1, 2)
     for a, b in zip(whole[5:], resumed):
-        assert_same(a, b)
+        same_batch(a, b)
     resumed.start_at(1, 3)  # the end of an epoch is the start of the next
-    assert_same(next(iter(resumed)), whole[6])
+    same_batch(next(iter(resumed)), whole[6])
     with pytest.raises(ValueError, match="batch 4 of 3"):
         resumed.start_at(0, 4)
 
@@ -172,7 +145,7 @@ def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
     again = open_loader(image_weights=True)
     np.testing.assert_array_equal(again.class_weights, start)
     for a, b in zip(first, again):
-        assert_same(a, b)
+        same_batch(a, b)
     with pytest.raises(ValueError, match="does not draw"):
         open_loader().set_class_weights(np.ones(3))
 
@@ -207,7 +180,7 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
         batches = {b.indices[0].item(): b for b in open_loader(training=False)}
         for loader in loaders:
             for batch in loader:
-                assert_same(batch, batches[batch.indices[0].item()])
+                same_batch(batch, batches[batch.indices[0].item()])
 
 
 @pytest.mark.parametrize(
@@ -226,13 +199,8 @@ def test_impossible_loader_settings_are_one_line(open_loader, options):
 
 
 def test_quad_puts_four_samples_into_one_image():
-    def sample(value, size, labels):
-        return Sample(
-            np.full((*size, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), (1.0, 1.0), (0, 0)
-        )
-
-    box, none, small = [[1, 0.5, 0.5, 1, 0.5]], np.zeros((0, 5)), (4, 6)
-    samples = [sample(v, small, none if v == 2 else box) for v in (1, 2, 3, 4)] + [sample(5, (8, 12), box)]
+    box, small = [[1, 0.5, 0.5, 1, 0.5]], (4, 6)
+    samples = [sample_of(small, [] if v == 2 else box, v) for v in (1, 2, 3, 4)] + [sample_of((8, 12), box, 5)]
     keys = tuple(SampleKey(s.index, 0, s.index, s.image.shape[:2]) for s in samples)
     request = BatchRequest(keys, (8, 12))
     assert request.images == [range(4), range(4, 5)]
@@ -246,13 +214,9 @@ def test_quad_puts_four_samples_into_one_image():
 
 
 def test_the_maximum_number_of_targets_is_bucketed():
-    def sample(count):
-        return Sample(
-            np.zeros((32, 32, 3), np.uint8), np.zeros((count, 5), np.float32), 0, "", (1, 1), (1.0, 1.0), (0, 0)
-        )
-
     for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
-        batch = collate([sample(c) for c in counts], new_pixels(len(counts), (32, 32)))
+        samples = [sample_of((32, 32), np.zeros((count, 5))) for count in counts]
+        batch = collate(samples, new_pixels(len(counts), (32, 32)))
         assert batch.targets.max_targets == bound
         assert len(batch.targets.rows) == sum(counts)
 
@@ -267,9 +231,6 @@ def test_the_head_decides_about_squares_unless_a_flag_does(open_loader, squares,
 
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])
 def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
-    from data.spec.dataset_yaml import load_dataset_spec
-    from tests.helpers import tiny
-
     spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
     config = TrainConfig(batch_size=batch, imgsz=64, workers=0, cache_dir=str(tmp_path / "cache"))
     loader = build_val_loader(SINGLE, config, spec, stride=32)
@@ -284,7 +245,7 @@ from pathlib import Path
 from data.loading.augmented import AugmentedImages
 from data.loading.loader import InfiniteDataLoader
 from data.sampler import EpochOrder, KeyedDistributedSampler
-from tests.data.loading.test_loader import *
+from tests.data.loading.conftest import HYP, SIZES, write_dataset
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
     dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
@@ -306,24 +267,18 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
     process = subprocess.Popen(
-        [python(), str(script), str(Path(__file__).parents[3]), str(tmp_path / "images")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [python(), str(script), str(ROOT), str(tmp_path / "images")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
     if how == signal.SIGINT:
         os.killpg(process.pid, how)  # as a terminal does: to workers too
         _, errors = process.communicate(timeout=20)
-        assert process.returncode == 7
-        assert errors == ""
+        assert (process.returncode, errors) == (7, "")
     else:
         process.kill()
-        process.stdout.close()
-        process.stderr.close()
-        process.wait()
+        process.communicate()
     deadline = time.monotonic() + 10
     while any(_is_alive(pid) for pid in workers):
         assert time.monotonic() < deadline, "a worker outlived its parent"
@@ -338,7 +293,7 @@ def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
     subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
     first += islice(stream, 8)
     for a, b in zip(first, open_loader()):
-        assert_same(a, b)
+        same_batch(a, b)
     os.kill(workers[0], signal.SIGTERM)  # as multiprocessing does
     deadline = time.monotonic() + 5
     while _is_alive(workers[0]) and time.monotonic() < deadline:
@@ -362,5 +317,4 @@ def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
     """Forking takes time; if the parent died meanwhile, the kernel reports another parent."""
     program = "import os, time; from data.loading.worker import init_worker; "
     program += "init_worker(os.getppid() + 1, 0); time.sleep(60)"
-    root = Path(__file__).parents[3]
-    assert subprocess.run([python(), "-c", program], cwd=root, timeout=50, check=False).returncode == 0
+    assert subprocess.run([python(), "-c", program], cwd=ROOT, timeout=50, check=False).returncode == 0

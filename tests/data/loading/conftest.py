@@ -1,0 +1,40 @@
+"""Loaders of one small data set."""
+
+from __future__ import annotations
+
+import pytest
+
+from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
+from tests.helpers.synthetic_index import write_dataset
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+
+SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
+HYP = Hyperparameters(mixup=0.3)
+SINGLE = DistributedContext.single("cpu")
+
+
+@pytest.fixture(scope="package")
+def index(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
+
+
+@pytest.fixture
+def open_loader(index, monkeypatch):
+    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+
+    class Spec:
+        source, tile = "synthetic.yaml", 0
+
+    def build(*, ctx=SINGLE, training=True, squares=False, config=TrainConfig, hyp=HYP, start=None, **options):
+        own = {"epochs": 20} if config is TrainConfig else {"weights": []}
+        config = config(**({"imgsz": 64, "batch_size": 8, "workers": 0} | own | options))
+        if not training:
+            return build_val_loader(ctx, config, Spec(), stride=32, squares=squares)
+        check_loader_settings(ctx, config, hyp)
+        loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
+        if start:
+            loader.start_at(*start)
+        return loader
+
+    return build
