@@ -5,7 +5,6 @@ by name.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import cv2
@@ -21,8 +20,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.damaged_jpegs import photo, with_middle
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_model
 
 
@@ -115,43 +113,29 @@ def test_an_image_that_cannot_be_decoded_any_more_ends_a_run_in_a_line(tmp_path,
 
 def test_images_are_decoded_without_standard_error(tmp_path):
     (tmp_path / "a.jpg").write_bytes(photo(0))
-    code = (
-        "import os, sys; os.close(2); from data.image_io.decode import read_image; print(read_image(sys.argv[1]).shape)"
-    )
-    done = subprocess.run(
-        [python(), "-c", code, str(tmp_path / "a.jpg")],
-        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    code = "import os; os.close(2); from data.image_io.decode import read_image; "
+    done = run_python("-c", f"{code}print(read_image({str(tmp_path / 'a.jpg')!r}).shape)")
     assert done.stdout == "(320, 320, 3)\n"
 
 
 @pytest.mark.parametrize("by", ["folder", "list"])
-def test_a_pipe_named_jpg_is_a_bad_file(tmp_path, by):
+def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by):
     root = tmp_path / "set"
-    path = write_set(root, 4)
-    os.mkfifo(root / "images/train/pipe.jpg")
-    os.symlink("/dev/zero", root / "images/train/zero.jpg")
+    path, images = write_set(root, 4), root / "images/train"
+    os.mkfifo(images / "pipe.jpg")
+    os.symlink("/dev/zero", images / "zero.jpg")
     if by == "list":
-        names = sorted((root / "images/train").iterdir())
-        (root / "list.txt").write_text("".join(f"images/train/{p.name}\n" for p in names))
+        (root / "list.txt").write_text("".join(f"images/train/{p.name}\n" for p in sorted(images.iterdir())))
         path.write_text(path.read_text().replace("train: images/train", "train: list.txt"))
+    else:
+        for name in ("extra.jpg", "more.gif", "pages.png"):
+            (images / name).mkdir()
+        (images / "003.jpg").rename(images / "pages.png/003.jpg")
     with refused():
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
     with refused():
-        read_image(root / "images/train/pipe.jpg")
-
-
-def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
-    root = tmp_path / "set"
-    write_set(root, 4)
-    (root / "images/train/extra.jpg").mkdir()
-    (root / "images/train/more.gif").mkdir()
-    (root / "images/train/pages.png").mkdir()
-    (root / "images/train/003.jpg").rename(root / "images/train/pages.png/003.jpg")
-    with refused():
-        load(root, tmp_path / "cache")
-    assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
+        read_image(images / "pipe.jpg")
 
 
 IRREGULAR = {

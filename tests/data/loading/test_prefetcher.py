@@ -33,8 +33,9 @@ class Loader:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_batches_arrive_in_order_and_are_fetched_one_ahead(ahead):
+    """Without a GPU none is."""
     loader = Loader()
-    prefetcher = Prefetcher(iter(loader), device=CPU, ahead=ahead)
+    prefetcher = Prefetcher(iter(loader), device=CPU, **({"ahead": True} if ahead else {}))
     seen, fetched = [], []
     for wanted in (1, 1, 2, 2, 1, 0, 0):
         seen.append(int(next(prefetcher).indices))
@@ -44,13 +45,6 @@ def test_batches_arrive_in_order_and_are_fetched_one_ahead(ahead):
     assert fetched == ([2, 3, 5, 6, 6, 6, 7] if ahead else [1, 2, 3, 4, 5, 6, 7])
     assert [int(b.indices) for b in prefetcher] == [7, 8, 9]
     assert prefetcher.take_wait() > 0 == prefetcher.take_wait()
-
-
-def test_without_a_gpu_no_batch_is_fetched_ahead():
-    loader = Loader()
-    prefetcher = Prefetcher(iter(loader), device=CPU)
-    prefetcher.prefetch(3)
-    assert loader.fetched == 0
 
 
 def test_each_batch_is_rendered_once():
@@ -68,13 +62,9 @@ def test_each_batch_is_rendered_once():
 
 
 def test_errors_in_the_data_are_raised():
-    def broken() -> Iterator[Batch]:
-        yield make_batch(1)
-        raise ValueError("damaged")
-
-    prefetcher = Prefetcher(broken(), device=CPU, ahead=True)
+    prefetcher = Prefetcher((make_batch(1 // number) for number in (1, 0)), device=CPU, ahead=True)
     next(prefetcher)
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(ZeroDivisionError):
         prefetcher.prefetch(1)
 
 
