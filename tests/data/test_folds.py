@@ -11,14 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.folds import (
-    assign_folds,
-    class_counts,
-    groups_of,
-    pooled_index,
-    rare_classes,
-    validation_images,
-)
+from data.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes, validation_images
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
@@ -185,10 +178,7 @@ def label_of(image: str) -> str:
     return image.replace("images", "labels").replace(".png", ".txt")
 
 
-@pytest.mark.parametrize(
-    "groups",
-    ["(", "patient", "no.csv"],
-)
+@pytest.mark.parametrize("groups", ["(", "patient", "no.csv"])
 def test_groups_that_cannot_be_used(config, groups):
     index = pooled_index(load_dataset_spec(config.data), config)
     with refused():

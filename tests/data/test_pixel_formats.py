@@ -200,15 +200,7 @@ def test_shards_keep_the_format(tmp_path):
     assert checked.index.pixels == PixelFormat(5, 16)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"channels": 0},
-        {"channels": "RGB"},
-        {"bits": 32},
-        {"bits": True},
-    ],
-)
+@pytest.mark.parametrize("content", [{"channels": 0}, {"channels": "RGB"}, {"bits": 32}, {"bits": True}])
 def test_mistakes_in_the_yaml_are_named(tmp_path, content):
     path = write_set(tmp_path / "set", content, np.zeros((8, 8, 3), np.uint8))
     with refused():

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
-from data.sampler import (
-    EndlessRequests,
-    EpochOrder,
-    KeyedDistributedSampler,
-    rect_shapes,
-    validation_requests,
-)
+from data.sampler import EndlessRequests, EpochOrder, KeyedDistributedSampler, rect_shapes, validation_requests
 from utils.distributed.context import shard_bounds
 from utils.structures import LabelArrays
 

@@ -18,12 +18,7 @@ from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
 from utils.distributed import launch as launching
 from utils.distributed import rendezvous
-from utils.distributed.launch import (
-    Launch,
-    check_processes,
-    read_launch,
-    torchrun_variables,
-)
+from utils.distributed.launch import Launch, check_processes, read_launch, torchrun_variables
 from utils.entrypoint import run_main
 from utils.errors import PeerFailure
 
