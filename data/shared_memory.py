@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -85,6 +85,7 @@ class BatchSlots:
         return torch.from_numpy(pixels)
 
 
+@dataclass(eq=False)
 class SentBatch:
     """Pickles a batch, a dataclass of tensors (which may be nested), in a worker; the parent receives the batch itself.
 
@@ -92,11 +93,9 @@ class SentBatch:
     the message, and large ones are in memory that both processes map.
     """
 
-    def __init__(self, batch: Any, slots: BatchSlots | None = None, slot: int | None = None) -> None:
-        """``slot``: with the images of a `Batch`; None: they are elsewhere."""
-        self.batch = batch
-        self.slots = slots
-        self.slot = slot
+    batch: Any
+    slots: BatchSlots | None = None
+    slot: int | None = None  # with the images of a `Batch`; None: they are elsewhere
 
     def __reduce__(self) -> tuple:
         if self.slots is None or self.slot is None:
@@ -114,11 +113,11 @@ def _received(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ..
     return replace(batch, images=images.permute(0, 3, 1, 2))
 
 
+@dataclass(eq=False)
 class _ByValue:
     """A small tensor, pickled by value."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
     def __reduce__(self) -> tuple:
         return torch.from_numpy, (self.tensor.detach().numpy(),)

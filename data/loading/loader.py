@@ -6,7 +6,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
-from data.loading.worker import Failure, RequestDataset, init_worker, render_batch
+from data.loading.worker import RequestDataset, init_worker, render_batch
 from data.sampler import (
     BatchRequest,
     EndlessRequests,
@@ -31,13 +31,13 @@ PREFETCHED_BATCHES = 2  # per worker
 RESERVED_BATCHES = 4  # slots for batches that the parent still uses
 
 
+@dataclass
 class _SlottedRequests:
     """Adds to each request a slot to render into, if one is free."""
 
-    def __init__(self, requests: Iterable[BatchRequest], slots: BatchSlots, pixel_bytes: int) -> None:
-        self.requests = requests
-        self.slots = slots
-        self.pixel_bytes = pixel_bytes
+    requests: Iterable[BatchRequest]
+    slots: BatchSlots
+    pixel_bytes: int
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self.requests:
@@ -102,11 +102,9 @@ class _RequestLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
-            try:
-                _raise_failure(batch)
-            except UserError:
+            if isinstance(batch, UserError):
                 self.close()
-                raise
+                raise batch
             yield batch
 
 
@@ -181,7 +179,8 @@ class InfiniteDataLoader(_RequestLoader):
     def render(self, epoch: int, batch: int) -> Batch:
         """This rank's shard of batch ``batch``, rendered in this process, on the host, apart from any iteration."""
         rendered = self.dataset[next(self._keys.requests(epoch, batch))]
-        _raise_failure(rendered)
+        if isinstance(rendered, UserError):
+            raise rendered
         if self.renderer is None:
             return rendered
         return self.renderer(rendered).to(torch.device("cpu"), non_blocking=False)
@@ -209,11 +208,6 @@ class InfiniteDataLoader(_RequestLoader):
 
         self.class_weights = np.asarray(weights, np.float64)
         self._keys.order.weights = image_weights(self.class_weights, self.samples.index)
-
-
-def _raise_failure(batch: Any) -> None:
-    if isinstance(batch, Failure):
-        raise UserError(batch.message)
 
 
 def _unchanged(batch: Any) -> Any:

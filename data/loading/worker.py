@@ -61,40 +61,25 @@ def _side_by_side(samples: Sequence[Sample]) -> Sample:
 PARENT_CHECK_S = 0.5  # an orphan keeps sockets open, by which other ranks would notice that its parent died
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The message of a UserError in a worker. Torch would wrap the error itself in a traceback."""
-
-    message: str
-
-
+@dataclass(eq=False)
 class RequestDataset:
-    """The data set as torch's DataLoader sees it, indexed by requests. UserErrors and failures of the machine are
-    returned as `Failure`."""
+    """The data set as torch's DataLoader sees it, indexed by requests. A UserError, also for a failure of the machine,
+    is returned: torch would wrap one that is raised in a traceback."""
 
-    def __init__(
-        self,
-        samples: LoadImagesAndLabels,
-        make_batch: Callable[[BatchRequest], Any],
-        slots: BatchSlots | None = None,
-    ) -> None:
-        """``slots``: ``make_batch`` renders into the one that a request names."""
-        self.samples = samples
-        self.make_batch = make_batch
-        self.slots = slots
+    samples: LoadImagesAndLabels
+    make_batch: Callable[[BatchRequest], Any]
+    slots: BatchSlots | None = None  # `make_batch` renders into the one that a request names
 
     def __getitem__(self, request: BatchRequest) -> Any:
         self.samples.epochs = request.epochs or self.samples.epochs
         try:
             batch = self.make_batch(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
-        except UserError as error:
-            return Failure(str(error))
         except Exception as error:
-            line = explanation(error)
+            line = str(error) if isinstance(error, UserError) else explanation(error)
             if line is None:
                 raise
-            return Failure(line)
+            return UserError(line)
 
 
 def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
