@@ -20,7 +20,7 @@ NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for 
     ValConfig: ("weights", "data"),
     ExportConfig: ("weights",),
 }
-# What a keyword of Ultralytics' train() asks for that is no setting here.
+# Keywords of Ultralytics' train() that are arguments of other names, or functions, here.
 _ELSEWHERE = {
     "resume": "call lockstep.resume(RUN)",
     "pretrained": "name the weights to start from with weights",
@@ -89,7 +89,7 @@ def in_python(command: str, message: str) -> str:
 
 
 def path_text(name: str, path: Any) -> str:
-    """``path`` as text. Raises UserError, naming the argument, for what is no path."""
+    """``path`` as text. Raises UserError that names the argument if it is not a path."""
     try:
         return os.fspath(path)
     except TypeError:

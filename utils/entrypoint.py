@@ -76,7 +76,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
 
 
 def _refusal(error: Exception) -> str | None:
-    """What the machine refuses, whatever the program does; None for another error."""
+    """One line about a full disk, a folder without write permission and the like; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
     where = f"{error.filename}: " if error.filename else ""

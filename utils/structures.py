@@ -215,7 +215,7 @@ class GroundTruth(LabelArrays):
     image_hw: np.ndarray  # int32 (N, 2)
     image_ids: tuple[int | str, ...]  # COCO's ids if the source has them, else as `image_ids_of` the file stems
     category_ids: tuple[int, ...]  # id written to COCO JSON for each 0-based class
-    max_det: int = MAX_DET  # so many detections of a class in an image are scored, the best ones
+    max_det: int = MAX_DET  # detections of a class in an image that are scored, the best ones
 
     @property
     def num_images(self) -> int:

@@ -57,7 +57,7 @@ def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
     splits = ("val", "test") if "test" in spec.splits else ("val",)
     path, origin = folder / "data.yaml", folder / "source.txt"
     if any(spec.split(split).label_format is not YOLO for split in ("train", *splits)):
-        raise UserError(f"{source}: labels must be YOLO text files beside the images; convert its annotations to them")
+        raise UserError(f"{source}: labels must be YOLO text files next to the images; convert its annotations to them")
     if origin.exists() and origin.read_text() != str(source.resolve()):
         raise UserError(f"{folder}: made from {origin.read_text()}, not {source}; delete it or choose another --out")
     if not path.exists():  # written last

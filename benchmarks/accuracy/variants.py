@@ -28,7 +28,7 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.schema import Bounds, build, check
 
-_OWN_FOLDERS = ("data", "trees")  # those that this program makes beside the variants'
+_OWN_FOLDERS = ("data", "trees")  # those that this program makes next to the variants'
 
 
 @dataclass(frozen=True, kw_only=True)

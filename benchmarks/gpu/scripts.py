@@ -56,13 +56,13 @@ def validate(options: argparse.Namespace) -> Iterator[str]:
     are not the CPU's, or if what the part that trains has trained on it is a poor detector."""
     weights = weights_of(options)
     found = scores(options, weights)
-    yield f"val.py: {told(found)}"
+    yield f"val.py: {described(found)}"
     for flags in (["--amp", "auto"], ["--tta"]):
-        yield f"val.py {' '.join(flags)}: {told(scores(options, weights, *flags))}"
+        yield f"val.py {' '.join(flags)}: {described(scores(options, weights, *flags))}"
     if options.device == "cpu":
         return
     expected = scores(options, weights, device="cpu")
-    yield f"val.py on the CPU: {told(expected)}"
+    yield f"val.py on the CPU: {described(expected)}"
     if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
         sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
     if weights.parent.name == "plain" and found["ap"] < LEAST_AP:
@@ -77,7 +77,7 @@ def scores(options: argparse.Namespace, weights: Path, *flags: str, device: str 
     return json.loads((project / "exp" / "results.json").read_text())
 
 
-def told(found: dict) -> str:
+def described(found: dict) -> str:
     return ", ".join(f"{name} {found[name]:.4f}" for name in ("precision", "recall", "ap50", "ap"))
 
 

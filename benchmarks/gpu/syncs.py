@@ -139,7 +139,7 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
             broken.append(what)
             yield f"{what}: fails, see the log"
             continue
-        yield from told(what, found)
+        yield from described(what, found)
         if any(watcher.places for watcher in found):
             waiting.append(what)
     verdict(waiting, broken)
@@ -174,7 +174,7 @@ def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
             broken.append(what)
             yield f"{what}: fails, see the log"
             continue
-        yield from told(what, found)
+        yield from described(what, found)
         if any(watcher.places for watcher in found):
             waiting.append(what)
     verdict(waiting, broken)
@@ -217,7 +217,7 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[War
     return found
 
 
-def told(what: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:
+def described(what: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:
     names = ("waits", "waiting operations, one by one") if len(found) == 2 else ("reads of values",)
     for name, watcher in zip(names, found):
         yield f"{what}: {watcher.places.total() / STEPS:g} {name} a step"

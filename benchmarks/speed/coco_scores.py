@@ -39,7 +39,7 @@ def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float
     Args:
         predictions: in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file.
         gt: of the same split.
-        classes: C. The file numbers them from 0 or from 1, which is told by what fits better.
+        classes: C. The file numbers them from 0 or from 1, whichever fits better.
     """
     numbers = {str(stem): number + 1 for number, stem in enumerate(gt.image_ids)}
     numbers |= {str(int(stem)): number for stem, number in list(numbers.items()) if stem.isdigit()}

@@ -11,7 +11,7 @@ import os
 
 os.environ["YOLO_OFFLINE"] = "1"
 
-from turns import rate_of, seconds_of, take_turns  # beside this file, which is started by its path
+from turns import rate_of, seconds_of, take_turns  # next to this file, which is started by its path
 
 BOXES_AN_IMAGE = 12
 

@@ -131,7 +131,7 @@ def where_it_is_wrong(found: Findings) -> Iterator[str]:
     unscored = np.flatnonzero(result.class_targets == 0)
     if unscored.size:
         listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
-        yield f"{counted(unscored.size, 'class')} without validation objects, hence without a score: {listed}"
+        yield f"{counted(unscored.size, 'class')} without validation objects, so without a score: {listed}"
 
 
 def what_to_do(found: Findings) -> Iterator[str]:

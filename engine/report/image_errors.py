@@ -124,45 +124,40 @@ def worst_images(errors: ImageErrors, most: int) -> list[int]:
     return list(chosen)[:most]
 
 
-class WorstImages:
-    """The gallery of the images with the most errors in ``split``, which has been validated."""
+def worst_gallery(split: CheckedSplit, errors: ImageErrors) -> list[Card]:
+    """The images of ``split`` with the most errors, labels next to detections."""
+    album = Album(MOST_BYTES)
+    return [_card(split, errors, image, album) for image in worst_images(errors, MOST_IMAGES)]
 
-    def __init__(self, split: CheckedSplit, errors: ImageErrors) -> None:
-        self._split, self._errors = split, errors
 
-    def cards(self) -> list[Card]:
-        """Labels next to detections; none if there is no error."""
-        album = Album(MOST_BYTES)
-        return [self._card(image, album) for image in worst_images(self._errors, MOST_IMAGES)]
-
-    def _card(self, image: int, album: Album) -> Card:
-        errors, names = self._errors, self._split.index.names
-        of_image, objects = np.flatnonzero(errors.image == image), np.flatnonzero(errors.object_image == image)
-        wrong = of_image[errors.outcome[of_image] >= 0]
-        wrong = wrong[np.argsort(-errors.scores[wrong], kind="stable")]
-        counts = Counter(KIND_WORDS[k] for k in errors.outcome[wrong].tolist())
-        counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[objects].sum())})
-        text = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-        plain = objects[~errors.crowd[objects]]
-        found = errors.found[plain]
-        labels = [
-            Outline(errors.object_boxes_xyxy_px[m], "missed" if errors.missed[m] else "label",
-                    names[errors.object_classes[m]])
-            for m in plain[~found][:MOST_BOXES].tolist()
-        ]  # fmt: skip
-        labels += outlines(errors.object_boxes_xyxy_px[plain[found]], "correct")
-        detections = [
-            Outline(errors.boxes_xyxy_px[row], KIND_STYLES[errors.outcome[row]],
-                    f"{names[errors.classes[row]]} {errors.scores[row]:.2f}")
-            for row in wrong[:MOST_BOXES].tolist()
-        ]  # fmt: skip
-        detections += outlines(errors.boxes_xyxy_px[of_image[errors.outcome[of_image] == CORRECT]], "correct")
-        name, source = self._split.index.paths[image], source_of(self._split, image)
-        pictures = album.pictures(
-            source,
-            source.whole(),
-            PHOTO_SIDE,
-            Version("labels", f"Labels of {name}", labels),
-            Version("detections", f"Detections in {name}: {text}", detections),
-        )
-        return Card(pictures, text, name)
+def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) -> Card:
+    names = split.index.names
+    of_image, objects = np.flatnonzero(errors.image == image), np.flatnonzero(errors.object_image == image)
+    wrong = of_image[errors.outcome[of_image] >= 0]
+    wrong = wrong[np.argsort(-errors.scores[wrong], kind="stable")]
+    counts = Counter(KIND_WORDS[k] for k in errors.outcome[wrong].tolist())
+    counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[objects].sum())})
+    text = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    plain = objects[~errors.crowd[objects]]
+    found = errors.found[plain]
+    labels = [
+        Outline(errors.object_boxes_xyxy_px[m], "missed" if errors.missed[m] else "label",
+                names[errors.object_classes[m]])
+        for m in plain[~found][:MOST_BOXES].tolist()
+    ]  # fmt: skip
+    labels += outlines(errors.object_boxes_xyxy_px[plain[found]], "correct")
+    detections = [
+        Outline(errors.boxes_xyxy_px[row], KIND_STYLES[errors.outcome[row]],
+                f"{names[errors.classes[row]]} {errors.scores[row]:.2f}")
+        for row in wrong[:MOST_BOXES].tolist()
+    ]  # fmt: skip
+    detections += outlines(errors.boxes_xyxy_px[of_image[errors.outcome[of_image] == CORRECT]], "correct")
+    name, source = split.index.paths[image], source_of(split, image)
+    pictures = album.pictures(
+        source,
+        source.whole(),
+        PHOTO_SIDE,
+        Version("labels", f"Labels of {name}", labels),
+        Version("detections", f"Detections in {name}: {text}", detections),
+    )
+    return Card(pictures, text, name)

@@ -23,7 +23,7 @@ from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
 from engine.report.advice import BALANCING, Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
-from engine.report.image_errors import KIND_LEGEND, WorstImages, find_image_errors
+from engine.report.image_errors import KIND_LEGEND, find_image_errors, worst_gallery
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
@@ -176,7 +176,7 @@ class ReportPage:
                 [[name, *count] for name, count in zip(names, error_split.counts.tolist()) if any(count)],
                 "Errors of each class, at any confidence",
             ),
-            "worst": WorstImages(checked, errors).cards(),
+            "worst": worst_gallery(checked, errors),
             "label_errors": Galleries([checked], {split: validation.detections}).label_errors(issues),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,

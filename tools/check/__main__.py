@@ -1,4 +1,4 @@
-"""Checks a data set before anybody trains on it, and with a trained model, its labels.
+"""Checks a data set, and with a trained model, its labels.
 
 python -m tools.check DATA.yaml
 python -m tools.check DATA.yaml --weights best.pt --json > issues.json

@@ -163,7 +163,7 @@ class IssueGalleries(Galleries):
         return [self._pair(issue, album) for issue in drawn]
 
     def boxes(self, issues: Sequence[Issue]) -> list[Card]:
-        """Images and boxes that are wrong, whatever a model says of them."""
+        """Images and boxes with findings that need no model."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         of_image: dict[tuple[str, str], list[Issue]] = {}
         for group in groups.values():

@@ -102,7 +102,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     fold = assign_folds(group, counts, config.folds, config.seed)
     boxes = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
     empty = np.flatnonzero(np.bincount(fold, boxes, minlength=config.folds) == 0)
-    if len(empty):  # known before other folds are trained in vain
+    if len(empty):  # found before any fold is trained
         what = "object" if fitness.class_index is None else "object of this class"
         raise UserError(
             f"--folds {config.folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {what} to score; "

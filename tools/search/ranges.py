@@ -72,8 +72,8 @@ class Space:
         """The fixed recipe's own values, as far as the ranges contain them; for null, what it means in a run of this
         length."""
         own = asdict(self.base)
-        meant = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
-        return {n: value for n, each in self.ranges.items() for value in (meant[n], own[n]) if value in each}
+        effective = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
+        return {n: value for n, each in self.ranges.items() for value in (effective[n], own[n]) if value in each}
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
         """A recipe for --hyp: ``values`` of the searched hyper-parameters, and others that differ from the defaults."""

@@ -105,7 +105,7 @@ def _strict(base: type) -> type:
                     raise _error(key, "<< merges mappings, which is not supported; write the keys out")
                 if isinstance(key, yaml.ScalarNode):
                     if first := lines.get((key.tag, key.value)):
-                        raise _error(key, f"key '{key.value}' is there twice (first in line {first}); remove one")
+                        raise _error(key, f"key '{key.value}' appears twice (first in line {first}); remove one")
                     lines[key.tag, key.value] = key.start_mark.line + 1
                 if key.tag == _VALUE:
                     key.tag = _TEXT
