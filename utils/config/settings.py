@@ -246,9 +246,7 @@ class TrainConfig(_DataConfig):
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
-    nominal_batch: int = setting(
-        0, low=0, help="images of which gradients are accumulated per step; 0: a batch"
-    )
+    nominal_batch: int = setting(0, low=0, help="images whose gradients a step accumulates; 0: a batch")
     amp: str = setting("auto", choices=_AMP, help="autocast type; auto: bf16 if supported")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
