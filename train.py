@@ -40,10 +40,11 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
 
         spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
         return None
+    given = given_flags(TrainConfig, argv)
     if evaluates(config.eval_ranks):
         from engine.evaluators.evaluating_process import evaluate_for_others
 
-        evaluate_for_others(config, given_flags(TrainConfig, argv))  # does not return
+        evaluate_for_others(config, given)  # does not return
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
@@ -57,7 +58,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
 
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)
-            with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
+            with open_run(ctx, config, given) as run:
                 batch_size, imgsz = run.config.batch_size, run.config.imgsz
                 advice = partial(memory_advice, batch_size, imgsz, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, watchdog) as trainer:

@@ -172,11 +172,6 @@ class Checkpoint(RunDescription):
         if self.scaler and state.scaler.is_enabled():
             state.scaler.load_state_dict(self.scaler)
 
-    def release_tensors(self) -> None:
-        """Frees the tensors once they have been restored; progress and settings remain."""
-        for part in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
-            part.clear()
-
     def load_model(self, model: nn.Module) -> None:
         """Raises UserError when the weights do not fit."""
         with self.errors_of_fit():

@@ -114,7 +114,8 @@ def restore_run(
     )
     for line in lines:
         get_logger().info("%s", line)
-    checkpoint.release_tensors()
+    for part in (checkpoint.model, checkpoint.ema, checkpoint.optimizer, checkpoint.rank_buffers or {}):
+        part.clear()
     if not config.image_weights:
         progress.class_weights = []
     return progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -14,7 +13,6 @@ from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.distributed.context import broadcast_object
 from utils.strings import counted
-from utils.structures import EvalResult
 
 log = logging.getLogger("lockstep")
 
@@ -67,16 +65,13 @@ class Results(Hook):
             epoch.is_best = progress.record_fitness(fitness)
         epoch.row = {"time": trainer.seconds(), **epoch.row}
         if result is not None:
-            epoch.metrics = self._metrics(result)
+            losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
+            epoch.metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+            epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
             first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
             epoch.row = {**first, **epoch.metrics, **epoch.row}
             shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in epoch.metrics.items() if k.startswith("metrics"))
             log.info("epoch %d: %s", epoch.number, "  ".join(shown))
-
-    def _metrics(self, result: EvalResult) -> dict[str, Any]:
-        losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
-        metrics = {f"metrics/{k}": v for k, v in result.metrics.items()}
-        return {**metrics, self.fitness.column: self.fitness.of(result), **losses}
 
 
 class ClassWeights(Hook):

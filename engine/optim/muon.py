@@ -152,10 +152,6 @@ def unflatten(matrix: Tensor, like: Tensor) -> Tensor:
     return matrix.view(a, c, d, b).permute(0, 3, 1, 2)
 
 
-def _matrix_shape(tensor: Tensor) -> tuple[int, int]:
-    return tensor.shape[0], tensor.numel() // tensor.shape[0]
-
-
 def _vector(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     """Copies all values and a zero into a vector (n + 1,), each tensor in the memory order of its counterpart."""
     return torch.cat([*flatten_as(tensors, like), tensors[0].new_zeros(1)])
@@ -227,7 +223,7 @@ class Muon(Optimizer):
     def _update_as_vector(self, parameters: list[Tensor], group: dict, key: tuple) -> None:
         """Like `_update`, in few kernels: all ``parameters`` form one vector, including those without a gradient, which
         do not change. ``key`` identifies the list of parameters."""
-        shapes = [_matrix_shape(parameter) for parameter in parameters]
+        shapes = [(len(parameter), parameter.numel() // len(parameter)) for parameter in parameters]
         if key not in self._plans:
             self._plans[key] = _Plan(shapes, parameters[0].device)
         plan = self._plans[key]

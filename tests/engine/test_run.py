@@ -1,4 +1,4 @@
-"""What a training process decides before it builds anything."""
+"""The folder of a run: made, locked, written to, and removed when the run fails early."""
 
 from __future__ import annotations
 

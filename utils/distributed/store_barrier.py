@@ -190,11 +190,8 @@ def _process_space() -> str:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
+        return process_stat(pid)[0] != "Z"
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
-    try:
-        return process_stat(pid)[0] != "Z"
-    except (OSError, IndexError):
+    except (OSError, IndexError):  # of another user, or not to be seen
         return True
