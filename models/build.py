@@ -20,16 +20,6 @@ from utils.strings import counted
 DEFAULT_MODEL = "yolov8n"
 
 
-def layers_to_freeze(requested: Sequence[int], count: int) -> set[int]:
-    """The layers to freeze in a model of ``count``: of a single number n, layers 0 to n - 1.
-
-    Raises UserError for layers that do not exist.
-    """
-    if any(not 0 <= layer <= count - (len(requested) > 1) for layer in requested):
-        raise UserError(f"--freeze {' '.join(map(str, requested))}: the model has layers 0 to {count - 1}")
-    return set(range(requested[0])) if len(requested) == 1 else set(requested)
-
-
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
     """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``.
 
@@ -77,10 +67,15 @@ def build_starting_model(
         "" if start or resumed else ", random weights",
     )  # fmt: skip
     filled = transfer.fill_model(model, start, grow=config.keep_old) if start else {}
-    if frozen := layers_to_freeze(config.freeze, len(model.model)):
+    # A single number n freezes layers 0 to n - 1.
+    frozen = set(range(config.freeze[0]) if len(config.freeze) == 1 else config.freeze)
+    flag, last = f"--freeze {' '.join(map(str, config.freeze))}", len(model.model) - 1
+    if min(config.freeze, default=0) < 0 or max(frozen, default=0) > last:
+        raise UserError(f"{flag}: the model has layers 0 to {last}")
+    if frozen:
         freeze_layers(model, frozen)
         if not any(p.requires_grad for p in model.parameters()):
-            raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
+            raise UserError(f"{flag}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     origin = download.origin_of_run(start) if start else RANDOM
     return model.to(ctx.device, memory_format=torch.channels_last), filled, origin

@@ -157,7 +157,11 @@ def build_detector(
 def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
     """A detector without storage: shapes only, in milliseconds. Raises UserError for layers that do not fit
     together."""
-    _check_head_position(spec)
+    heads = [layer for layer in spec.layers if find_entry(layer).kind is Kind.HEAD]
+    if not heads:
+        raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
+    if heads[0] is not spec.layers[-1]:
+        raise heads[0].error("module", f"{heads[0].module} must be the last layer, and the only head")
     activation = make_activation(spec)
     layers: list[nn.Module] = []
     with torch.device("meta"), torch.no_grad():
@@ -177,14 +181,6 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None
             _set_activation(head, activation)
     names = tuple(map(str, range(num_classes))) if names is None else tuple(one_line(str(name)) for name in names)
     return Detector([*layers, head], spec, names).train()
-
-
-def _check_head_position(spec: ModelSpec) -> None:
-    heads = [layer for layer in spec.layers if find_entry(layer).kind is Kind.HEAD]
-    if not heads:
-        raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
-    if heads[0] is not spec.layers[-1]:
-        raise heads[0].error("module", f"{heads[0].module} must be the last layer, and the only head")
 
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:

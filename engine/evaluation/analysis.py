@@ -131,10 +131,12 @@ def split_errors(matches: Matches) -> ErrorSplit:
             of_class[row] = object_classes[target]
         columns.append(cost(of_class, fixed_tp, fixed_counted, remaining))
     class_cost = np.stack(columns, 1)
+    kinds = len(KINDS)
+    cell = np.r_[ranked.classes[errors.row] * kinds + errors.kind, object_classes[missed] * kinds + MISSED]
     matched_targets = np.bincount(object_classes[found], minlength=classes)
     return ErrorSplit(
         ap=_mean(base, targets),
-        counts=_count(errors, ranked.classes, object_classes[missed], classes),
+        counts=np.bincount(cell, minlength=classes * kinds).reshape(classes, kinds).astype(np.int64),
         class_cost=class_cost,
         cost=np.array([_mean(column, targets) for column in class_cost.T]),
         false_positive_cost=_mean(cost(ranked.classes, true_positive, true_positive, targets), targets),
@@ -211,8 +213,3 @@ def _ap(
 
 def _mean(by_class: np.ndarray, targets: np.ndarray) -> float:
     return float(by_class[targets > 0].mean()) if targets.any() else float("nan")
-
-
-def _count(errors: Errors, of_detection: np.ndarray, missed: np.ndarray, classes: int) -> np.ndarray:
-    cell = np.r_[of_detection[errors.row] * len(KINDS) + errors.kind, missed * len(KINDS) + MISSED]
-    return np.bincount(cell, minlength=classes * len(KINDS)).reshape(classes, len(KINDS)).astype(np.int64)

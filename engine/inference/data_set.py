@@ -30,7 +30,9 @@ def open_for_model(
     """
     classes, stored = source.classes, model.stored_words("classes")
     if not source.data:
-        data, root = stored_location(model)
+        file, folder = model.path, model.path.parent
+        is_inside = file.suffix.lower() == ".xml" and (folder / "metadata.yaml").is_file()  # of an OpenVINO folder
+        data, root = find_location(model.info.get("data", {}), folder if is_inside else file)
         source = replace(source, data=data, known_root=root, stored_in=str(model.path))
     if not source.data:
         raise UserError(f"{model.path}: does not name its data set; name a YAML with --data{instead}")
@@ -62,13 +64,6 @@ def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
     if model.pixels.channels != spec.pixels.channels:
         takes, has = counted(model.pixels.channels, "channel"), spec.pixels.channels
         raise UserError(f"{model.path}: takes images of {takes}, those of {spec.source} have {has}; name other data")
-
-
-def stored_location(model: InferenceModel) -> tuple[str, str]:
-    """The YAML and the folder of the data set that the model's file names, see `find_location`."""
-    file, folder = model.path, model.path.parent
-    is_inside = file.suffix.lower() == ".xml" and (folder / "metadata.yaml").is_file()  # of an OpenVINO folder
-    return find_location(model.info.get("data", {}), folder if is_inside else file)
 
 
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:

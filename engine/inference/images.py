@@ -52,30 +52,25 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     found: list[InputImage] = []
     for item in source if isinstance(source, list | tuple) else [source]:
-        found += _images_of(item, len(found), color, pixels)
+        name = f"image{len(found)}.jpg"
+        pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
+        if isinstance(item, str | os.PathLike):
+            path = os.fspath(item)
+            found.append(InputImage(path, _read(path, pixels)))
+        elif isinstance(item, np.ndarray):
+            found.append(InputImage(name, _from_array(item, name, color, pixels)))
+        elif isinstance(item, Tensor):
+            for array in _arrays_of(item, name, pixels):
+                name = f"image{len(found)}.jpg"
+                found.append(InputImage(name, _from_array(array, name, "rgb", pixels)))
+        elif pillow is not None and isinstance(item, pillow.Image):
+            name = str(getattr(item, "filename", "")) or name
+            found.append(InputImage(name, _from_pillow(item, name, pixels)))
+        else:
+            kind = type(item).__name__
+            text = "is not an image; give a path, numpy array, PIL image, torch tensor or a list"
+            raise UserError(f"{name}: {kind} {text}")
     return found
-
-
-def _images_of(item: Source, number: int, color: Color | None, pixels: PixelFormat) -> list[InputImage]:
-    name = f"image{number}.jpg"
-    if isinstance(item, str | os.PathLike):
-        path = os.fspath(item)
-        return [InputImage(path, _read(path, pixels))]
-    if isinstance(item, np.ndarray):
-        return [InputImage(name, _from_array(item, name, color, pixels))]
-    if isinstance(item, Tensor):
-        arrays = _arrays_of(item, name, pixels)
-        return [
-            InputImage(f"image{i}.jpg", _from_array(array, f"image{i}.jpg", "rgb", pixels))
-            for i, array in enumerate(arrays, number)
-        ]
-    pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
-    if pillow is not None and isinstance(item, pillow.Image):
-        name = str(getattr(item, "filename", "")) or name
-        return [InputImage(name, _from_pillow(item, name, pixels))]
-    raise UserError(
-        f"{name}: {type(item).__name__} is not an image; give a path, numpy array, PIL image, torch tensor or a list"
-    )
 
 
 def _read(path: str, pixels: PixelFormat) -> np.ndarray:

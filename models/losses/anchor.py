@@ -171,10 +171,13 @@ class AnchorLoss(Criterion):
             has_no_loss = of_anchors.of_best_class(outputs[..., 5:]).flatten()
         outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
         picked = outputs.index_select(0, row)
-        overlap, cls = self._positives(picked, matches, anchors)
+        predicted = cxcywh_to_xyxy(anchor_to_cxcywh(picked[:, :4], anchors[matches.anchor]))
+        overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
+        class_targets = smooth_labels(torch.ones_like(overlap), matches.label, self.settings)
+        cls = binary_cross_entropy_with_logits(picked[:, 5:], class_targets, self.class_weights, reduction="none")
         with torch.no_grad():
             score = picked[:, 4].sigmoid() * picked[:, 5:].gather(1, matches.label[:, None])[:, 0].sigmoid()
-        return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4], has_no_loss)
+        return LevelPairs(matches.valid, row, score, overlap, cls.sum(-1), outputs[:, 4], has_no_loss)
 
     def _sums(self, pairs: LevelPairs, weight: float) -> tuple[Tensor, ...]:
         """Sums of the box, objectness and class terms, and the number of positives."""
@@ -188,13 +191,3 @@ class AnchorLoss(Criterion):
             objectness = torch.where(pairs.ignored & ~positive, NO_OBJECT, objectness)
         obj = weight * binary_cross_entropy_with_logits(objectness, reached, reduction="sum")
         return (valid * (1 - pairs.overlap)).sum(), obj, (valid * pairs.cls).sum(), valid.sum()
-
-    def _positives(self, outputs: Tensor, matches: AnchorMatches, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """CIoU and summed class BCE of each pair: (P, 5 + C) -> (P,), (P,)."""
-        predicted = cxcywh_to_xyxy(anchor_to_cxcywh(outputs[:, :4], anchors[matches.anchor]))
-        overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
-        class_targets = smooth_labels(torch.ones_like(overlap), matches.label, self.settings)
-        cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, self.class_weights, reduction="none").sum(
-            -1
-        )
-        return overlap, cls

@@ -14,14 +14,14 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from utils.config.settings import WEIGHTS_SUFFIXES, setting
+from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS, UNKNOWN, Origin, cache_folder
 from utils.files.safe_io import atomic_write
-from utils.files.schema import build, suggestion
+from utils.files.schema import Bounds, Count, build, suggestion
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ CHUNK_BYTES = 1 << 18
 class WeightsEntry:
     """One entry of the catalog."""
 
-    url: str = setting(help="address of the file")
-    license: str = setting(UNKNOWN, help="the file's license")
-    sha256: str = setting("", help="hex digest; empty: not known")
-    size: int = setting(0, low=0, help="bytes; 0: not known")
-    ap: float = setting(0.0, low=0, high=100, help="published AP50-95 on COCO val2017, percent; 0: not known")
+    url: str
+    license: str = UNKNOWN
+    sha256: str = ""  # hex digest; empty: not known
+    size: Count = 0  # bytes; 0: not known
+    ap: Annotated[float, Bounds(0, 100)] = 0.0  # published AP50-95 on COCO val2017, percent; 0: not known
 
 
 def known_weights(catalog: Path = CATALOG) -> dict[str, WeightsEntry]:

@@ -1,7 +1,4 @@
-"""Tensor names of other trainers, converted to ours: YOLOX, and YOLOv9 of MultimediaTechLab/YOLO.
-
-A layout is two functions and a row of `LAYOUTS`.
-"""
+"""Tensor names of other trainers, converted to ours: YOLOX, and YOLOv9 of MultimediaTechLab/YOLO."""
 
 from __future__ import annotations
 
@@ -65,10 +62,6 @@ _HEAD = re.compile(r"^(?:model\.)*(\d+)\.heads\.0\.anchor_conv\.0\.conv\.weight$
 _BRANCHES = {"anchor_conv": "cv2", "class_conv": "cv3"}
 
 
-def is_mit_yolov9(tensors: Mapping[str, Tensor]) -> bool:
-    return any(map(_HEAD.match, tensors))
-
-
 def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """With the names of the public convention."""
     head = min(int(match[1]) for match in map(_HEAD.match, tensors) if match)  # later ones are auxiliary
@@ -119,31 +112,14 @@ def ungrouped(kernel: Tensor, in_channels: int) -> Tensor:
     return whole.view(out, in_channels, height, width)
 
 
-# All of them
-
-
-def _is_prefixed(tensors: Mapping[str, Tensor]) -> bool:
-    return bool(tensors) and all(name.startswith("module.") for name in tensors)
-
-
-def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-
-
-# What recognizes a layout, and what converts its names, and values with other units or orders. Applied in this order,
-# each to the result of those before it.
-LAYOUTS = (
-    (_is_prefixed, _without_prefix),  # (Distributed)DataParallel
-    (is_yolox, from_yolox),
-    (is_mit_yolov9, from_mit_yolov9),
-)
-
-
 def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of any known layout with the names of the public convention."""
-    for fits, convert in LAYOUTS:
-        if fits(tensors):
-            tensors = convert(tensors)
+    if tensors and all(name.startswith("module.") for name in tensors):  # of (Distributed)DataParallel
+        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    if is_yolox(tensors):
+        tensors = from_yolox(tensors)
+    if any(map(_HEAD.match, tensors)):
+        tensors = from_mit_yolov9(tensors)
     return tensors
 
 

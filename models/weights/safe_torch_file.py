@@ -113,7 +113,18 @@ def load_inert(program: bytes) -> Any:
     """The object that a pickle describes: dicts, lists, plain values and `Record` objects. Raises
     pickle.UnpicklingError with the reason for anything that torch does not write."""
     try:
-        _check_program(program)
+        # Opcodes that torch never writes, and memo slots beyond the program's length, which would allocate.
+        highest, count = 0, 0
+        for opcode, argument, _ in pickletools.genops(program):
+            count += 1
+            if count > MAX_OPCODES:
+                raise pickle.UnpicklingError(f"its object graph has more than {MAX_OPCODES:,} parts")
+            if opcode.name in OPCODES_REFUSED:
+                raise pickle.UnpicklingError(f"its pickle has the opcode {opcode.name}, which PyTorch does not write")
+            if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
+                highest = max(highest, int(argument))
+        if highest > count:
+            raise pickle.UnpicklingError("its pickle refers to objects that it does not contain")
         return _Unpickler(io.BytesIO(program), encoding="latin1").load()
     except (RecursionError, MemoryError):
         raise pickle.UnpicklingError("its object graph is too deep or too large") from None
@@ -123,21 +134,6 @@ def load_inert(program: bytes) -> Any:
 
 def is_module(value: Any) -> bool:
     return isinstance(value, Record) and isinstance(value.get("_modules"), dict)
-
-
-def _check_program(program: bytes) -> None:
-    """Refuses opcodes that torch never writes, and memo slots beyond the program's length, which would allocate."""
-    highest, count = 0, 0
-    for opcode, argument, _ in pickletools.genops(program):
-        count += 1
-        if count > MAX_OPCODES:
-            raise pickle.UnpicklingError(f"its object graph has more than {MAX_OPCODES:,} parts")
-        if opcode.name in OPCODES_REFUSED:
-            raise pickle.UnpicklingError(f"its pickle has the opcode {opcode.name}, which PyTorch does not write")
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            highest = max(highest, int(argument))
-    if highest > count:
-        raise pickle.UnpicklingError("its pickle refers to objects that it does not contain")
 
 
 class ForeignFile:
