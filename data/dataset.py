@@ -28,11 +28,8 @@ class LoadImagesAndLabels:
     tiles = None  # of the images, if these are the samples
 
     def __init__(self, index: DatasetIndex, *, imgsz: int | None, image_cache: ImageCache | None = None) -> None:
-        """
-        Args:
-            imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
-            image_cache: of the same index and imgsz.
-        """
+        """``imgsz``: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
+        ``image_cache``: of the same index and imgsz."""
         self.index = index
         self.imgsz = imgsz
         self.image_cache = image_cache
@@ -56,12 +53,7 @@ class LoadImagesAndLabels:
         rank: int = 0,
         world_size: int = 1,
     ) -> list[BatchRequest]:
-        """A rank's batches of a validation; over all ranks each sample comes once.
-
-        Args:
-            rect: sort images by aspect, and use the smallest canvas for each batch.
-            canvas_hw: of every image; None: as ``rect`` and `imgsz` say.
-        """
+        """A rank's batches of a validation, see `validation_requests`; over all ranks each sample comes once."""
         if self.imgsz is None:
             return full_size_requests(self.index.image_hw)[rank::world_size]
         sizes = {"batch_size": batch_size, "imgsz": self.imgsz, "stride": stride, "canvas_hw": canvas_hw}
@@ -79,12 +71,8 @@ class LoadImagesAndLabels:
         return self.samples([key])[0]
 
     def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        """The samples of ``keys``, all of one epoch. Each is independent of the others.
-
-        Args:
-            outs: an array (H, W, C) per sample to render into, which saves a copy; undefined if the sample has
-                another image.
-        """
+        """The samples of ``keys``, all of one epoch. Each is independent of the others. ``outs``: an array (H, W, C)
+        per sample to render into, which saves a copy; undefined if the sample has another image."""
         outs = [None] * len(keys) if outs is None else outs
         return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
 

@@ -123,11 +123,7 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
     most boxes of this class, then to the one that lacks most images. Groups without boxes fill up the folds with fewest
     images. Moves of single groups then even out the frequent classes.
 
-    Args:
-        group: int64 (N,), from 0.
-        counts: `class_counts`.
-
-    Raises UserError if there are fewer groups than folds.
+    ``group``: int64 (N,), from 0; ``counts``: `class_counts`. Raises UserError if there are fewer groups than folds.
     """
     groups = int(group.max(initial=-1)) + 1
     if groups < folds:
@@ -168,11 +164,7 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
 def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
     """Moves single groups while that brings the folds nearer to even parts: in the sum over folds and columns of the
     squared difference, relative to the even part. Distributing the rarest class first leaves the others less even.
-
-    Args:
-        fold_of: int64 (G,), changed in place.
-        counts: float64 (G, columns).
-    """
+    ``fold_of``: int64 (G,), changed in place; ``counts``: float64 (G, columns)."""
     counts = counts[:, counts.sum(0) > 0]
     relative = counts * folds / counts.sum(0)
     own = (relative**2).sum(1)

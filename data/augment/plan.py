@@ -171,12 +171,8 @@ def plan_labels(
     source_hw: np.ndarray,
     labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> list[np.ndarray]:
-    """The labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
-
-    Args:
-        source_hw: int (N, 2), as for `draw_plans`.
-        labels_of: see `DatasetIndex.labels_of`.
-    """
+    """The labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas. ``source_hw``: as for
+    `draw_plans`; ``labels_of``: see `DatasetIndex.labels_of`."""
     patches_of = [[patch for layer in plan.layers for patch in layer.patches] for plan in plans]
     patches = list(chain.from_iterable(patches_of))
     counts = [len(members) for members in patches_of]

@@ -22,25 +22,15 @@ _LEFT_OUT = -2  # the number of a class that is not used
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
-    """How `data.index.load.load_index` reads a split, and what a run uses of it.
+    """How `data.index.load.load_index` reads a split, and what a run uses of it."""
 
-    Attributes:
-        cache_dir: folder of cache files and reports, see `cache_folder`.
-        workers: threads of a scan; 0: the calling thread only, else at least one thread per CPU.
-        max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
-        single_cls: treat all classes as one.
-        fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
-        repeats: keep boxes that equal an earlier one of their image: pycocotools scores them, training ignores them.
-        progress: show a progress bar.
-    """
-
-    cache_dir: str = ""
-    workers: int = 2
-    max_bad: float = 0.1
-    single_cls: bool = False
-    fraction: float = 1.0
+    cache_dir: str = ""  # of cache files and reports, see `cache_folder`
+    workers: int = 2  # threads of a scan; 0: the calling thread only, else at least one thread per CPU
+    max_bad: float = 0.1  # largest fraction of images that may be left out because they or their labels are unusable
+    single_cls: bool = False  # treat all classes as one
+    fraction: float = 1.0  # of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one
     seed: int = 0
-    repeats: bool = True
+    repeats: bool = True  # keep boxes that equal an earlier one of their image: pycocotools scores them
     progress: bool = True
 
 

@@ -186,12 +186,8 @@ def _fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) -> str:
-    """A message about class ids of YOLO txt that seem to start at 1; "" if they do not.
-
-    Args:
-        unknown: the ids in the rows of unknown classes.
-        classes: (R,), those of all other rows.
-    """
+    """A message about class ids of YOLO txt that seem to start at 1; "" if they do not. ``unknown``: the ids in rows of
+    unknown classes; ``classes``: (R,), those of all other rows."""
     if not unknown or (classes == 0).any() or any(number != num_classes for number in unknown):
         return ""
     return (
@@ -202,12 +198,8 @@ def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) ->
 
 
 def too_dark(largest: int, bits: int) -> str:
-    """A message about 16-bit images whose values have fewer bits than they are read as; "" if they do not.
-
-    Args:
-        largest: value of all 16-bit images; 0 without such images.
-        bits: of the data set's `PixelFormat`; images of 16 bits are divided by 257 for 8.
-    """
+    """A message about 16-bit images whose values have fewer bits than they are read as; "" if they do not. ``largest``:
+    value of all 16-bit images; 0 without such images."""
     expected, found = 16 if bits == 8 else bits, largest.bit_length()
     if not largest or found > expected - 2:
         return ""

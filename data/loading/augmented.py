@@ -29,14 +29,8 @@ class AugmentedImages(LoadImagesAndLabels):
         rect: bool = False,
         **options: Any,
     ) -> None:
-        """
-        Args:
-            epochs: of the whole run, for ``hyp.close_mosaic``.
-            rect: canvases fit the images' aspect; disables mosaic and mixup.
-            options: of `LoadImagesAndLabels`.
-
-        Raises UserError: a mistake in ``hyp.albumentations``.
-        """
+        """``epochs``: of the whole run, for ``hyp.close_mosaic``. ``rect``: canvases fit the images' aspect; disables
+        mosaic and mixup. ``options``: of `LoadImagesAndLabels`. Raises UserError for ``hyp.albumentations``."""
         super().__init__(index, **options)
         hyp = hyp or Hyperparameters()
         if index.pixels.channels != 3:  # there is no color to change

@@ -66,12 +66,8 @@ class TiledIndex:
         seed: int | None = None,
         overlap: float = TILE_OVERLAP,
     ) -> None:
-        """
-        Args:
-            hyp: with ``tile_visibility``.
-            seed: of the run, to move the tiles; None: they stay on the grid.
-            overlap: of neighbors, fraction of a tile.
-        """
+        """``seed``: of the run, to move the tiles; None: they stay on the grid. ``overlap``: of neighbors, fraction of
+        a tile."""
         self.images, self.side, self.seed, self._visibility = images, side, seed, hyp.tile_visibility
         sizes = np.maximum(images.image_hw, side).tolist()
         grids = [tile_windows((height, width), side, overlap) for height, width in sizes]
@@ -169,11 +165,7 @@ class TiledImages(LoadImagesAndLabels):
     tiles: TiledIndex
 
     def __init__(self, tiles: TiledIndex, *, image_cache: ImageCache, **options: Any) -> None:
-        """
-        Args:
-            image_cache: of ``tiles.images`` at full size.
-            options: of the other base class.
-        """
+        """``image_cache``: of ``tiles.images`` at full size. ``options``: of the other base class."""
         super().__init__(tiles.index, image_cache=image_cache, **options)
         self.tiles = tiles
         self.source_hw = tiles.index.image_hw
@@ -243,12 +235,8 @@ def open_tiles(
     options: dict[str, Any],
 ) -> TiledImages:
     """The tiles of a split, of the side ``images.tile``. Its images are decoded once, into a file on the disk or, with
-    ``--cache ram``, into memory. Every process of the run must call this.
-
-    Args:
-        threads: that decode images.
-        options: of `AugmentedImages`, for a training split, or of `LoadImagesAndLabels`.
-    """
+    ``--cache ram``, into memory. Every process of the run must call this. ``options``: of `AugmentedImages`, for a
+    training split, or of `LoadImagesAndLabels`."""
     cache = config.cache if isinstance(config, TrainConfig) else "none"
     if cache == "device":
         raise UserError("--cache device: cannot keep tiles ('tile' in the data set's YAML); use --cache ram or none")
@@ -268,11 +256,8 @@ def open_tiles(
 
 def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding, *, is_first: bool) -> RamCache:
     """Fills the node's file of images of full size if necessary, and maps it. It gets its name when it is complete,
-    and stays for later runs until the data set changes.
-
-    Args:
-        is_first: of the node's processes, the one that fills the file before the others open it.
-    """
+    and stays for later runs until the data set changes. ``is_first``: this process fills the file before the others of
+    the node open it."""
     path, source_hw = cache_path(folder, index, 0, f"v{_CACHE_LAYOUT}.pixels"), index.image_hw.astype(np.int32)
     if not is_first:
         return RamCache(path, source_hw, index.pixels)

@@ -55,11 +55,8 @@ class DeviceRenderer:
     """Moves planned batches to a device and renders them there, on the current stream. Does not synchronize."""
 
     def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
-        """
-        Args:
-            cache: (P, C) on the device, of `open_device_cache`, if the batches refer to one.
-            fuse: paint with one compiled kernel, whose rounding may differ from that of separate operations.
-        """
+        """``cache``: (P, C) on the device, of `open_device_cache`, if the batches refer to one. ``fuse``: paint with a
+        compiled kernel, whose rounding may differ from that of separate operations."""
         self.device = device
         self._cache = cache
         self._paint: Painter = FusedPainter() if fuse else paint_layers
@@ -166,12 +163,8 @@ def _sources(
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_layers) -> Tensor:
-    """The images (B, C, H, W) of a table, stored as (B, H, W, C).
-
-    Args:
-        pixels: (P, C) source pixels on the table's device, to which its addresses refer.
-        paint: `paint_layers` or a compiled form of it.
-    """
+    """The images (B, C, H, W) of a table, stored as (B, H, W, C). ``pixels``: (P, C) source pixels on the table's
+    device, to which its addresses refer; ``paint``: `paint_layers` or a compiled form of it."""
     height, width = table.canvas_hw
     layers = len(table.geometry)
     rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)

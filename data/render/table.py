@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -119,13 +119,6 @@ class RenderTable:
     mix: Tensor  # float32 (L - B,): weight of that image's first layer
 
 
-class SourcePixels(Protocol):
-    """Provides source pixels: a `PyramidLayout` finds them in the device cache, `PackedPixels` copies them."""
-
-    def locate(self, patches: Patches) -> np.ndarray:
-        """int64 (M, 2), as `RenderTable.address`."""
-
-
 class PackedPixels:
     """Source pixels (P, C) that are sent with the table: after `locate`, the visible part of each patch's image, one
     after the other."""
@@ -149,7 +142,10 @@ class PackedPixels:
 
 
 def build_table(
-    plans: Sequence[SamplePlan], canvas_hw: tuple[int, int], source_hw: np.ndarray, sources: SourcePixels
+    plans: Sequence[SamplePlan],
+    canvas_hw: tuple[int, int],
+    source_hw: np.ndarray,
+    sources: PyramidLayout | PackedPixels,
 ) -> RenderTable:
     """The table of plans that all have the canvas size ``canvas_hw``, drawn for source images of the sizes
     ``source_hw``, int (N, 2)."""

@@ -26,27 +26,16 @@ DEMO = "demo"  # the data set that is rendered into the cache folder
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """A data set as a command names it.
+    """A data set as a command names it."""
 
-    Attributes:
-        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`.
-        splits: those that will be read; the others are not staged.
-        optional: more splits to stage, if the data set has them; empty folders do not count.
-        classes: the only ones that are used, by name or number; empty: all.
-        stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
-        cache_dir: see `cache_folder`.
-        known_root: folder of the data set in an earlier run; used if a relative ``path`` of the YAML is not found.
-        stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
-    """
-
-    data: str
-    splits: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    stage: str = ""
-    cache_dir: str = ""
-    known_root: str = ""
-    stored_in: str = ""
+    data: str  # a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`
+    splits: tuple[str, ...] = ()  # those that will be read; the others are not staged
+    optional: tuple[str, ...] = ()  # more splits to stage, if the data set has them; empty folders do not count
+    classes: tuple[str, ...] = ()  # the only ones that are used, by name or number; empty: all
+    stage: str = ""  # folder on a local disk of each node to which the splits are copied first; empty: no copy
+    cache_dir: str = ""  # see `cache_folder`
+    known_root: str = ""  # folder of the data set in an earlier run, if a relative ``path`` of the YAML is not found
+    stored_in: str = ""  # the checkpoint or exported file that names ``data``, for messages; empty: the command line
 
     @classmethod
     def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
