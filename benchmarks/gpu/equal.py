@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
+from engine.inference.predictor import load
 from engine.parallel.control import StepValues
 from engine.parallel.ddp import DataParallel
 from engine.train.step import TrainStep
 from tests.helpers.crowd import make_input
+from tests.helpers.tiny import write_weights
 
 if TYPE_CHECKING:
     from models.postprocess.detections import Detections
@@ -229,6 +237,7 @@ def check_graphs(step: Callable[[], None]) -> str:
 
 
 MOMENTA = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+MANY_STEPS, MANY_CALLS = 50, 200
 HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down
 
 
@@ -236,11 +245,11 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
     """Two steps through DataParallel are two plain steps; with the model twice on one device, where torch lets it be
     there, but for batch statistics, which are then of halves."""
     plain, dtype = losses(options, lambda model: model)
-    numbers = None if options.device == "cpu" else [int(options.device)]
-    wrapped, _ = losses(options, lambda model: DataParallel(model, numbers))
+    wrapped, _ = losses(options, wrap_once(options.device))
     yield f"losses of two steps: plain {rounded(plain)}, DataParallel {rounded(wrapped)}"
     if not torch.allclose(plain, wrapped, rtol=1e-2):
         sys.exit("the losses differ by more than 1 %")
+    yield from time_data_parallel(options)
     try:
         twice, dtype_twice = losses(options, lambda model: model, replicas=2)
     except RuntimeError as error:
@@ -251,6 +260,64 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
         sys.exit("the model twice on one device: the replicas compute in another type")
     if not torch.allclose(plain, twice, rtol=0.2):
         sys.exit("the model twice on one device: losses differ by more than 20 %")
+
+
+def wrap_once(device: str) -> Callable[[nn.Module], nn.Module]:
+    return lambda model: DataParallel(model, None if device == "cpu" else [int(device)])
+
+
+def time_data_parallel(options: argparse.Namespace) -> Iterator[str]:
+    """The time of its steps 3 to 8 against the plain ones, and the memory of the process from step 8 to the last. New
+    threads at each step would search kernels again and leak their plans. SystemExit if it takes three times as long."""
+    seconds, wraps = {}, {"plain": lambda model: model, "DataParallel": wrap_once(options.device)}
+    for name, wrap in wraps.items():
+        take_step = build_step(options.model, device=options.device)
+        take_step.model = wrap(take_step.model)
+        (batch,) = make_batches(1, options.batch_size, options.imgsz, take_step.ctx.device)
+        times, resident = [], []
+        for number in range(8 if options.device == "cpu" else MANY_STEPS):
+            began = time.perf_counter()
+            take_step([batch], [options.batch_size], number + 1)
+            take_step.reader.pop(leave=0)  # waits for the step
+            times.append(time.perf_counter() - began)
+            resident.append(resident_mb())
+        seconds[name] = statistics.median(times[2:8])
+        grown = resident[-1] - resident[7]
+        yield f"{name}: {seconds[name] * 1e3:.1f} ms a step, {grown:+.0f} MB in {len(resident) - 8} steps after the 8th"
+    if seconds["DataParallel"] > 3 * seconds["plain"]:
+        sys.exit("DataParallel's steps take more than three times as long")
+
+
+def resident_mb() -> float:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
+    """200 calls of a `Predictor`, from one thread and from a new thread each, and the memory that they leave."""
+    with tempfile.TemporaryDirectory() as folder:
+        predictor = load(write_weights(Path(folder) / "best.pt", ("a", "b")), device=options.device, conf=0.0)
+    image = np.random.default_rng(0).integers(0, 256, (options.imgsz, options.imgsz, 3), np.uint8)
+    expected = predictor(image, color="rgb")[0].boxes.data
+    seconds = {}
+    for name, start in {"one thread": lambda call: call(), "a thread each": in_a_thread}.items():
+        before, began = resident_mb(), time.perf_counter()
+        found: list[torch.Tensor] = []
+        for _ in range(MANY_CALLS):
+            start(lambda: found.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
+        seconds[name] = (time.perf_counter() - began) / MANY_CALLS
+        yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {MANY_CALLS} calls"
+        if not all(torch.equal(boxes, expected) for boxes in found):
+            sys.exit(f"{name}: detections differ")
+    # On a CPU each new thread starts threads of OpenMP, which takes milliseconds.
+    if options.device != "cpu" and seconds["a thread each"] > 2 * seconds["one thread"]:
+        sys.exit("calls from new threads take more than twice as long")
+
+
+def in_a_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 def rounded(values: Tensor) -> list[list[float]]:

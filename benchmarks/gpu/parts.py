@@ -171,10 +171,13 @@ def others(sizes: Sizes, folder: Path) -> list[Part]:
     return [
         part("a TorchScript file gives the checkpoint's AP", 30, check("exported", sizes, *data, *own), "small"),
         part("torchrun, one rank", 20, torchrun(*training(sizes, folder, "nccl")), "small"),
+        part("a Predictor called by many threads", 20, check("predictor-threads", sizes, *size)),
         part("DataParallel on one device", 20, check("data-parallel", sizes, *size)),
         part("one process trains, another validates on the CPU", 45,
              [sys.executable, *training(sizes, folder, "by-another", *by_another)], "small"),
         part("loaded weights are scored as on the CPU", 15, check("weights-score", sizes, *data, *own), "small"),
+        part("the first steps, and a smaller batch", 15,
+             check("first-steps", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.step_batches[0]))),
         part("NCCL with two processes on one GPU", 40,
              check("ranks-ddp", sizes, *size, "--batch-size", "8", "--backend", "nccl"),
              gpu_only="NCCL needs a GPU", environment={**LOOPBACK, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),

@@ -100,6 +100,24 @@ def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: 
         yield f"| {short} | {each_ms:.3f} | {each_ms / found.busy_ms:.1%} | {calls:g} |"
 
 
+def first_steps(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures: single steps, in the first of which kernels are chosen; and those of a smaller batch, as at the
+    end of an epoch, for which no kernels should be searched. SystemExit if its first step takes as long as that."""
+    take_step = build_step(options.model, device=options.device)
+    device, images = take_step.ctx.device, options.batch_size
+    seconds: list[list[float]] = []
+    number = 0
+    for count in (images, max(images // 2, 1)):
+        step = stepper(take_step, make_batches(1, count, options.imgsz, device), start=number)
+        seconds.append([seconds_of(step, 1, device.type) for _ in range(4)])
+        number += 4
+        shown = ", ".join(f"{value:.3f}" for value in seconds[-1])
+        yield f"{options.model} batch {count}, steps one by one: {shown} s"
+    search_s, again_s = (found[0] - min(found[1:]) for found in seconds)
+    if device.type == "cuda" and again_s > max(search_s / 3, 0.5):
+        sys.exit(f"the first step of a smaller batch takes {again_s:.2f} s longer than its others")
+
+
 def counted(found: Trace, on_gpu: bool) -> str:
     on_device = f"{found.calls(copies=False):g} kernels, {found.calls(copies=True):g} copies and fills on the device, "
     return (on_device if on_gpu else "") + f"{found.operations:g} operations on the host"
