@@ -58,23 +58,17 @@ def test_it_is_more_even_than_chance():
     assert found.sum() <= np.mean(chance, 0).sum() / 3
 
 
-def test_a_seed_decides_the_folds():
+def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
+    """Also where all boxes are in two images."""
     group, counts = random_groups(2)
     first, again, other = (assign_folds(group, counts, 3, seed) for seed in (4, 4, 5))
     assert (first == again).all()
     assert (first != other).any()
-
-
-def test_images_without_boxes_fill_up_the_folds():
     counts = np.zeros((20, 2), int)
     counts[:3, 0] = 1
     fold = assign_folds(np.arange(20), counts, 4, 0)
-    assert np.bincount(fold).tolist() == [5, 5, 5, 5]
+    assert np.bincount(fold).tolist() == [5, 5, 5, 5]  # images without boxes fill them up
     assert len(set(fold[:3])) == 3
-
-
-def test_every_fold_gets_a_group():
-    """Also where all boxes are in two images."""
     counts = np.array([[9], [9], [0], [0]])
     assert sorted(assign_folds(np.arange(4), counts, 4, 0)) == [0, 1, 2, 3]
     with refused():
@@ -85,6 +79,16 @@ def test_every_fold_gets_a_group():
 def config(tmp_path):
     data = write_dataset(tmp_path / "set", train=12, val=6)
     return KfoldConfig(data=str(data), cache_dir=str(tmp_path / "cache"), folds=3, workers=0)
+
+
+def pool_of(config):
+    return pooled_index(load_dataset_spec(config.data), config)
+
+
+def transfer(how, old: str, new: str) -> None:
+    """Copies or moves an image with its labels."""
+    how(old, new)
+    how(label_of(old), label_of(new))
 
 
 def test_the_pool_has_each_image_once_with_its_labels(config, tmp_path):
@@ -104,34 +108,30 @@ def test_the_pool_has_each_image_once_with_its_labels(config, tmp_path):
 
 
 def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
-    index = pooled_index(load_dataset_spec(config.data), config)
+    index = pool_of(config)
     assert len(set(groups_of(index, "", False))) == 18
-    by_digit = groups_of(index, r"(\d)\.png", False)
-    assert len(set(by_digit)) == 10
+    assert len(set(groups_of(index, r"(\d)\.png", False))) == 10
     table = tmp_path / "groups.csv"
     table.write_text("image,group\n" + "".join(f"{path},{i % 4}\n" for i, path in enumerate(index.paths)))
     assert (groups_of(index, str(table), False) == np.arange(18) % 4).all()
     copy = index.path(3)
     twin = copy.replace("003", "020")
-    for old, new in ((copy, twin), (label_of(copy), label_of(twin))):
-        shutil.copy(old, new)
-    more = pooled_index(load_dataset_spec(config.data), config)
+    transfer(shutil.copy, copy, twin)
+    more = pool_of(config)
     group = groups_of(more, "", True)
     paths = [more.path(i) for i in range(len(more))]
     assert group[paths.index(copy)] == group[paths.index(twin)]
     assert len(set(group)) == 18
     for name in (copy, index.path(7)):  # named as Roboflow names its copies of one image
-        new = str(Path(name).with_name(f"a_jpg.rf.{Path(name).stem}.png"))
-        for old, renamed in ((name, new), (label_of(name), label_of(new))):
-            shutil.move(old, renamed)
-    more = pooled_index(load_dataset_spec(config.data), config)
+        transfer(shutil.move, name, str(Path(name).with_name(f"a_jpg.rf.{Path(name).stem}.png")))
+    more = pool_of(config)
     assert len(set(groups_of(more, "", True))) == 17
     assert len(set(groups_of(more, "", False))) == 19
 
 
 @pytest.mark.parametrize(("fraction", "images"), [(0.1, 2), (0.25, 5), (0.5, 9), (0.05, 1)])
 def test_a_part_of_each_class_is_held_out(config, fraction, images):
-    index = pooled_index(load_dataset_spec(config.data), config)
+    index = pool_of(config)
     names = validation_images(index, fraction)
     assert abs(len(names) - images) <= 1
     assert names == validation_images(index, fraction)
@@ -142,16 +142,12 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
 
 
 def test_whole_groups_are_held_out(config):
-    index = pooled_index(load_dataset_spec(config.data), config)
+    index = pool_of(config)
     for number in range(6):  # six images of three copies
-        for copy in range(2):
-            new = index.path(number).replace(".png", f"_png.rf.{copy}.png")
-            shutil.copy(index.path(number), new)
-            shutil.copy(label_of(index.path(number)), label_of(new))
-        renamed = index.path(number).replace(".png", "_png.rf.2.png")
-        shutil.move(index.path(number), renamed)
-        shutil.move(label_of(index.path(number)), label_of(renamed))
-    index = pooled_index(load_dataset_spec(config.data), config)
+        old = index.path(number)
+        for copy in range(3):
+            transfer(shutil.copy if copy < 2 else shutil.move, old, old.replace(".png", f"_png.rf.{copy}.png"))
+    index = pool_of(config)
     names = {name.partition("_png.rf.")[0] for name in validation_images(index, 0.4) if ".rf." in name}
     assert names
     assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
@@ -180,9 +176,17 @@ def label_of(image: str) -> str:
 
 @pytest.mark.parametrize("groups", ["(", "patient", "no.csv"])
 def test_groups_that_cannot_be_used(config, groups):
-    index = pooled_index(load_dataset_spec(config.data), config)
     with refused():
-        groups_of(index, groups, False)
+        groups_of(pool_of(config), groups, False)
+
+
+def test_rare_classes_are_named(config):
+    index = pool_of(config)
+    assert rare_classes(index, 2) == ""
+    few = class_counts(index).sum(0)
+    note = rare_classes(index, int(few.max()) + 1)
+    assert note.startswith("2 classes with fewer boxes than there are folds")
+    assert f"light ({few[0]})" in note
 
 
 @pytest.mark.parametrize("layout", ["yolo", "coco"])
@@ -257,12 +261,3 @@ def as_coco(spec, config, tmp_path):
         (root / f"{split}.json").write_text(json.dumps(annotation_file))
     (root / "data.yaml").write_text(json.dumps(content))
     return load_dataset_spec(root / "data.yaml")
-
-
-def test_rare_classes_are_named(config):
-    index = pooled_index(load_dataset_spec(config.data), config)
-    assert rare_classes(index, 2) == ""
-    few = class_counts(index).sum(0)
-    note = rare_classes(index, int(few.max()) + 1)
-    assert note.startswith("2 classes with fewer boxes than there are folds")
-    assert f"light ({few[0]})" in note

@@ -36,10 +36,6 @@ def sampler_of(rank=0, world=1, **options):
     return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, **more)
 
 
-def keys_of(request):
-    return list(request.keys)
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}, {"block": 8}]
 )
@@ -57,13 +53,14 @@ def test_the_shards_of_all_ranks_form_the_same_global_batches(world, options):
 
 def test_global_batch_is_a_slice_of_the_permutation():
     sampler, order = sampler_of(), order_of()
+    orders = [tuple(order.indices(e)) for e in range(5)]
+    assert len({*orders, tuple(order_of(seed=5).indices(1))}) == 6
     permutation = order.indices(2)
     assert sorted(permutation) == list(range(53))
     for k, request in enumerate(sampler.requests(2)):
-        keys = keys_of(request)
-        assert [key.position for key in keys] == list(range(16 * k, min(16 * k + 16, 53)))
-        assert [key.index for key in keys] == permutation[16 * k : 16 * k + 16].tolist()
-        assert sampler.global_images(k) == len(keys)
+        assert [key.position for key in request.keys] == list(range(16 * k, min(16 * k + 16, 53)))
+        assert [key.index for key in request.keys] == permutation[16 * k : 16 * k + 16].tolist()
+        assert sampler.global_images(k) == len(request.keys)
 
 
 @pytest.mark.parametrize("quad", [False, True])
@@ -77,7 +74,7 @@ def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
     blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
     assert sum(blocks, ()) == tuple(indices)
     for request in KeyedDistributedSampler(order, rank=0, world_size=1, quad=quad).requests(2):
-        for key in keys_of(request):
+        for key in request.keys:
             assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
             assert key.index in key.block
 
@@ -90,12 +87,6 @@ def test_shard_bounds_cover_the_batch_and_nest():
             assert (bounds[0][0], bounds[-1][1]) == (0, count)
             finer = [shard_bounds(count, r, 2 * world) for r in range(2 * world)]
             assert [(finer[2 * r][0], finer[2 * r + 1][1]) for r in range(world)] == bounds
-
-
-def test_every_epoch_is_a_new_order_of_all_images():
-    orders = [tuple(order_of().indices(e)) for e in range(5)]
-    assert len(set(orders)) == 5
-    assert orders[1] != tuple(order_of(seed=5).indices(1))
 
 
 def test_an_empty_shard_keeps_its_canvas():
@@ -117,7 +108,7 @@ def test_the_sampler_replaces_a_distributed_sampler():
 def test_endless_requests_start_at_any_step():
     stream = EndlessRequests(sampler_of())
     whole = list(islice(stream, 12))
-    assert [keys_of(r)[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [r.keys[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
     stream.start = (1, 2)
     assert list(islice(stream, 6)) == whole[6:]
 
@@ -128,9 +119,9 @@ def test_rect_batches_group_similar_aspects_in_a_constant_number_of_batches(coun
     epochs = [list(sampler.requests(e)) for e in range(4)]
     assert {len(e) for e in epochs} == {sampler.num_batches}
     for requests in epochs:
-        assert sorted(k.index for r in requests for k in keys_of(r)) == list(range(count))
+        assert sorted(k.index for r in requests for k in r.keys) == list(range(count))
         for request in requests:
-            members = IMAGE_HW[[k.index for k in keys_of(request)]]
+            members = IMAGE_HW[[k.index for k in request.keys]]
             fitted = members * (320 / members.max(1, keepdims=True))
             canvas = np.array(request.canvas_hw)
             assert (fitted <= canvas + 1e-6).all()
@@ -157,7 +148,7 @@ def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
         for rank in range(world):
             sampler = sampler_of(rank, world, count=2000, batch_size=64)
             sampler.order.weights = weights
-            shares.append([[k.index for k in keys_of(r)] for e in range(5) for r in sampler.requests(e)])
+            shares.append([[k.index for k in r.keys] for e in range(5) for r in sampler.requests(e)])
         return [functools.reduce(operator.iadd, batch, []) for batch in zip(*shares)]
 
     assert drawn(4) == drawn(1)
@@ -231,9 +222,11 @@ def test_multi_scale_draws_one_size_per_batch_within_range():
 
 @pytest.mark.parametrize("rect", [False, True])
 def test_a_validation_has_each_image_once(rect):
-    requests = validation_requests(IMAGE_HW, batch_size=8, imgsz=320, stride=32, rect=rect)
+    options = {"batch_size": 8, "imgsz": 320, "stride": 32, "rect": rect}
+    requests = validation_requests(IMAGE_HW, **options)
     assert [len(r.keys) for r in requests] == [8] * 6 + [5]
-    assert sorted(k.index for r in requests for k in keys_of(r)) == list(range(53))
+    assert sorted(k.index for r in requests for k in r.keys) == list(range(53))
+    assert validation_requests(np.zeros((0, 2)), **options) == []
 
 
 def test_rect_shapes_follow_the_convention():
@@ -245,7 +238,3 @@ def test_rect_shapes_follow_the_convention():
     assert shape(4 / 3, 2.0) == [672, 512]
     assert shape(0.75, 4 / 3) == [672, 672]
     assert shape(0.75, 0.75, pad=0) == [480, 640]
-
-
-def test_validation_without_images_has_no_batches():
-    assert validation_requests(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True) == []

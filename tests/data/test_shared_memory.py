@@ -50,22 +50,14 @@ def test_the_batch_arrives_and_its_slot_is_freed_with_its_last_tensor():
     assert slots.take(144) == slot
 
 
-def test_a_slot_that_is_too_small_is_not_used():
+def test_slots_are_used_if_they_are_large_enough_and_freed_with_ended_workers():
     slots = BatchSlots(2, 100)
     assert slots.take(101) is None
-    assert slots.take(100) is not None
-    assert open_slots(3, 0) is None
-
-
-def test_slots_that_no_address_reaches_are_not_opened():
-    assert open_slots(3, 2**62) is None
-
-
-def test_slots_of_ended_workers_are_freed():
-    slots = BatchSlots(2, 100)
-    assert {slots.take(1), slots.take(1), slots.take(1)} == {0, 1, None}
+    assert {slots.take(100), slots.take(1), slots.take(1)} == {0, 1, None}
     slots.take_back()
     assert {slots.take(1), slots.take(1)} == {0, 1}
+    assert open_slots(3, 0) is None
+    assert open_slots(3, 2**62) is None  # no address reaches them
 
 
 def _fill(slots: BatchSlots, results) -> None:
