@@ -145,19 +145,18 @@ def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
 
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     out = written(source, tmp_path / "out")
-    with refused():
-        main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
-    with refused():
-        main([str(source), str(tmp_path / "o"), "--megabytes", "0"])
+    for given in ([str(out), "--cache-dir", str(tmp_path / "cache")], [str(tmp_path / "o"), "--megabytes", "0"]):
+        with refused():
+            main([str(source), *given])
     with refused():
         open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
-    (out / "data.yaml").write_text("{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}")
-    with refused():
-        index_of(out)
-    (out / "data.yaml").write_text("{train: train.shards, val: val.shards, names: [a, b]}")
-    with refused():
-        index_of(out)
-    (out / "data.yaml").write_text("{train: train.shards, names: [a, b]}")
+    for text in (
+        "{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}",
+        "{train: train.shards, val: val.shards, names: [a, b]}",
+    ):
+        (out / "data.yaml").write_text(text)
+        with refused():
+            index_of(out)
     (out / "train.shards").unlink()
     with refused():
         index_of(out)
@@ -182,26 +181,21 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
     assert list((tmp_path / "new").glob("*out*")) == []
 
 
-def test_a_changed_image_is_refused(source: Path, tmp_path: Path):
-    out = written(source, tmp_path / "out")
-    index = index_of(out)
-    tar = bytearray((out / "train-00000.tar").read_bytes())
-    tar[700] ^= 1
-    (out / "train-00000.tar").write_bytes(tar)
+@pytest.mark.parametrize("make", [None, os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_a_changed_or_missing_image_is_refused(source: Path, tmp_path: Path, make: Callable | None):
+    tar = written(source, tmp_path / "out") / "train-00000.tar"
+    index = index_of(tmp_path / "out")
+    content = bytearray(tar.read_bytes())
+    content[700] ^= 1
+    tar.write_bytes(content)
+    if make is None:
+        with refused():
+            read_bytes(index.path(0))
+    tar.unlink()
+    if make is not None:
+        make(tar)
     with refused():
         read_bytes(index.path(0))
-    (out / "train-00000.tar").unlink()
-    with refused():
-        read_bytes(index.path(0))
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
-def test_a_tar_that_is_no_file_ends_in_one_line(source: Path, tmp_path: Path, make: Callable):
-    out = written(source, tmp_path / "out")
-    (out / "train-00000.tar").unlink()
-    make(out / "train-00000.tar")
-    with refused():
-        read_bytes(index_of(out).path(0))
 
 
 @pytest.mark.parametrize(

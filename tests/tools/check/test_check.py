@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import cv2
@@ -29,8 +28,7 @@ from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
-from tests.helpers.preloaded import python
-from tests.helpers.scripts import error_of
+from tests.helpers.scripts import error_of, run_python
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
@@ -46,10 +44,7 @@ def data(tmp_path: Path) -> EditableSet:
     return EditableSet(tmp_path / "set")
 
 
-@pytest.fixture(autouse=True)
-def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are not written to the folder in which the tests run."""
-    monkeypatch.chdir(tmp_path)
+EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 
 
 def check(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
@@ -70,28 +65,28 @@ def issues_of(capsys: pytest.CaptureFixture, data: EditableSet, *argv: object) -
     return issues
 
 
-def test_a_clean_set_has_no_issues(data, capsys):
+def test_a_clean_set_has_no_issues_and_the_json_names_the_page(data, tmp_path, capsys):
     status, out = check(capsys, data.yaml)
     assert status == 0
     assert out.splitlines()[-2:] == ["nothing to report", "report: runs/check/exp/report.html"]
-    assert issues_of(capsys, data) == []
+    assert (tmp_path / "runs/check/exp/report.html").stat().st_size > 10_000
+    content = json.loads(check(capsys, data.yaml, "--json")[1])
+    assert (content["issues"], content["report"]) == ([], "runs/check/exp2/report.html")
+    assert json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])["report"] is None
+    assert len(list((tmp_path / "runs" / "check").iterdir())) == 2
 
 
 def test_doubled_boxes_and_boxes_of_two_classes(data, capsys):
+    data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.32 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")  # IoU 0.875
+    assert issues_of(capsys, data) == []
     data.write("train/1", "0 0.3 0.3 0.3 0.3\n1 0.7 0.7 0.2 0.2\n\n0 0.301 0.3 0.3 0.3\n1 0.3 0.3 0.3 0.301\n")
     issues = issues_of(capsys, data)
     assert [issue["kind"] for issue in issues] == [DOUBLED, TWO_CLASSES, TWO_CLASSES]
     doubled = issues[0]
-    assert doubled["images"] == ["images/train/1.png"]
-    assert doubled["where"] == "labels/train/1.txt:4"
+    assert (doubled["images"], doubled["where"]) == (["images/train/1.png"], "labels/train/1.txt:4")
     assert [(b["line"], b["number"], b["class_name"]) for b in doubled["boxes"]] == [(1, 0, "cat"), (4, 2, "cat")]
     np.testing.assert_allclose(doubled["boxes"][0]["xyxy_px"], [24, 19.2, 72, 57.6])
     assert {b["line"] for issue in issues[1:] for b in issue["boxes"]} == {1, 4, 5}
-
-
-def test_overlap_below_the_limit_is_no_issue(data, capsys):
-    data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.32 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")  # IoU 0.875
-    assert issues_of(capsys, data) == []
 
 
 def test_findings_of_the_scan(data, capsys):
@@ -106,8 +101,14 @@ def test_findings_of_the_scan(data, capsys):
     assert issues[BAD_IMAGE]["split"] == "val"
 
 
-def test_a_set_without_labels(data, capsys):
-    """Backgrounds only: the line is that of train.py."""
+def test_a_set_without_labels_or_a_usable_image(data, capsys):
+    """Of backgrounds only, the line is that of train.py."""
+    for name in EVERY_IMAGE:
+        data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
+    status, out = check(capsys, data.yaml, "--noplots")
+    assert status == 1
+    assert "unusable label file: 6 (training leaves these images out)" in out
+    assert "labels/train/0.txt:1: no row can be used: 6 fields, expected 5 (class cx cy w h); a confidence col" in out
     shutil.rmtree(data.root / "labels")
     (data.root / "images" / "train" / "_annotations.csv").write_text("")
     status, out = check(capsys, data.yaml, "--noplots")
@@ -116,17 +117,8 @@ def test_a_set_without_labels(data, capsys):
     assert "_annotations.csv: CSV is not supported" in out
 
 
-def test_a_set_without_a_usable_image(data, capsys):
-    for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
-        data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
-    status, out = check(capsys, data.yaml, "--noplots")
-    assert status == 1
-    assert "unusable label file: 6 (training leaves these images out)" in out
-    assert "labels/train/0.txt:1: no row can be used: 6 fields, expected 5 (class cx cy w h); a confidence col" in out
-
-
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
-    for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
+    for name in EVERY_IMAGE:
         data.write(name, "0 0.3 0.3 0.05 0.0625\n1 0.7 0.7 0.05 0.0625\n0 0.5 0.5 0.01 0.01\n")  # 8x8, 1.6x1.28 px
     assert {issue["kind"] for issue in issues_of(capsys, data, "--imgsz", 640)} == set()
     issues = issues_of(capsys, data, "--imgsz", 160)
@@ -197,14 +189,11 @@ def test_a_line_break_in_a_file_name_does_not_split_the_line(data, capsys):
     assert sum("images/train/a b.png: cannot be decoded" in line for line in out.splitlines()) == 1
 
 
-def test_json_is_alone_on_standard_output(data, capsys):
+def test_json_is_alone_on_standard_output(data):
     """In a process of its own; progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
-    command = [python(), "-m", "tools.check", str(data.yaml), "--json", "--noplots"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    content = json.loads(done.stdout)
-    assert content["splits"]["train"]["images"] == 4
+    done = run_python("-m", "tools.check", data.yaml, "--json", "--noplots", code=1)
+    assert json.loads(done.stdout)["splits"]["train"]["images"] == 4
     assert "scanning train" in done.stderr
 
 
@@ -238,15 +227,6 @@ def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
     assert data.content() == before
 
 
-def test_the_json_names_the_page(data, tmp_path, capsys):
-    content = json.loads(check(capsys, data.yaml, "--json")[1])
-    assert content["report"] == "runs/check/exp/report.html"
-    assert (tmp_path / content["report"]).stat().st_size > 10_000
-    content = json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])
-    assert content["report"] is None
-    assert len(list((tmp_path / "runs" / "check").iterdir())) == 1
-
-
 @pytest.mark.parametrize("here", [".", "images/train", "labels"])
 def test_the_page_is_not_written_to_the_data_set(data, tmp_path, monkeypatch, here):
     """If the working folder is in the data set, the page is in the cache folder."""
@@ -277,9 +257,8 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
     make_out(spec, data.root / "page")
 
 
-def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys, monkeypatch):
+def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     (tmp_path / "runs").write_text("a file")
-    monkeypatch.chdir(tmp_path)
     status, text = check(capsys, data.yaml)
     assert status == 0
     assert "the report cannot be written" in text

@@ -123,19 +123,12 @@ def write_vott_csv(folder: Path) -> None:
 
 
 def write_semicolons(folder: Path) -> None:
-    """As spreadsheets write them in some countries, with a space here and there, and names as macOS writes them."""
+    """As spreadsheets write them in some countries, with a space here and there, and names and lines as on Macs."""
     write_csv(folder)
     text = (folder / "_annotations.csv").read_text().replace(",", ";")
-    text = text.replace(";cat;", ";cat ;", 1).replace("one.png", "\u00fcne.png")
+    text = text.replace(";cat;", "; cat ;", 1).replace("one.png", "\u00fcne.png")
     (folder / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
     (folder / "one.png").rename(folder / "u\u0308ne.png")
-
-
-def write_old_lines(folder: Path) -> None:
-    """Of old Macs, with blanks around names."""
-    write_csv(folder)
-    text = (folder / "_annotations.csv").read_text().replace("cat", " cat ")
-    (folder / "_annotations.csv").write_bytes(text.replace("\n", "\r").encode())
 
 
 def write_rows(path: Path, rows: list[tuple]) -> None:
@@ -228,7 +221,7 @@ def write_parquet(folder: Path) -> None:
 
 WRITERS = (
     write_cvat, write_cvat_video, write_labelme, write_createml, write_vott, write_vott_project, write_vott_csv,
-    write_csv, write_semicolons, write_old_lines, write_open_images, write_fiftyone, write_kitti, write_kitti_devkit,
+    write_csv, write_semicolons, write_open_images, write_fiftyone, write_kitti, write_kitti_devkit,
     write_parquet, write_image_folder,
 )  # fmt: skip
 
@@ -393,6 +386,10 @@ def test_wrong_files_are_named(case, images):
 
 def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert "no format is recognized" in refusal(images)
+    rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
+    write_rows(images / "labels.csv", rows)
+    assert "labels.csv: no corner is above 1; fractions" in refusal(images)
+    (images / "labels.csv").unlink()
     write_csv(images)
     write_labelme(images)
     assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refusal(images)
@@ -403,13 +400,15 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
 
 
 def test_a_folder_that_trains_is_not_converted(images):
-    rows = {"one": "0 0.5 0.5 0.2 0.2\n", "two": ""}
-    for name, text in rows.items():
+    for name, text in {"one": "0 0.5 0.5 0.2 0.2\n", "two": "", "classes": "cat\n"}.items():
         (images / f"{name}.txt").write_text(text)
-    (images / "classes.txt").write_text("cat\n")
-    assert (
-        refusal(images) == f"{images}: YOLO txt; train .: can be trained on directly: python train.py --data {images}"
-    )
+    directly = f"can be trained on directly: python train.py --data {images}"
+    assert refusal(images) == f"{images}: YOLO txt; train .: {directly}"
+    for path in images.glob("*.txt"):
+        path.unlink()
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}  # as labelme has
+    (images / "_annotations.coco.json").write_text(json.dumps(content))
+    assert "COCO JSON; train .: can be trained on directly" in refusal(images)
 
 
 def test_a_pipe_is_refused_at_once(tmp_path):
@@ -428,18 +427,6 @@ def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
     assert len(list(tmp_path.glob(".out*"))) == 1
     convert(images, tmp_path / "out.json")
     assert list(tmp_path.glob(".out*")) == []
-
-
-def test_fractions_are_not_taken_for_pixels(images):
-    rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
-    write_rows(images / "labels.csv", rows)
-    assert "labels.csv: no corner is above 1; fractions" in refusal(images)
-
-
-def test_coco_with_a_class_called_shapes_is_not_labelme(images):
-    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}
-    (images / "_annotations.coco.json").write_text(json.dumps(content))
-    assert "COCO JSON; train .: can be trained on directly" in refusal(images)
 
 
 def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
