@@ -62,7 +62,7 @@ def choose_mixup(
     uniforms: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
 ) -> tuple[list[int], list[int]]:
     """Positions in ``keys`` of the samples that are mixed, and the main image of the second layer of each.
-    ``uniforms``: (n, 2), `RandomStreams.of_mixing`; ``combine``: bool (n,), may each be mixed; ``images``: N."""
+    ``uniforms``: (n, 2), `RandomStreams.of_mixing`; ``combine``: bool (n,), whether a sample may be mixed."""
     mixed = np.flatnonzero(combine & (uniforms[:, 0] < probability)).tolist()
     return mixed, [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.box_sizes import SMALL_PX, median_side, remedy_for_small_boxes
-from data.index.index import DatasetIndex
+from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
 from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram_picture

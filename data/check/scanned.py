@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.box_sizes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.check.issues import (
     DOUBLED,
     IMBALANCE,
@@ -20,7 +19,7 @@ from data.check.issues import (
     Box,
     Issue,
 )
-from data.index.index import DatasetIndex
+from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
 from data.index.load import ScannedPart, load_index
 from data.labels.findings import UNKNOWN_CLASS, Finding, relative_name
 from data.spec.dataset_spec import IGNORED, DatasetSpec

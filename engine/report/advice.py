@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.box_sizes import remedy_for_small_boxes
 from data.check.census import Census
+from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.tables import silenced_text

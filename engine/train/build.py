@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from data.box_sizes import warn_of_small_boxes
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from data import box_sizes
-from data.box_sizes import remedy_for_small_boxes, size_that_shows, warn_of_small_boxes
 from data.check.census import take_census
 from data.check.issues import DOUBLED
 from data.check.scanned import box_pairs, scan_dataset, scan_issues
+from data.index.index import remedy_for_small_boxes, size_that_shows, warn_of_small_boxes
 from data.index.load import load_index
 from data.labels.findings import CLIPPED
 from data.spec.dataset_yaml import load_dataset_spec

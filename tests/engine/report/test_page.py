@@ -10,9 +10,8 @@ import torch
 
 import train
 import val
-from data.box_sizes import size_that_shows
 from data.check.census import take_census
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, size_that_shows
 from data.labels.findings import BAD_ROW, Finding, ScanReport
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
