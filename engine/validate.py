@@ -161,8 +161,7 @@ def _report(
     if config.save_json:
         tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
-        from engine.report.page import Subject
-        from engine.report.plots import write_plots
+        from engine.report.plots import Subject, write_plots
 
         write_plots(folder, Subject.of_checkpoint(config, ctx, index, stride), result, evaluator, errors)
     log.info("results are in %s", folder)

@@ -20,8 +20,6 @@ import val
 from engine.export.parity import largest_difference
 from engine.inference.predictor import load
 from engine.inference.runtimes.open import open_model
-from engine.report.plots import draw_batch
-from tests.engine.report.test_plots import make_batch
 from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
@@ -53,12 +51,9 @@ def trained(tmp_path_factory) -> tuple[Path, Path]:
     return data, root / "exp"
 
 
-def test_the_checkpoint_has_the_format_and_sheets_are_drawn(trained):
+def test_the_checkpoint_has_the_format(trained):
     _, run = trained
     assert open_model(run / "best.pt", device=torch.device("cpu")).pixels == PixelFormat(5, 12)
-    images = torch.zeros((2, 5, 64, 64), dtype=torch.uint16)
-    batch = make_batch(images, [np.float32([[1, 0.5, 0.5, 0.3, 0.3]]), np.zeros((0, 5), np.float32)], ("a", "b"))
-    assert draw_batch(batch, ["light", "dark"]).dtype == np.uint8
 
 
 def test_files_arrays_and_tensors_give_the_same_detections(trained, tmp_path):

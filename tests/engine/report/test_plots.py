@@ -59,15 +59,20 @@ def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
     assert confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t").pixels.std() > 5
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_batch_sheet_shows_targets_of_the_right_image(channels_last):
-    images = torch.zeros(3, 3, 64, 64, dtype=torch.uint8)
-    if channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(3, 3, 64, 64, dtype=torch.uint8),
+        torch.zeros(3, 3, 64, 64, dtype=torch.uint8).contiguous(memory_format=torch.channels_last),
+        torch.zeros(3, 5, 64, 64, dtype=torch.uint16),
+    ],
+    ids=["RGB", "channels_last", "5 channels of 16 bits"],
+)
+def test_batch_sheet_shows_targets_of_the_right_image(images):
     labels = [np.zeros((0, 5), np.float32) for _ in images]
     labels[1] = np.float32([[0, 0.5, 0.5, 0.5, 0.3]])
     sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg", "z.jpg")), ["thing"])
-    assert sheet.shape == (130, 130, 3)
+    assert (sheet.shape, sheet.dtype) == ((130, 130, 3), np.uint8)
     assert sheet[:48, 66:].any()
     assert not sheet[:48, :64].any()
     assert not sheet[66:114, :64].any()
