@@ -50,25 +50,17 @@ _ELSEWHERE = {  # what to use for a keyword of Ultralytics' models
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionSettings:
-    """Attributes:
+    """What is detected, and how."""
 
-    imgsz: pixels of the longer side on the canvas; 0: the model's.
-    conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the checkpoint
-        stores it, else 0.25.
-    iou: a box is suppressed by a better one that it overlaps by more; None: 0.45, no NMS for NMS-free models.
-    max_det: maximum number of detections per image.
-    classes: keep only these, given by number or name; empty or None: all.
-    agnostic: boxes of different classes suppress each other too.
-    box_voting: let boxes suppressed by NMS refine the kept box and raise its score.
-    """
-
-    imgsz: int = 0
+    imgsz: int = 0  # pixels of the longer side on the canvas; 0: the model's
+    # Scores must be above it; None: the threshold with the best F1 in training's last validation if the checkpoint
+    # stores it, else 0.25.
     conf: float | None = None
-    iou: float | None = None
-    max_det: int = 300
-    classes: Sequence[int | str] | None = None
-    agnostic: bool = False
-    box_voting: bool = True
+    iou: float | None = None  # overlap from which NMS suppresses a box; None: 0.45, no NMS for NMS-free models
+    max_det: int = 300  # per image
+    classes: Sequence[int | str] | None = None  # keep only these, given by number or name; empty or None: all
+    agnostic: bool = False  # boxes of different classes suppress each other too
+    box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
         """With ``keywords``, of which None and an ``imgsz`` of 0 change nothing. Those of other programs may be given

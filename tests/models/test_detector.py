@@ -107,17 +107,11 @@ def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: 
             assert key.endswith("dfl.conv.weight")
 
 
-@pytest.mark.parametrize("name", [name for name in known_models() if name.endswith(("n", "t", "nano", "tiny"))])
+@pytest.mark.parametrize("name", ["ADown", *(n for n in known_models() if n.endswith(("n", "t", "nano", "tiny")))])
 def test_every_convolution_reads_dense_channels_last_maps(name: str) -> None:
     """Half of a map's channels is not dense, and every convolution that read it would copy it."""
-    check_inputs(build_detector(name, 2), torch.rand(2, 3, 64, 96))
-
-
-def test_both_halves_of_adown_are_dense_where_a_convolution_reads_them() -> None:
-    check_inputs(ADown(8, 8), torch.rand(2, 8, 9, 7))
-
-
-def check_inputs(module: nn.Module, x: torch.Tensor) -> None:
+    adown = name == "ADown"
+    module, x = (ADown(8, 8), torch.rand(2, 8, 9, 7)) if adown else (build_detector(name, 2), torch.rand(2, 3, 64, 96))
     seen: dict[str, bool] = {}
     for name, conv in module.to(memory_format=torch.channels_last).named_modules():
         if isinstance(conv, nn.Conv2d):
@@ -194,16 +188,13 @@ def test_initial_weights_depend_only_on_the_seed() -> None:
     assert 0.9 * 27**-0.5 < first[key].abs().max() <= 27**-0.5
 
 
-def test_batch_norms_and_dfl_start_with_the_documented_values(nano: dict[str, Detector]) -> None:
+def test_norms_dfl_and_head_biases_start_with_the_documented_values(nano: dict[str, Detector]) -> None:
     state = nano["yolov8n"].state_dict()
     assert (state["model.4.cv1.bn.running_mean"] == 0).all()
     assert (state["model.4.cv1.bn.running_var"] == 1).all()
     assert torch.equal(state["model.22.dfl.conv.weight"].flatten(), torch.arange(16.0))
     norms = [m for m in nano["yolov8n"].modules() if isinstance(m, nn.BatchNorm2d)]
     assert {(m.eps, m.momentum) for m in norms} == {(1e-3, 0.03)}
-
-
-def test_head_biases_start_at_the_priors(nano: dict[str, Detector]) -> None:
     free, anchor = nano["yolo11n"].head, nano["yolov5n"].head
     assert (free.cv2[0][-1].bias == 1).all()
     # 5 objects over 80x80 cells, divided evenly over 5 classes
@@ -361,13 +352,13 @@ def test_built_in_models_have_the_expected_names(model: str | Path) -> None:
     assert load_spec(model).plain == load_spec("yoloxnano").plain
 
 
-def test_an_unknown_name_gets_a_suggestion() -> None:
-    with refused():
-        build_detector("yolv8n", 3)
-    with refused():
-        build_detector("nowhere/my.yaml", 3)
-    with refused():
-        build_detector("yolov8n.pt", 3)
+def test_unknown_models_and_wrong_numbers_of_classes_are_refused() -> None:
+    for model in ("yolv8n", "nowhere/my.yaml", "yolov8n.pt"):
+        with refused():
+            build_detector(model, 3)
+    for count, names in ((3, ["a", "b"]), (0, None)):
+        with refused():
+            build_detector("yolov8n", count, names=names)
 
 
 def test_a_built_in_model_is_found_in_another_programs_folder(capsys) -> None:
@@ -377,17 +368,21 @@ def test_a_built_in_model_is_found_in_another_programs_folder(capsys) -> None:
 
 
 def test_a_users_yaml_is_built(tiny) -> None:
+    """`from` may be a number or a list of one, anchors a number or inline, and args lists."""
     detector = tiny()
-    assert detector.num_classes == 3
-    assert detector.names == ("0", "1", "2")
-    assert detector.stride == 8
+    assert (detector.num_classes, detector.names, detector.stride) == (3, ("0", "1", "2"), 8)
     assert [x.shape[-1] for x in detector(torch.rand(2, 3, 32, 32))] == [8, 4]
-
-
-def test_from_may_be_a_number_or_a_list_of_one(tiny) -> None:
     for old, new in (("[-1, 2, C2f", "[[-1], 2, C2f"), ("[[2, 3], 1, Detect", "[2, 1, Detect")):
         detector = tiny(old, new)
         assert len(detector(torch.rand(2, 3, 32, 32))) == len(detector.strides)
+    counted = tiny("[nc]", "[nc, 2]")
+    assert counted.head.anchors.shape == (2, 2, 2)
+    assert torch.equal(counted.head.anchors[0], counted.head.anchors[1])  # in strides
+    inline = tiny("[nc]", "[nc, [[8, 4], [16, 32]]]")
+    assert inline.head.anchors.tolist() == [[[2.0, 1.0]], [[2.0, 4.0]]]
+    assert [pool.kernel_size for pool in tiny("C2f, [16, True]", "SPP, [16, [3, 7]]").model[2][0].m] == [3, 7]
+    detector = tiny("backbone:", "activation: nn.LeakyReLU(0.2)\nbackbone:")
+    assert detector.model[0].act.negative_slope == detector.head.cv2[0][0].act.negative_slope == 0.2
 
 
 def test_the_older_yaml_format_with_top_level_multiples_is_read() -> None:
@@ -409,24 +404,6 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
     (tmp_path / "bad.yaml").write_text("scale: q\n" + text)
     with refused():
         build_detector(tmp_path / "bad.yaml", 2)
-
-
-def test_anchors_may_be_a_number_or_inline(tiny) -> None:
-    counted = tiny("[nc]", "[nc, 2]")
-    assert counted.head.anchors.shape == (2, 2, 2)
-    assert torch.equal(counted.head.anchors[0], counted.head.anchors[1])  # in strides
-    inline = tiny("[nc]", "[nc, [[8, 4], [16, 32]]]")
-    assert inline.head.anchors.tolist() == [[[2.0, 1.0]], [[2.0, 4.0]]]
-
-
-def test_args_may_be_lists(tiny) -> None:
-    assert [pool.kernel_size for pool in tiny("C2f, [16, True]", "SPP, [16, [3, 7]]").model[2][0].m] == [3, 7]
-
-
-def test_the_yamls_activation_is_used(tiny) -> None:
-    detector = tiny("backbone:", "activation: nn.LeakyReLU(0.2)\nbackbone:")
-    assert detector.model[0].act.negative_slope == 0.2
-    assert detector.head.cv2[0][0].act.negative_slope == 0.2
 
 
 MISTAKES = [
@@ -470,6 +447,10 @@ MISTAKES = [
     ("backbone:", "ch: 0\nbackbone:"),
     ("head:", "head: {}\nnc:"),
     ("backbone:", "backbone: ["),
+    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 99999999999, Conv, [16, 3, 2]]"),
+    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv, [99999999999, 3, 2]]"),
+    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv, [16, 9999999999999999999, 2]]"),
+    *(("[nc]", f"[nc, {bad}]") for bad in ("'x'", "[[1, 2, 3], [1, 2]]", "[[a, b], [1, 2]]", "0", "true")),
 ]
 
 
@@ -477,19 +458,6 @@ MISTAKES = [
 def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str) -> None:
     with refused():
         tiny(old, new)
-
-
-def test_anchor_arguments_are_checked_like_the_top_level_ones(tiny) -> None:
-    for bad in ("'x'", "[[1, 2, 3], [1, 2]]", "[[a, b], [1, 2]]", "0", "true"):
-        with refused():
-            tiny("[nc]", f"[nc, {bad}]")
-
-
-def test_class_names_must_match_the_number_of_classes() -> None:
-    with refused():
-        build_detector("yolov8n", 3, names=["a", "b"])
-    with refused():
-        build_detector("yolov8n", 0)
 
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 1)])
@@ -503,18 +471,3 @@ def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
         results.append((out.detach(), leaf.grad))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1])
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "[-1, 99999999999, Conv, [16, 3, 2]]",
-        "[-1, 1, Conv, [99999999999, 3, 2]]",
-        "[-1, 1, Conv, [16, 9999999999999999999, 2]]",
-    ],
-)
-def test_impossible_sizes_are_refused(tmp_path, row):
-    path = tmp_path / "x.yaml"
-    path.write_text(f"nc: 2\nbackbone: [[-1, 1, Conv, [8, 3, 2]], {row}]\nhead: [[[0, 1], 1, Detect, [nc]]]\n")
-    with refused():
-        build_detector(path, 2)
