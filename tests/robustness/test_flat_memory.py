@@ -6,6 +6,7 @@ the sum over processes is the memory in use (Linux's smaps_rollup).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import statistics
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -48,20 +50,17 @@ class Reading(NamedTuple):
 
 def _entries(process: int, folder: str) -> int:
     """The number of entries of a folder of /proc; 0 if the process has ended."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return len(os.listdir(f"/proc/{process}/{folder}"))
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+    return 0
 
 
 def megabytes(process: int, field: str) -> float:
     """A field of smaps_rollup; 0 if the process has ended."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.M)
-    return int(found[1]) / 1024 if found else 0.0
+        return int(re.search(rf"^{field}:\s+(\d+) kB", text, re.M)[1]) / 1024
+    return 0.0
 
 
 def descendants(process: int) -> Iterator[int]:
@@ -109,12 +108,9 @@ def early_and_late(readings: list[Reading]) -> tuple[Reading, Reading]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "cache"), [(2, "ram"), (1, "none")])
 def test_memory_files_and_processes_stay_constant_over_fifty_epochs(tmp_path: Path, ranks: int, cache: str):
-    data = write_dataset(tmp_path / "set", train=40)
-    model = write_model(tmp_path / "tiny.yaml")
-    flags = ["--data", str(data), "--model", str(model), "--imgsz", "64", "--batch-size", "4", "--device", "cpu",
-             "--workers", "2", "--cache", cache, "--noplots", "--epochs", str(EPOCHS),
-             "--spawn", str(ranks)]  # fmt: skip
-    readings = readings_by_epoch(flags, tmp_path)
+    data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
+    flags = ["--data", data, "--model", model, *SMALL, "--workers", 2, "--cache", cache, "--epochs", EPOCHS]
+    readings = readings_by_epoch([*map(str, flags), "--spawn", str(ranks)], tmp_path)
     assert len(readings) > EPOCHS - 5
     early, late = early_and_late(readings)
     print(f"{ranks} rank(s), --cache {cache}: {early} -> {late}")

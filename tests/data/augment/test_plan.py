@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -91,9 +92,9 @@ def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
 def test_augmentations_share_no_numbers():
     kinds = (Mosaic, *plan_module.GEOMETRIC, *plan_module.PIXEL)
     assert len({kind.name for kind in kinds}) == len(kinds)
-    assert all(len(range(kind.columns.start, kind.columns.stop)) == kind.num_uniforms for kind in kinds if kind.columns)
-    columns = [column for kind in kinds if kind.columns for column in range(kind.columns.start, kind.columns.stop)]
-    assert sorted(columns) == list(range(SHARED_COLUMNS))
+    ranges = {kind: range(kind.columns.start, kind.columns.stop) for kind in kinds if kind.columns}
+    assert all(len(columns) == kind.num_uniforms for kind, columns in ranges.items())
+    assert sorted(itertools.chain(*ranges.values())) == list(range(SHARED_COLUMNS))
 
 
 def test_epoch_position_and_seed_change_the_plan():
@@ -105,11 +106,13 @@ def test_epoch_position_and_seed_change_the_plan():
 
 
 def test_the_last_epochs_have_no_mosaic_and_no_mixup():
+    """Nor has a single image."""
     hyp = Hyperparameters(mosaic=1, mixup=1, close_mosaic=3, scale=0, translate=0)
     for position in range(10):
         assert len(plan_of(hyp, position, epoch=6, epochs=10).layers) == 2
         late = plan_of(hyp, position, epoch=7, epochs=10)
         assert [len(p.patches) for p in late.layers] == [1]
+        assert len(plan_of(hyp, position, single_image=True).layers[0].patches) == 1
 
 
 def test_scale_jitter_shrinks_over_the_last_epochs():
@@ -136,11 +139,6 @@ def test_zero_keeps_the_scale_jitter_to_the_end():
     last = [draw_plan(SampleKey(1, 9, p, (320, 320)), source_hw=SOURCE_HW, hyp=Hyperparameters(mosaic=0, close_scale=0),
                       seed=7, epochs=epochs) for p in range(5) for epochs in (10, 100)]  # fmt: skip
     assert [flat(plan) for plan in last[::2]] == [flat(plan) for plan in last[1::2]]
-
-
-def test_single_image_disables_mosaic_and_mixup():
-    hyp = Hyperparameters(mosaic=1, mixup=1)
-    assert all(len(plan_of(hyp, p, single_image=True).layers[0].patches) == 1 for p in range(10))
 
 
 def test_frequencies_match_the_probabilities():

@@ -12,6 +12,7 @@ import pytest
 
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
+from tests.helpers import scripts
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -23,7 +24,7 @@ from tools.kfold.scores import ScoredFold, pool, read_fold
 from tools.shard import write_set
 from utils.files.checkpoint import read_checkpoint
 
-SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--epochs", "2"]
+SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 

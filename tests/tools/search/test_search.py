@@ -60,14 +60,14 @@ def test_ranges_are_read(tmp_path):
 
 
 def test_null_among_the_choices_is_the_recipes_own_value(tmp_path):
+    """The fixed part is what train.py would use. A hyper-parameter is not both searched and set."""
     space = space_of(tmp_path, "close_mosaic: {choice: [null, 10]}\nclose_scale: {choice: [0, 10]}\n")
     assert space.known_values(epochs=100) == {"close_mosaic": None, "close_scale": 10}
     assert space.known_values(epochs=6) == {"close_mosaic": None}
-
-
-def test_the_fixed_part_is_what_train_would_use(tmp_path):
     assert space_of(tmp_path, RANGES, weights="yolov8n").base.lr_mult is None
     assert space_of(tmp_path, RANGES).base.lr_mult == 1.0
+    with refused():
+        space_of(tmp_path, RANGES, override=["lr0=1"])
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "search").glob("*.yaml")), ids=lambda path: path.stem)
@@ -80,34 +80,15 @@ def test_the_ready_ranges_are_valid(path):
 @pytest.mark.parametrize(
     "text",
     [
-        "lr: [0, 1]",
-        "epochs: [1, 5]",
-        "lr0: [0.1]",
-        "lr0: [0.1, 0.2, 0.3]",
-        "lr0: [0.1, 0.01]",
-        "lr0: [0, 0.01, log]",
-        "mosaic: [0, 2]",
-        "close_mosaic: [0, 2.5]",
-        "mosaic: {choices: [0, 1]}",
-        "mosaic: {choice: [0]}",
-        "mosaic: {choice: [0, x]}",
-        "lr0: [null, 1]",
-        "close_mosaic: [-1, 10]",
-        "lr0: [.nan, 1]",
-        "mosaic: 1.0",
-        "",
-        "- lr0",
-        "albumentations: {choice: [[], [{name: Blur}]]}",
+        "lr: [0, 1]", "epochs: [1, 5]", "lr0: [0.1]", "lr0: [0.1, 0.2, 0.3]", "lr0: [0.1, 0.01]",
+        "lr0: [0, 0.01, log]", "mosaic: [0, 2]", "close_mosaic: [0, 2.5]", "mosaic: {choices: [0, 1]}",
+        "mosaic: {choice: [0]}", "mosaic: {choice: [0, x]}", "lr0: [null, 1]", "close_mosaic: [-1, 10]",
+        "lr0: [.nan, 1]", "mosaic: 1.0", "", "- lr0", "albumentations: {choice: [[], [{name: Blur}]]}",
     ],
-)
+)  # fmt: skip
 def test_wrong_ranges_are_one_line(tmp_path, text):
     with refused():
         space_of(tmp_path, text)
-
-
-def test_a_hyper_parameter_is_not_both_searched_and_set(tmp_path):
-    with refused():
-        space_of(tmp_path, RANGES, override=["lr0=1"])
 
 
 @pytest.fixture(scope="module")
