@@ -144,21 +144,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "source",
     [
-        "user_hooks",
-        ":Watch",
-        "user_hook:Watch",
-        "user_hooks:Wach",
-        "user_broken:x",
-        "user_lacks:x",
-        "user_raises:x",
-        "user_hooks:Typo",
-        "user_hooks:Refuses",
-        "user_hooks:Needs",
-        "user_hooks:Computed",
-        "utils:Needs",
-        "user_hooks:nothing",
+        "user_hooks", ":Watch", "user_hook:Watch", "user_broken:x", "user_lacks:x", "user_raises:x", "utils:Needs",
+        *(f"user_hooks:{name}" for name in ("Wach", "Typo", "Refuses", "Needs", "Computed", "nothing")),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, source):
     with refused() as caught:
         load_callbacks(source)
@@ -167,26 +156,25 @@ def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, sour
     assert not (folder / "runs").exists()
 
 
-def callbacks_of(source: str) -> list[str]:
-    return list(load_callbacks(source)._callbacks)
-
-
 def test_modules_classes_and_objects_have_hooks(folder):
-    assert callbacks_of("user_hooks:Watch") == ["on_end", "on_epoch", "on_start", "on_step"]
     (folder / "user_package").mkdir()
     (folder / "user_package" / "inner.py").write_text("import user_hooks\nready = user_hooks.StopAtEpoch()\n")
-    assert callbacks_of("user_package.inner:user_hooks") == ["on_epoch"]
-    assert callbacks_of("user_package.inner:ready") == ["on_epoch"]
+    for source, hooks in (
+        ("user_hooks:Watch", ["on_end", "on_epoch", "on_start", "on_step"]),
+        ("user_package.inner:user_hooks", ["on_epoch"]),
+        ("user_package.inner:ready", ["on_epoch"]),
+    ):
+        assert list(load_callbacks(source)._callbacks) == hooks
 
 
 def run(folder: Path, *flags: str, expect: int = 0, epochs: int = 2, processes: int = 1) -> subprocess.CompletedProcess:
     if not (folder / "set").exists():
         write_dataset(folder / "set", train=12, val=4)
         write_model(folder / "tiny.yaml")
-    given = ["--data", "set/data.yaml", "--model", "tiny.yaml", "--project", "runs", "--epochs", str(epochs), *SMALL]
-    given = given if "--resume" not in flags else []
+    new = ["--data", "set/data.yaml", "--model", "tiny.yaml", "--project", "runs", "--epochs", epochs, *SMALL]
     spawned = ["--spawn", processes] if processes > 1 else []
-    return run_python(ROOT / "train.py", *given, *flags, *spawned, folder=folder, code=expect)
+    given = [*(new if "--resume" not in flags else []), *flags, *spawned]
+    return run_python(ROOT / "train.py", *given, folder=folder, code=expect)
 
 
 def seen(folder: Path, name: str = "seen0of1.json") -> list:

@@ -20,13 +20,20 @@ from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
-from tests.helpers.scripts import SMALL, error_of, run_python
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, scatter_norms, write_dataset, write_model
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    make_batch,
+    scatter_norms,
+    write_dataset,
+    write_detector,
+    write_model,
+)
 from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.entrypoint import run_main
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +45,7 @@ def world(tmp_path_factory) -> Path:
     write_dataset(root / "set", train=8)
     write_model(root / "tiny.yaml")
     learn = ["--model", root / "tiny.yaml", "--data", root / "set" / "data.yaml", "--classes", "light", *SMALL]
-    run_main(train.main, [*map(str, learn), "--epochs", "2", "--project", str(root / "old")])
+    call(train.main, *learn, "--epochs", "2", "--project", root / "old")
     (root / "old.pt").write_bytes((root / "old" / "exp" / "last.pt").read_bytes())
     for split in ("train", "val"):  # the labels of dark squares alone, as class 0
         shutil.copytree(root / "set" / "images" / split, root / "dark" / "images" / split)
@@ -50,65 +57,54 @@ def world(tmp_path_factory) -> Path:
     return root
 
 
-def flags(world: Path, *more: str) -> list[str]:
+def flags(world: Path, *more: object) -> list[object]:
     given = ["--weights", world / "old.pt", "--data", world / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
-    return [*map(str, given), *more]
+    return [*given, *more]
+
+
+def taught(world: Path, teacher: Path, *more: object) -> list[object]:
+    given = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
+    return [*given, "--epochs", "2", *more]
 
 
 def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_path, capsys):
     """The teacher's file may have moved; its validation and that of its best.pt take the old class for unlabeled."""
-    weights = tmp_path / "old.pt"
-    shutil.copy(world / "old.pt", weights)
-    given = flags(world, "--weights", str(weights), "--project", str(tmp_path), "--save-period", "1")
-    run_main(train.main, [*given, "--name", "whole"])
-    log = (tmp_path / "whole" / "train.log").read_text()
+    weights, whole = shutil.copy(world / "old.pt", tmp_path), tmp_path / "whole"
+    given = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
+    call(train.main, *flags(world, *given), "--name", "whole")
+    log = (whole / "train.log").read_text()
     assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
     assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
     assert "training images too" not in log
-    whole = read_checkpoint(tmp_path / "whole" / "last.pt")
-    assert whole["names"] == ["light", "dark"]
-    assert whole["teacher"]["path"] == str(weights)
-    assert "teacher" not in read_checkpoint(tmp_path / "whole" / "best.pt")
-    header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
+    content = read_checkpoint(whole / "last.pt")
+    assert content["names"] == ["light", "dark"]
+    assert content["teacher"]["path"] == str(weights)
+    assert "teacher" not in read_checkpoint(whole / "best.pt")
+    header = (whole / "results.csv").read_text().splitlines()[0]
     assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
-    weights.rename(tmp_path / "moved.pt")
+    moved = weights.rename(tmp_path / "moved.pt")
     (tmp_path / "again").mkdir()
-    shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
-    resume = ["--resume", str(tmp_path / "again")]
+    shutil.copy(whole / "epoch1.pt", tmp_path / "again" / "last.pt")
+    resume = ["--resume", tmp_path / "again"]
     line = f"{weights}: no such file, the teacher of this run; name where it is: --teacher PATH"
     assert line in error_of(capsys, train.main, *resume)
-    other = str(tmp_path / "whole" / "best.pt")
-    error = error_of(capsys, train.main, *resume, "--teacher", other)
-    assert f"{other} is not the teacher that this run began with ({weights})" in error
-    run_main(train.main, [*resume, "--teacher", str(tmp_path / "moved.pt")])
+    error = error_of(capsys, train.main, *resume, "--teacher", whole / "best.pt")
+    assert f"{whole / 'best.pt'} is not the teacher that this run began with ({weights})" in error
+    run_python("train.py", *resume, "--teacher", moved, torchrun=2)
     again = read_checkpoint(tmp_path / "again" / "last.pt")
-    same_content(
-        {k: whole[k] for k in ("model", "ema", "optimizer")}, {k: again[k] for k in ("model", "ema", "optimizer")}
-    )
+    for part in ("model", "ema", "optimizer"):
+        same_content(content[part], again[part])
     capsys.readouterr()
-    run_main(
-        val.main, ["--weights", str(tmp_path / "whole" / "best.pt"), *SMALL[4:], "--project", str(tmp_path / "val")]
-    )
+    call(val.main, "--weights", whole / "best.pt", *PLAIN, "--project", tmp_path / "val")
     assert "does not label light" in capsys.readouterr().out
-
-
-def test_one_and_two_processes_end_with_the_same_bits(world, tmp_path):
-    given = flags(world, "--virtual-ranks", "2", "--project", str(tmp_path))
-    run_main(train.main, [*given, "--name", "one"])
-    run_python("train.py", *given, "--name", "two", torchrun=2)
-    one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
-    for part in ("model", "ema", "optimizer", "teacher"):
-        same_content(one[part], two[part])
 
 
 def test_the_new_model_begins_as_the_old_one(world, tmp_path):
     """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
     and as many channels there."""
     names = [f"c{i}" for i in range(16)]
-    old, new = (
-        build_detector(TINY_MODEL, 16, names=names, seed=1),
-        build_detector(TINY_MODEL, 19, names=[*names, *"xyz"]),
-    )
+    old = build_detector(TINY_MODEL, 16, names=names, seed=1)
+    new = build_detector(TINY_MODEL, 19, names=[*names, *"xyz"])
     scatter_norms(old)
     stored = StoredWeights(tmp_path / "old.pt", old.state_dict(), tuple(names), {})
     report = transfer_weights(new, stored, grow=True)
@@ -123,41 +119,55 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("start", "changes", "line"),
     [
-        (["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
-        (["--model", "yolov8n"], "--keep-old: the model is that of --weights; leave out --model yolov8n"),
-        (["--single-cls"], "--keep-old: with --single-cls there are no new classes"),
-        (["--data", "{}/set/data.yaml", "--classes", "light"], "has all classes of {}/old.pt, so none is to be kept"),
-        (["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
-        (["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),
-        (["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
-        (["--weights", "{}/anchors.pt"], "anchors.pt has anchors or objectness; only models with anchor-free heads"),
+        (flags, ["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
+        (flags, ["--model", "yolov8n"], "--keep-old: the model is that of --weights; leave out --model yolov8n"),
+        (flags, ["--single-cls"], "--keep-old: with --single-cls there are no new classes"),
+        (
+            flags,
+            ["--data", "{}/set/data.yaml", "--classes", "light"],
+            "has all classes of {}/old.pt, so none is to be kept",
+        ),
+        (flags, ["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
+        (flags, ["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),
+        (flags, ["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
+        (
+            flags,
+            ["--weights", "{}/anchors.pt"],
+            "anchors.pt has anchors or objectness; only models with anchor-free heads",
+        ),
+        (taught, ["--teacher", "{}/absent.pt"], "{}/absent.pt"),
+        (taught, ["--data", "{}/other.yaml"], "and {}/other.yaml have no class in common"),
+        (taught, ["--model", "{}/anchors.yaml"], "only models with anchor-free heads without objectness can be taught"),
+        (
+            taught,
+            ["--keep-old", "--weights", "{}/old.pt", "--model", ""],
+            "--keep-old: the teacher is the model of --weights",
+        ),
     ],
 )
-def test_what_cannot_be_is_one_line(world, tmp_path, capsys, changes, line):
+def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, changes, line):
     values = yaml.safe_load((world / "dark.yaml").read_text())
-    (world / "four.yaml").write_text(yaml.safe_dump(values | {"channels": 4}))
-    (world / "twice.yaml").write_text(yaml.safe_dump(values | {"names": ["Light", "light"]}))
-    if "{}/anchors.pt" in changes:
-        write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
-        learn = ["--model", world / "anchors.yaml", "--data", world / "dark.yaml", "--epochs", "1", *SMALL]
-        run_main(train.main, [*map(str, learn), "--project", str(tmp_path / "anchors")])
-        shutil.copy(tmp_path / "anchors" / "exp" / "last.pt", world / "anchors.pt")
-    given = [change.format(world) for change in changes]
-    error = error_of(capsys, train.main, *flags(world, "--project", str(tmp_path / "runs")), *given)
+    for name, change in {
+        "four": {"channels": 4},
+        "twice": {"names": ["Light", "light"]},
+        "other": {"names": ["glow"]},
+    }.items():
+        (world / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
+    write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
+    write_detector(world / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
+    given = start(world, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
+    error = error_of(capsys, train.main, *given, *(change.format(world) for change in changes))
     assert line.format(world) in error
     assert not (tmp_path / "runs").exists()
 
 
-def test_processes_that_validate_meanwhile_do_not_have_the_teacher():
+def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(world, tmp_path, capsys):
     ctx = replace(DistributedContext.single(), eval_ranks=1)
     with refused():
         check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
-
-
-def test_folds_are_refused(world, tmp_path, capsys):
-    given = [*flags(world)[: -len(SMALL)], "--project", str(tmp_path)]
+    given = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
     assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *given)
 
 
@@ -165,9 +175,9 @@ def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
     """Its name may be written in another case; the model keeps the old one's."""
     values = yaml.safe_load((world / "dark.yaml").read_text())
     (world / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
-    run_main(train.main, flags(world, "--project", str(tmp_path), "--epochs", "1"))
-    two = str(tmp_path / "exp" / "last.pt")
-    run_main(train.main, flags(world, "--weights", two, "--data", str(world / "both.yaml"), "--project", str(tmp_path)))
+    common = flags(world, "--project", tmp_path)
+    call(train.main, *common, "--epochs", "1")
+    call(train.main, *common, "--weights", tmp_path / "exp" / "last.pt", "--data", world / "both.yaml")
     model, _ = load_detector(tmp_path / "exp2" / "last.pt")
     assert model.names == ("light", "dark", "glow")
     assert "does not label dark: ignored" in (tmp_path / "exp2" / "train.log").read_text()
@@ -178,61 +188,24 @@ def teacher(world) -> Path:
     """A model of the classes dark, light and other."""
     model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
     scatter_norms(model)
-    content = {
-        "model_spec": model.spec,
-        "names": list(model.names),
-        "imgsz": 64,
-        "model": {},
-        "ema": model.state_dict(),
-    }
-    write_checkpoint(content, world / "teacher.pt")
-    return world / "teacher.pt"
+    return write_detector(world / "teacher.pt", model)
 
 
-def taught(world: Path, teacher: Path, *more: str) -> list[str]:
-    given = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
-    return [*map(str, given), "--epochs", "2", *more]
-
-
-def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path):
-    given = taught(world, teacher, "--project", str(tmp_path), "--virtual-ranks", "2", "--save-period", "1")
-    run_main(train.main, [*given, "--name", "whole"])
+def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path, capsys):
+    given = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
+    call(train.main, *given, "--name", "whole")
     assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
     header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
     assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
-    run_python("train.py", "--resume", str(tmp_path / "again"), torchrun=2)
+    run_python("train.py", "--resume", tmp_path / "again", torchrun=2)
     whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
     for part in ("model", "ema", "optimizer", "teacher"):
         same_content(whole[part], again[part])
-    plain = [flag for flag in given if flag not in ("--teacher", str(teacher))]
-    run_main(train.main, [*plain, "--name", "plain"])
+    plain = [flag for flag in given if flag not in ("--teacher", teacher)]
+    call(train.main, *plain, "--name", "plain")
     weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]
     assert any(not torch.equal(weights[name], whole["model"][name]) for name in weights)
-
-
-def test_a_model_without_a_teacher_cannot_get_one_when_it_resumes(world, teacher, tmp_path, capsys):
-    plain = [flag for flag in taught(world, teacher) if flag not in ("--teacher", str(teacher))]
-    run_main(train.main, [*plain, "--project", str(tmp_path), "--epochs", "1"])
-    resume = ["--resume", str(tmp_path / "exp"), "--epochs", "2", "--teacher", str(teacher)]
+    resume = ["--resume", tmp_path / "plain", "--epochs", "3", "--teacher", teacher]
     assert "this run began without a teacher; leave out --teacher" in error_of(capsys, train.main, *resume)
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (["--teacher", "{}/absent.pt"], "{}/absent.pt"),
-        (["--data", "{}/other.yaml"], "and {}/other.yaml have no class in common"),
-        (["--model", "{}/anchors.yaml"], "only models with anchor-free heads without objectness can be taught"),
-        (["--keep-old", "--weights", "{}/old.pt", "--model", ""], "--keep-old: the teacher is the model of --weights"),
-    ],
-)
-def test_what_cannot_be_taught_is_one_line(world, teacher, tmp_path, capsys, changes, line):
-    write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
-    values = yaml.safe_load((world / "dark.yaml").read_text())
-    (world / "other.yaml").write_text(yaml.safe_dump(values | {"names": ["glow"]}))
-    given = [change.format(world) for change in changes]
-    error = error_of(capsys, train.main, *taught(world, teacher, "--project", str(tmp_path / "runs")), *given)
-    assert line.format(world) in error
-    assert not (tmp_path / "runs").exists()

@@ -1,12 +1,14 @@
-"""Detectors in the layouts of YOLOX's and the MIT-licensed YOLOv9's public files."""
+"""Detectors in the layouts of public files: YOLOX's, the MIT-licensed YOLOv9's, and pickled modules."""
 
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.detector import Detector
 from models.weights.layouts import LAYERS, STEM
@@ -62,4 +64,19 @@ def write_public(detector: Detector, folder: Path) -> Path:
     else:
         path, content = folder / "v9.pt", in_mit_names(detector)
     torch.save(content, path)
+    return path
+
+
+def save_module(path: Path, layers: nn.Module, beside: dict | None = None, **attributes: object) -> Path:
+    """A checkpoint that pickles a module of a package that is not installed when it is read."""
+    package = types.ModuleType("vanished")
+    package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
+    sys.modules["vanished"] = package
+    try:
+        model = package.Model()
+        model.model = layers
+        model.__dict__.update(attributes)
+        torch.save({"model": model, **(beside or {})}, path)
+    finally:
+        del sys.modules["vanished"]
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -33,6 +34,13 @@ def make_table(image, boxes, scores, classes):
         np.asarray(scores, dtype=np.float64),
         np.asarray(classes, dtype=np.int64),
     )
+
+
+def iou_by_hand(a: Sequence[float], b: Sequence[float]) -> float:
+    """Of two boxes x1, y1, x2, y2."""
+    inside = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inside
+    return inside / union if union > 0 else 0.0
 
 
 def coco_evaluate(gt, table):

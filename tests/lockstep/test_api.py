@@ -132,19 +132,10 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "given",
     [
-        {"epochs": 0},
-        {"epocs": 1},
-        {"lr0": "x"},
-        {"lr": 0.1},
-        {"val": False},
-        {"plots": False},
-        {"save": False},
-        {"half": True},
-        {"resume": True},
-        {"pretrained": True},
-        {"data": None},
+        {"epochs": 0}, {"epocs": 1}, {"lr0": "x"}, {"lr": 0.1}, {"val": False}, {"plots": False}, {"save": False},
+        {"half": True}, {"resume": True}, {"pretrained": True}, {"data": None},
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_settings(given):
     with refused(lockstep.Error):
         lockstep.train(**given)

@@ -32,10 +32,8 @@ def clustered(seed: int = 0) -> np.ndarray:
 
 def test_recall_and_fitness_equal_loops():
     boxes, anchors = clustered(), np.array(COCO_PX, dtype=float).reshape(-1, 2)
-    best = [
-        max(min(w / aw, aw / w, h / ah, ah / h) for aw, ah in anchors.tolist())
-        for w, h in boxes.tolist()
-    ]  # fmt: skip
+    ratios = [[min(w / aw, aw / w, h / ah, ah / h) for aw, ah in anchors.tolist()] for w, h in boxes.tolist()]
+    best = [max(row) for row in ratios]
     assert best_recall(boxes, anchors, 4.0) == np.mean([b > 1 / 4 for b in best])
     assert fitness(boxes, anchors, 4.0) == pytest.approx(np.mean([b if b > 1 / 4 else 0 for b in best]))
 

@@ -231,14 +231,8 @@ def test_anchor_free_decoding_equals_a_loop(tiny) -> None:
                 for image in range(2):
                     cell = level[image, :, y, x].double()
                     sides = (cell[:64].view(4, 16).softmax(1) * torch.arange(16).double()).sum(1).tolist()
-                    left, top, right, bottom = sides
-                    cx, cy = x + 0.5, y + 0.5
-                    expected = [
-                        (cx - left) * stride,
-                        (cy - top) * stride,
-                        (cx + right) * stride,
-                        (cy + bottom) * stride,
-                    ]
+                    signs = zip((x, y, x, y), (-1, -1, 1, 1), sides)
+                    expected = [(at + 0.5 + sign * side) * stride for at, sign, side in signs]
                     assert boxes[image, row].tolist() == pytest.approx(expected, abs=1e-4)
                     assert scores[image, row].tolist() == pytest.approx([_sigmoid(v) for v in cell[64:]], abs=1e-6)
                 row += 1
@@ -406,55 +400,38 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
         build_detector(tmp_path / "bad.yaml", 2)
 
 
-MISTAKES = [
-    ("Conv, [8, 3, 2]", "Cnov, [8, 3, 2]"),
-    ("[-1, 2, C2f", "[5, 2, C2f"),
-    ("[-1, 2, C2f", "[2, 2, C2f"),
-    ("[-1, 2, C2f", "[-4, 2, C2f"),
-    ("[-1, 2, C2f", "[x, 2, C2f"),
-    ("[-1, 2, C2f", "[[0, 1], 2, C2f"),
-    ("[-1, 2, C2f", "[[], 2, C2f"),
-    ("[-1, 2, C2f", "[-1, two, C2f"),
-    ("[16, True]", "[16, True, 1, 0.5, 9]"),
-    ("[16, True]", "[16, 3]"),
-    ("[16, True]", "[]"),
-    ("[16, True]", "['16']"),
-    ("[16, True]", "16"),
-    ("[16, True]", "[16, True, 5]"),
-    ("[8, 3, 2]", f"[8, 3, {5 * 10**18}]"),
-    ("[8, 3, 2]", "[8, 0, 2]"),
-    ("[-1, 1, Conv, [16, 3, 2]]", "just text"),
-    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv]"),
-    ("C2f, [16, True]", "C2PSA, [32]"),
-    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Concat, [1]]"),
-    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Add, []]"),
-    ("[-1, 2, C2f, [16, True]]", "[-1, 1, nn.Upsample, [None, 2, wavy]]"),
-    ("[-1, 2, C2f, [16, True]]", "[-1, 1, nn.Upsample, []]"),
-    ("  - [[2, 3], 1, Detect, [nc]]\n", ""),
-    ("[[2, 3], 1, Detect, [nc]]", "[[2, 3], 1, Detect, []]"),
-    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect"),
-    ("C2f, [16, True]", "SPP, [16, [5, 0]]"),
-    ("[nc]", "[nc, anchors]"),
-    ("[nc]", "[nc, [[8, 4]]]"),
-    ("2, C2f, [16, True]", "1, Detect, [nc]"),
-    ("backbone:", "backbones:"),
-    ("backbone:", "depth_multiple: deep\nbackbone:"),
-    ("backbone:", "depth_multiple: .inf\nbackbone:"),
-    ("backbone:", "scales: [n]\nbackbone:"),
-    ("backbone:", "scales: {n: [1]}\nbackbone:"),
-    ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:"),
-    ("backbone:", "activation: os.system('x')\nbackbone:"),
-    ("backbone:", "ch: 0\nbackbone:"),
-    ("head:", "head: {}\nnc:"),
-    ("backbone:", "backbone: ["),
-    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 99999999999, Conv, [16, 3, 2]]"),
-    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv, [99999999999, 3, 2]]"),
-    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv, [16, 9999999999999999999, 2]]"),
-    *(("[nc]", f"[nc, {bad}]") for bad in ("'x'", "[[1, 2, 3], [1, 2]]", "[[a, b], [1, 2]]", "0", "true")),
-]
+MISTAKES = {
+    "Conv, [8, 3, 2]": ["Cnov, [8, 3, 2]"],
+    "[-1, 2, C2f": [
+        "[5, 2, C2f", "[2, 2, C2f", "[-4, 2, C2f", "[x, 2, C2f", "[[0, 1], 2, C2f", "[[], 2, C2f", "[-1, two, C2f",
+    ],
+    "[16, True]": ["[16, True, 1, 0.5, 9]", "[16, 3]", "[]", "['16']", "16", "[16, True, 5]"],
+    "[8, 3, 2]": [f"[8, 3, {5 * 10**18}]", "[8, 0, 2]"],
+    "[-1, 1, Conv, [16, 3, 2]]": ["just text", "[-1, 1, Conv]"],
+    "C2f, [16, True]": ["C2PSA, [32]", "SPP, [16, [5, 0]]"],
+    "2, C2f, [16, True]": ["1, Detect, [nc]", "99999999999, Conv, [16, 3, 2]", "1, Conv, [99999999999, 3, 2]"],
+    "[-1, 2, C2f, [16, True]]": [
+        "[[0, 1], 1, Concat, [1]]", "[[0, 1], 1, Add, []]", "[-1, 1, nn.Upsample, [None, 2, wavy]]",
+        "[-1, 1, nn.Upsample, []]", "[-1, 1, Conv, [16, 9999999999999999999, 2]]",
+    ],
+    "  - [[2, 3], 1, Detect, [nc]]\n": [""],
+    "[[2, 3], 1, Detect": ["[[2, 3], 2, Detect"],
+    "[nc]": [
+        "[]", "[nc, anchors]", "[nc, [[8, 4]]]", "[nc, 'x']", "[nc, [[1, 2, 3], [1, 2]]]", "[nc, [[a, b], [1, 2]]]",
+        "[nc, 0]", "[nc, true]",
+    ],
+    "Detect, [nc]": [f"YOLOXDetect, {given}" for given in ("[]", "[nc]", "[nc, wide]", "[nc, 0]", "[nc, 16, 3]")],
+    "head:": ["head: {}\nnc:"],
+    "backbone:": [
+        "backbones:", "backbone: [", *(f"{value}\nbackbone:" for value in (
+            "depth_multiple: deep", "depth_multiple: .inf", "scales: [n]", "scales: {n: [1]}", "anchors: [[1, 2, 3]]",
+            "activation: os.system('x')", "ch: 0", "end2end: 'yes'", "end2endd: true",
+        )),
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("old", "new"), MISTAKES, ids=[m[1][:30] for m in MISTAKES])
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old, many in MISTAKES.items() for new in many])
 def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str) -> None:
     with refused():
         tiny(old, new)

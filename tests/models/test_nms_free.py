@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,11 +17,20 @@ from models.postprocess.detections import select_detections
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.kernel_count import NoSync
-from tests.helpers.messages import refused
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch, write_dataset, write_model
+from tests.helpers.scripts import PLAIN, SMALL, call
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    as_targets,
+    make_batch,
+    write_dataset,
+    write_detector,
+    write_model,
+)
+from tests.models.postprocess.test_detections import brute_force
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint import read_checkpoint
 
 HYP = Hyperparameters()
 PAIR = {"end2end": True}
@@ -111,13 +119,6 @@ def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
         assert torch.equal(pair.decode(raw)[0], pair.head.decode_branch(raw[3:])[0])
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
     assert (pair.nms_iou, one.nms_iou, many.nms_iou) == (None, None, many.head.validation_iou)
-
-
-def test_mistakes_in_end2end_are_one_line() -> None:
-    with refused():
-        build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
-    with refused():
-        build_detector(TINY_MODEL | {"end2endd": True}, 2)
 
 
 def test_yolo26_trains_and_detects() -> None:
@@ -367,46 +368,30 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
 # Detections
 
 
-def by_brute_force(boxes, scores, conf_thres: float, max_det: int, multi_label: bool, classes) -> list[tuple]:
-    """One image: (score, class, box) of all pairs above the threshold, sorted."""
-    pairs = []
-    for n, row in enumerate(scores.tolist()):
-        labels = range(len(row)) if multi_label else [int(np.argmax(row))]
-        pairs += [(row[c], c, n) for c in labels if row[c] > conf_thres and (classes is None or c in classes)]
-    return sorted(pairs, key=lambda pair: (-pair[0], pair[2], pair[1]))[:max_det]
-
-
 @pytest.mark.parametrize("multi_label", [True, False])
 @pytest.mark.parametrize("classes", [None, [0, 2], []])
-@pytest.mark.parametrize("max_det", [1, 7, 100, 1000])
+@pytest.mark.parametrize("max_det", [7, 1000])
 @pytest.mark.parametrize("ties", [False, True])
 def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     boxes, scores = torch.rand(3, 60, 4, generator=generator) * 100, torch.rand(3, 60, 4, generator=generator)
     boxes[..., 2:] += boxes[..., :2]
     scores = (scores * 8).round() / 8 if ties else scores
-    settings = {
-        "conf_thres": 0.2,
-        "iou_thres": None,
-        "max_det": max_det,
-        "multi_label": multi_label,
-        "classes": classes,
-    }
+    settings = {"conf_thres": 0.2, "max_det": max_det, "multi_label": multi_label, "classes": classes}
     scores[1] = 0.05  # an image with nothing above the threshold
     scores[0, 5] = float("nan")
     with NoSync():
-        found = select_detections(boxes, scores, **settings)
+        found = select_detections(boxes, scores, iou_thres=None, **settings)
     assert found.boxes_xyxy.shape == (3, max_det, 4)
     for b in range(3):
-        clean = scores[b].nan_to_num(-1.0)
-        expected = by_brute_force(boxes[b], clean, 0.2, max_det, multi_label, classes)
+        expected = brute_force(boxes[b], scores[b].nan_to_num(-1.0), iou_thres=1.0, **settings)  # suppresses none
         count = int(found.counts[b])
         assert count == len(expected)
         assert found.scores[b, :count].tolist() == [score for score, _, _ in expected]
         assert found.classes[b, :count].tolist() == [label for _, label, _ in expected]
         assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
         assert not any(t[b, count:].any() for t in found[:3])
-        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], **settings)
+        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], iou_thres=None, **settings)
         assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
 
 
@@ -426,8 +411,7 @@ def test_without_a_threshold_overlapping_detections_are_kept() -> None:
 
 def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
     single = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=1)
-    content = {"model_spec": single.spec, "names": ["light", "dark"], "imgsz": 64, "ema": single.state_dict()}
-    write_checkpoint(content, tmp_path / "single.pt")
+    write_detector(tmp_path / "single.pt", single)
     pair = build_detector(TINY_MODEL | PAIR, 2, names=["dark", "new"], seed=2)
     fresh = {key: value.clone() for key, value in pair.state_dict().items()}
     report = transfer_weights(pair, tmp_path / "single.pt")
@@ -440,7 +424,7 @@ def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
         rows = f"{head}{prefix}cv3.1.2.weight"
         assert torch.equal(state[rows][0], source[f"{head}cv3.1.2.weight"][1])
         assert torch.equal(state[rows][1], fresh[rows][1])
-    write_checkpoint(content | {"model_spec": pair.spec, "ema": state}, tmp_path / "pair.pt")
+    write_detector(tmp_path / "pair.pt", pair, names=["light", "dark"])
     back = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=3)
     report = transfer_weights(back, tmp_path / "pair.pt")
     assert not report.skipped
@@ -452,11 +436,8 @@ def trained(tmp_path_factory):
     """A run of train.py with yolo26's kind of head; its data set and its folder."""
     root = tmp_path_factory.mktemp("trained")
     data, model = write_dataset(root / "set"), write_model(root / "pair.yaml", MODELS["no bins"])
-    train.main(
-        ["--data", str(data), "--model", str(model), "--epochs", "2", "--imgsz", "64", "--batch-size", "4", "--device",
-         "cpu", "--workers", "0", "--amp", "off", "--noplots", "--project", str(root / "runs"),
-         "--cache-dir", str(root / "cache")]
-    )  # fmt: skip
+    given = ["--data", data, "--model", model, "--epochs", "2", *SMALL, "--project", root / "runs"]
+    call(train.main, *given, "--cache-dir", root / "cache")
     return data, root / "runs" / "exp"
 
 
@@ -464,30 +445,28 @@ def test_train_val_and_detect_work_with_two_heads(trained, tmp_path, capsys) -> 
     data, folder = trained
     header = (folder / "results.csv").read_text().splitlines()[0]
     assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))
-    content = read_checkpoint(folder / "last.pt")
-    assert content["model_spec"]["end2end"] is True
-    detector, _ = load_detector(folder / "last.pt")
-    assert detector.head.is_dual
-    scores = {}
-    both = ("--iou-thres", "0.3", "--no-box-voting")
-    for name, more in {"one": (), "many": ("--nms",), "both": both}.items():
-        common = ["--weights", str(folder / "last.pt"), "--device", "cpu", "--project", str(tmp_path), "--name", name]
-        val.main([*common, "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache"), *more])
-        scores[name] = json.loads((tmp_path / name / "predictions.json").read_text())
-        source = ["--source", str(data.parent / "images" / "val"), "--conf-thres", "0.001", "--nosave", "--save-json"]
-        detect.main([*common[:-1], f"detect_{name}", *source, *more])
-        scores[f"detect_{name}"] = json.loads((tmp_path / f"detect_{name}" / "predictions.json").read_text())
+    assert read_checkpoint(folder / "last.pt")["model_spec"]["end2end"] is True
+    assert load_detector(folder / "last.pt")[0].head.is_dual
+    common = ["--weights", folder / "last.pt", "--device", "cpu", "--project", tmp_path]
+    source = ["--source", data.parent / "images" / "val", "--conf-thres", "0.001", "--nosave", "--save-json"]
+
+    def found(name: str, *more: str) -> list:
+        script, given = (
+            (detect.main, source) if name.startswith("detect") else (val.main, [*PLAIN, "--cache-dir", tmp_path])
+        )
+        call(script, *common, *given, "--name", name, *more)
+        return json.loads((tmp_path / name / "predictions.json").read_text())
+
     for prefix in ("", "detect_"):
-        one, many, both = (scores[prefix + name] for name in ("one", "many", "both"))
+        one, many = found(f"{prefix}one"), found(f"{prefix}many", "--nms")
+        both = found(f"{prefix}both", "--iou-thres", "0.3", "--no-box-voting")
         assert one
         assert one != many
         assert len(both) < len(one), "a threshold that is given is used"
         assert {str(d) for d in both} < {str(d) for d in one}
     assert "does nothing" not in capsys.readouterr().out
-    val.main([*common[:-1], "idle", "--workers", "0", "--noplots", "--no-box-voting"])
-    detect.main([*common[:-1], "idle", *source, "--no-box-voting"])
+    for name in ("idle", "detect_idle"):
+        found(name, "--no-box-voting")
     line = "last.pt: --no-box-voting does nothing: its detections need no NMS"
     assert capsys.readouterr().out.count(line) == 2
-    agnostic = [*common[:-1], "agnostic", *source, "--agnostic-nms"]
-    detect.main(agnostic)
-    assert len(json.loads((tmp_path / "agnostic" / "predictions.json").read_text())) < len(scores["detect_one"])
+    assert len(found("detect_agnostic", "--agnostic-nms")) < len(one)

@@ -28,36 +28,21 @@ def differences(checkpoint: Path, reference: Path) -> tuple[str, int, dict[str, 
     images = stored["image"].permute(2, 0, 1)[None].double() / 255
     with torch.inference_mode():
         raw = detector(images)
-        boxes, scores = detector.decode(
-            raw[: len(detector.strides)]
-        )  # of a pair, the peer decodes the one-to-many maps
+        # of a pair, the peer decodes the one-to-many maps
+        boxes, scores = detector.decode(raw[: len(detector.strides)])
+    ours = torch.cat([level[0].flatten(1) for level in raw], 1)  # (channels, N), branch after branch
+    theirs = torch.cat([value for key, value in stored.items() if key.startswith("raw")], 1)
     found = {
         "boxes, px": (xyxy_to_cxcywh(boxes)[0] - stored["boxes"]).abs().max(),
         "scores": (scores[0] - stored["scores"]).abs().max(),
-        "raw": (_maps(raw, stored) - _raw(stored)).abs().max(),
+        "raw": ((ours[:4] if "raw_boxes" in stored else ours) - theirs).abs().max(),
     }
     return detector.spec["name"], detector.num_classes, {key: float(value) for key, value in found.items()}
 
 
-def _raw(stored: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The peer's raw maps (channels, N), branch after branch."""
-    return torch.cat([value for key, value in stored.items() if key.startswith("raw")], 1)
-
-
-def _maps(raw: list[torch.Tensor], stored: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Our raw maps in the same form; only the box maps if the peer provides only these."""
-    ours = torch.cat([level[0].flatten(1) for level in raw], 1)
-    return ours[:4] if "raw_boxes" in stored else ours
-
-
 @pytest.mark.parametrize(
     ("file", "model"),
-    [
-        ("yolo11n.pt", "yolo11n"),
-        ("yolo26n.pt", "yolo26n"),
-        ("yolov9t.pt", "yolov9t"),
-        ("yolox-nano.pth", "yoloxnano"),
-    ],
+    [*((f"{name}.pt", name) for name in ("yolo11n", "yolo26n", "yolov9t")), ("yolox-nano.pth", "yoloxnano")],
 )
 def test_a_peers_checkpoint_reproduces_the_peers_outputs(tmp_path: Path, file: str, model: str) -> None:
     (tmp_path / file).write_bytes(lzma.decompress((PEERS / f"{file}.xz").read_bytes()))

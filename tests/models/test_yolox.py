@@ -13,7 +13,6 @@ from models.detector import Detector, build_detector
 from models.heads.yolox import YOLOXHead
 from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
-from tests.helpers.messages import refused
 from tests.helpers.public_layouts import in_yolox_names
 from tests.helpers.tiny import scatter_norms
 
@@ -31,12 +30,8 @@ def test_decoding_equals_a_loop(nano: Detector) -> None:
         for y in range(level.shape[2]):
             for x in range(level.shape[3]):
                 v = level[1, :, y, x].double().tolist()
-                cx, cy, w, h = (
-                    (x + v[0]) * stride,
-                    (y + v[1]) * stride,
-                    math.exp(v[2]) * stride,
-                    math.exp(v[3]) * stride,
-                )
+                cx, cy = (x + v[0]) * stride, (y + v[1]) * stride
+                w, h = math.exp(v[2]) * stride, math.exp(v[3]) * stride
                 expected = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
                 assert boxes[1, row].tolist() == pytest.approx(expected, abs=1e-3)
                 p = [1 / (1 + math.exp(-z)) for z in v[4:]]
@@ -49,24 +44,6 @@ def test_biases_start_at_the_priors(nano: Detector) -> None:
     head = nano.head
     assert head.obj_preds[0].bias.sigmoid().item() == pytest.approx(8 / 6400, rel=1e-2)
     assert head.reg_preds[2].bias.tolist() == pytest.approx([0.5, 0.5, math.log(2), math.log(2)])
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "[]",
-        "[nc]",
-        "[nc, wide]",
-        "[nc, 0]",
-        "[nc, 16, 3]",
-    ],
-)
-def test_mistakes_in_the_row_of_the_head_are_one_line(tmp_path: Path, row: str) -> None:
-    path = tmp_path / "mine.yaml"
-    rows = f"head:\n  - [-1, 1, Conv, [8, 3, 2]]\n  - [[0, 1], 1, YOLOXDetect, {row}]\n"
-    path.write_text(f"backbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n{rows}")
-    with refused():
-        build_detector(path, 2)
 
 
 # Public checkpoints

@@ -34,6 +34,7 @@ from utils.files.folders import describe_location
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
+KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}}
 VAL = ["--device", "cpu", "--workers", "0", "--noplots", "--trust"]
 
 
@@ -44,9 +45,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weights(tmp_path: Path, data: Path) -> Path:
-    known = {"data": {"source": str(data), "fingerprint": "abc"}, "config": {"weights": "", "epochs": 3}}
-    progress = {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}
-    return write_detector(tmp_path / "best.pt", lively(TINY_MODEL, NAMES), **known, progress=progress)
+    known = KNOWN | {"data": {"source": str(data), "fingerprint": "abc"}}
+    return write_detector(tmp_path / "best.pt", lively(TINY_MODEL, NAMES), **known)
 
 
 FILES = {"onnx": "best.onnx", "openvino": "best_openvino_model", "torchscript": "best.torchscript", "pt2": "best.pt2"}
@@ -60,9 +60,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("exported") / "before"
     stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
-    known = {"data": stored | {"fingerprint": "abc"}, "config": {"weights": "", "epochs": 3}}
+    known = KNOWN | {"data": stored | {"fingerprint": "abc"}}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
-    known["progress"] = {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}
     (folder / "run").mkdir()
     weights = write_detector(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
     out, err = io.StringIO(), io.StringIO()

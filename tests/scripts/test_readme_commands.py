@@ -30,6 +30,8 @@ class Clone:
     """A fresh clone, without anything that a checkout has beside it."""
 
     def __init__(self, root: Path) -> None:
+        if shutil.which("git") is None or not (ROOT / ".git").exists():
+            pytest.skip("not in a git repository")
         self.folder = root / "lockstep"
         subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", self.folder], check=True)
         self._home = root
@@ -38,13 +40,9 @@ class Clone:
         """Runs a command with some of its words replaced; returns what it prints."""
         assert set(changes) <= set(words), (changes, words)
         done = subprocess.run(
-            [python(), *(changes.get(word, word) for word in words[1:])],
-            cwd=self.folder,
-            env={**os.environ, "HOME": str(self._home)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
+            [python(), *(changes.get(word, word) for word in words[1:])], cwd=self.folder,
+            env={**os.environ, "HOME": str(self._home)}, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
         assert done.returncode in codes, done.stdout[-2000:] + done.stderr
         return done.stdout
 
@@ -53,8 +51,6 @@ class Clone:
 def test_from_clone_to_onnx(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("not in a git repository")
     clone = Clone(tmp_path)
     data = write_dataset(tmp_path / "my images", train=32, val=8)
     image = next((data.parent / "images" / "val").iterdir())
@@ -94,8 +90,6 @@ def test_from_clone_to_onnx(tmp_path: Path):
 @pytest.mark.slow
 def test_quick_start(tmp_path: Path):
     """The two commands at the top of README.md, with one epoch and small images."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("not in a git repository")
     clone = Clone(tmp_path)
     model = ["--model", str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "--device", "cpu"]
     train = documented("README.md", "python train.py --name demo")

@@ -61,6 +61,9 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
     content = read_checkpoint(tmp_path / "last.pt")
     assert not any(key.startswith("module.") for key in content["model"])
+    assert "optimizer" not in read_checkpoint(tmp_path / "best.pt")
+    with refused():
+        Checkpoint.read(tmp_path / "best.pt")
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     checkpoint.load_model(fresh.model)
@@ -74,23 +77,9 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
         for index, values in theirs["state"].items():
             for key, value in values.items():
                 assert torch.equal(torch.as_tensor(ours["state"][index][key]), torch.as_tensor(value))
-
-
-def test_best_pt_contains_only_weights(tmp_path):
-    save(tmp_path, parts())
-    content = read_checkpoint(tmp_path / "best.pt")
-    assert "optimizer" not in content
-    with refused():
-        Checkpoint.read(tmp_path / "best.pt")
-
-
-def test_saved_tensors_do_not_follow_training(tmp_path):
-    state = parts()
-    save(tmp_path, state)
-    before = read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"]
     with torch.no_grad():
-        state.model[0].weight.add_(1)
-    assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], before)
+        bare[0].weight.add_(1)  # training goes on
+    assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], content["model"]["0.weight"])
 
 
 def test_a_snapshot_of_a_gpu_pins_memory_once_for_each_type(monkeypatch):
@@ -167,47 +156,38 @@ class _FullDisk:
         self.file.close()
 
 
-def _disk_with(room: int):
-    return lambda path, mode: _FullDisk(Path(path).open(mode), room)
-
-
-def test_a_disk_full_from_the_start_recommends_no_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr(whole_file, "open", _disk_with(100), raising=False)
-    with refused() as caught:
-        save(tmp_path, parts())
-    assert "--resume" not in str(caught.value)
-
-
 @pytest.mark.parametrize("room", [0, 100, 3000])
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     state = parts()
+
+    def full(path, mode):
+        return _FullDisk(Path(path).open(mode), room)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_file, "open", full, raising=False)
+        with refused() as caught:
+            save(tmp_path, state)
+    assert "--resume" not in str(caught.value)  # there is nothing to resume from
     save(tmp_path, state)
     kept = (tmp_path / "last.pt").read_bytes()
-    monkeypatch.setattr(whole_file, "open", _disk_with(room), raising=False)
-    with refused():
-        save(tmp_path, state)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_file, "open", full, raising=False)
+        with refused():
+            save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
 
 
-def test_a_disk_error_is_not_reported_as_a_full_disk(tmp_path, monkeypatch):
+def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     save(tmp_path, parts())
-    monkeypatch.setattr(os, "fsync", fail)
-    with refused():
-        save(tmp_path, parts())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with refused():
+            save(tmp_path, parts())
     read_checkpoint(tmp_path / "last.pt")
-
-
-def test_a_read_error_is_not_reported_as_damage(tmp_path, monkeypatch):
-    save(tmp_path, parts())
-
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
     monkeypatch.setattr("zipfile._EndRecData", fail)
     with pytest.raises(OSError, match=r"Input/output error.*last.pt"):
         read_checkpoint(tmp_path / "last.pt")
@@ -215,20 +195,14 @@ def test_a_read_error_is_not_reported_as_damage(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "text", "pickle", "foreign zip", "newer"])
 def test_bad_checkpoints_are_one_line(tmp_path, kind):
-    path = tmp_path / "x.pt"
-    if kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "truncated":
+    path, contents = tmp_path / "x.pt", {"empty": b"", "text": b"hello", "pickle": pickle.dumps({"a": 1})}
+    if kind == "truncated":
         write_checkpoint({"x": torch.zeros(1000)}, path)
         path.write_bytes(path.read_bytes()[:-500])
-    elif kind == "text":
-        path.write_text("hello")
-    elif kind == "pickle":
-        path.write_bytes(pickle.dumps({"a": 1}))
-    elif kind == "foreign zip":
-        torch.save({"a": Path("x")}, path)
-    elif kind == "newer":
-        torch.save({"format": "lockstep", "version": 99}, path)
+    elif kind in contents:
+        path.write_bytes(contents[kind])
+    elif kind != "missing":
+        torch.save({"a": Path("x")} if kind == "foreign zip" else {"format": "lockstep", "version": 99}, path)
     with refused():
         read_checkpoint(path)
 
@@ -275,20 +249,15 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path, mo
     assert read_checkpoint(path)["epoch"] == 2
 
 
-def test_bytes_before_the_archive_are_not_read(tmp_path):
-    """torch would read a copy there, whose checksums are not verified."""
-    path = tmp_path / "last.pt"
-    write_checkpoint({"epoch": 1}, path)
-    path.write_bytes(path.read_bytes() * 2)
-    with refused():
-        read_checkpoint(path)
-
-
-def test_an_entry_that_is_marked_as_a_folder_is_refused(tmp_path):
-    """torch would take its tensor for whatever lies in the memory, although its checksum is right."""
+def test_an_entry_that_is_marked_as_a_folder_or_follows_other_bytes_is_refused(tmp_path):
+    """torch would take a folder's tensor for whatever lies in the memory, although its checksum is right, and read a
+    copy before the archive, whose checksums are not verified."""
     path = tmp_path / "last.pt"
     write_checkpoint({"x": torch.arange(50)}, path)
     whole = bytearray(path.read_bytes())
+    path.write_bytes(whole * 2)
+    with refused():
+        read_checkpoint(path)
     entry = whole.index(b"/data/0", whole.index(b"PK\1\2"))
     whole[whole.rindex(b"PK\1\2", 0, entry) + 38] = 0x10  # external attributes
     path.write_bytes(whole)

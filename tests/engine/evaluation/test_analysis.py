@@ -10,16 +10,8 @@ from engine.evaluation.analysis import KINDS, SIZES, score_sizes, split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import size_rows
-from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
+from tests.helpers.scoring import coco_evaluate, iou_by_hand, make_ground_truth, make_table, random_case
 from utils.structures import GroundTruth
-
-
-def iou(a, b):
-    """Of two boxes x1, y1, x2, y2."""
-    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    if w <= 0 or h <= 0:
-        return 0.0
-    return w * h / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h)
 
 
 def average_precision(found, objects):
@@ -39,7 +31,7 @@ def by_hand(gt, table, num_classes):
     taken_by, right = {}, np.zeros(table.scores.size, dtype=bool)
     order = sorted(range(table.scores.size), key=lambda d: -table.scores[d])
     overlaps = [
-        {m: iou(table.boxes_xyxy_px[d], corners[m]) for m in np.flatnonzero(image == table.image_index[d])}
+        {m: iou_by_hand(table.boxes_xyxy_px[d], corners[m]) for m in np.flatnonzero(image == table.image_index[d])}
         for d in range(table.scores.size)
     ]
     for d in order:

@@ -1,5 +1,6 @@
 """The evaluator: frames, modes, losses, and the same bits on any number of ranks."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,10 +12,11 @@ from data.loading.prefetcher import Prefetcher
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion
+from tests.helpers import ranks
+from tests.helpers.scoring import make_ground_truth
 from utils.boxes import scale_boxes, xywh_to_xyxy
 from utils.distributed.context import DistributedContext
-from utils.distributed.spawn import spawn
-from utils.structures import Batch, Detections, GroundTruth, LossOutput, Targets
+from utils.structures import Batch, Detections, LossOutput, Targets
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -32,17 +34,9 @@ def make_split(num_images, seed=0):
     image = np.repeat(np.arange(num_images), count)
     size = rng.uniform(10, 40, (image.size, 2))
     corner = rng.uniform(0, 1, (image.size, 2)) * (hw[image, ::-1] - size)
-    gt = GroundTruth(
-        offsets=np.r_[0, np.cumsum(count)].astype(np.int64),
-        boxes_xywh_px=np.c_[corner, size],
-        classes=rng.integers(0, CLASSES, image.size),
-        crowd=np.zeros(image.size, dtype=bool),
-        area_px=size.prod(1),
-        image_hw=hw,
-        image_ids=tuple(range(num_images)),
-        category_ids=tuple(range(CLASSES)),
-    )
-    return gt, np.c_[gains, pads]
+    classes, boxes = rng.integers(0, CLASSES, image.size), np.c_[corner, size]
+    gt = make_ground_truth(boxes, classes, image * 0, size.prod(1), image, num_images, CLASSES)
+    return replace(gt, image_hw=hw), np.c_[gains, pads]
 
 
 def make_batches(gt, letterbox, batch_size=2):
@@ -52,14 +46,10 @@ def make_batches(gt, letterbox, batch_size=2):
     for start in range(0, gt.num_images, batch_size):
         index = torch.from_numpy(order[start : start + batch_size].copy())
         images = index.to(torch.uint8)[:, None, None, None].expand(-1, 3, CANVAS, CANVAS)
+        own_hw, own_letterbox = (torch.from_numpy(part[index.numpy()]) for part in (gt.image_hw, letterbox))
+        targets = Targets.of([np.zeros((0, 5), np.float32)] * len(index))
         batches.append(
-            Batch(
-                images=images.contiguous(memory_format=torch.channels_last),
-                targets=Targets.of([np.zeros((0, 5), np.float32)] * len(index)),
-                indices=index,
-                original_hw=torch.from_numpy(gt.image_hw[index.numpy()]),
-                letterbox=torch.from_numpy(letterbox[index.numpy()]),
-            )
+            Batch(images.contiguous(memory_format=torch.channels_last), targets, index, own_hw, own_letterbox)
         )
     return batches
 
@@ -198,29 +188,20 @@ def test_losses_are_sums_over_the_sum_of_normalizers(monkeypatch):
     assert result.extras["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / normalizer, rel=1e-5)
 
 
-def _validate_on_rank(folder):
-    torch.set_num_threads(1)
-    ctx = DistributedContext.from_environment("cpu")
-    for num_images in (5, 2, 0):  # 2 images are one batch: the second rank has none
-        gt, letterbox = make_split(num_images)
-        batches = make_batches(gt, letterbox)
-        evaluator = make_evaluator(gt, letterbox, ctx, Moments())
-        result = evaluator.run(TinyNet(), batches[ctx.rank :: ctx.world_size])
-        assert (result is None) == (not ctx.is_main)
-        if result is not None:
-            np.save(f"{folder}/{num_images}.npy", [result.ap, result.metrics["f1"], result.extras["val/total"]])
-    ctx.close()
+def _validate_on_rank(ctx, num_images):
+    gt, letterbox = make_split(num_images)
+    batches = make_batches(gt, letterbox)[ctx.rank :: ctx.world_size]
+    result = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), batches)
+    return result and (result.ap, result.metrics["f1"], result.extras["val/total"])
 
 
 @pytest.mark.slow
-def test_two_gloo_processes_score_like_one(tmp_path):
-    spawn(_validate_on_rank, 2, (str(tmp_path),))
-    for num_images in (5, 2, 0):
-        gt, letterbox = make_split(num_images)
-        evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU), Moments())
-        result = evaluator.run(TinyNet(), make_batches(gt, letterbox))
-        expected = [result.ap, result.metrics["f1"], result.extras["val/total"]]
-        np.testing.assert_array_equal(np.load(tmp_path / f"{num_images}.npy"), expected)
+@pytest.mark.parametrize("num_images", [5, 2, 0])  # 2 images are one batch: the second rank has none
+def test_two_gloo_processes_score_like_one(num_images):
+    expected = _validate_on_rank(DistributedContext.single(CPU), num_images)
+    first, second = ranks.run_ranks(2, _validate_on_rank, num_images)
+    np.testing.assert_array_equal(first, expected)
+    assert second is None
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -280,31 +261,24 @@ def test_autocast_applies_to_the_model_but_not_to_postprocessing():
             seen.append(raw[0].dtype)
             return raw
 
-    evaluator = Evaluator(
-        ground_truth=gt,
-        num_classes=CLASSES,
-        postprocess=lambda model, raw: (seen.append(raw[0].dtype), Oracle(gt, letterbox)(model, raw))[1],
-        ctx=DistributedContext.single(CPU),
-        amp_dtype=torch.bfloat16,
-    )
+    def postprocess(model, raw):
+        seen.append(raw[0].dtype)
+        return Oracle(gt, letterbox)(model, raw)
+
+    given = {"ground_truth": gt, "num_classes": CLASSES, "ctx": DistributedContext.single(CPU)}
+    evaluator = Evaluator(**given, postprocess=postprocess, amp_dtype=torch.bfloat16)
     evaluator.run(Spy(), make_batches(gt, letterbox))
     assert set(seen[0::2]) == {torch.bfloat16}
     assert set(seen[1::2]) == {torch.float32}
 
 
-def test_an_image_seen_twice_or_never_is_refused():
+def test_an_image_seen_twice_or_never_is_refused_and_restores_the_training_mode():
     gt, letterbox = make_split(4)
-    batches = make_batches(gt, letterbox)
+    batches, model = make_batches(gt, letterbox), TinyNet()
     evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
     for wrong in ([*batches, batches[0]], batches[1:]):
         with pytest.raises(RuntimeError, match="once each"):
-            evaluator.run(TinyNet(), wrong)
-
-
-def test_training_mode_is_restored_after_an_error():
-    gt, letterbox = make_split(4)
-    model = TinyNet()
-    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
+            evaluator.run(model, wrong)
     with pytest.raises(AttributeError):
         evaluator.run(model, [None])
     assert model.training

@@ -110,15 +110,11 @@ def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
     same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
 
 
-def test_a_resumed_run_keeps_its_fitness(world, capsys):
+def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(world, capsys):
     root, flags = world
     train.main([*flags, "--fitness", "AP", "--name", "old", "--epochs", "1"])
     line = error_of(capsys, train.main, "--resume", root / "old" / "last.pt", "--epochs", "3", "--fitness", "F1")
     assert "the run being resumed has 'AP'" in line
-
-
-def test_an_unknown_class_ends_the_run_before_its_folder_is_made(world, capsys):
-    root, flags = world
     line = error_of(capsys, train.main, *flags, "--fitness", "AP:drak", "--name", "unknown")
     assert "no class 'drak' (did you mean 'dark'?); the classes are light, dark" in line
     assert not (root / "unknown").exists()

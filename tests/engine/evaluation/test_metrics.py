@@ -82,16 +82,10 @@ def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_i
     categories = sorted(c["id"] for c in labels["categories"])
     image_of, class_of = {v: i for i, v in enumerate(ids)}, {v: i for i, v in enumerate(categories)}
     notes = labels["annotations"]
-    gt = make_ground_truth(
-        np.array([a["bbox"] for a in notes]),
-        np.array([class_of[a["category_id"]] for a in notes]),
-        np.array([a["iscrowd"] for a in notes]),
-        np.array([a["area"] for a in notes]),
-        np.array([image_of[a["image_id"]] for a in notes]),
-        len(ids),
-        len(categories),
-        ids,
-    )
+    boxes, crowd, area = (np.array([a[key] for a in notes]) for key in ("bbox", "iscrowd", "area"))
+    classes = np.array([class_of[a["category_id"]] for a in notes])
+    image = np.array([image_of[a["image_id"]] for a in notes])
+    gt = make_ground_truth(boxes, classes, crowd, area, image, len(ids), len(categories), ids)
     assert gt.crowd.any()
     table = make_table(
         [image_of[int(r["image_id"])] for r in rows],
@@ -170,15 +164,8 @@ def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
 
 
 def test_the_confusion_matrix_ignores_detections_in_crowd():
-    gt = make_ground_truth(
-        np.array([[0, 0, 100, 100], [200, 200, 50, 50]]),
-        np.array([0, 1]),
-        np.array([True, False]),
-        np.array([1e4, 2500]),
-        np.array([0, 0]),
-        1,
-        2,
-    )
+    objects, crowd = np.array([[0, 0, 100, 100], [200, 200, 50, 50]]), np.array([True, False])
+    gt = make_ground_truth(objects, np.arange(2), crowd, np.array([1e4, 2500]), np.zeros(2, int), 1, 2)
     boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
     table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
     # class 1 detected as 0; one in another class's crowd, one false positive

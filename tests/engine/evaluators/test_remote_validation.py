@@ -38,7 +38,7 @@ def world(tmp_path_factory) -> Path:
 def flags(world: Path, project: Path, *more: str) -> list[str]:
     return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
             "--cache-dir", str(world / "cache"), *SMALL, "--epochs", str(EPOCHS), "--save-minutes", "0",
-            "--cls-pw", "1", *more]  # fmt: skip
+            "--cls-pw", "1", "--save-period", "2", *more]  # fmt: skip
 
 
 def test_views_are_sent_without_the_memory_below_them():
@@ -53,7 +53,7 @@ def alone(world, tmp_path_factory) -> Path:
     """The run of one process, which validates itself."""
     folder = tmp_path_factory.mktemp("alone")
     with Processes(folder / "log.txt", odd="rated") as run:
-        run.ranks(1, *flags(world, folder, "--save-period", "2"))
+        run.ranks(1, *flags(world, folder))
         assert run.codes() == [0], run.output()
     return folder / "exp"
 
@@ -78,8 +78,7 @@ def scorers(file: Path) -> list[int]:
 def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_path, evaluating):
     counts = tmp_path / "scored"
     with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
-        more = "--save-period", "2", "--eval-ranks", str(evaluating)
-        run.ranks(1 + evaluating, *flags(world, tmp_path, *more))
+        run.ranks(1 + evaluating, *flags(world, tmp_path, "--eval-ranks", str(evaluating)))
         assert run.codes() == [0] * (1 + evaluating), run.output()
         run.wait_gone(10)
         assert "c10d" not in run.output()  # warnings about the store, which ends last
@@ -93,7 +92,7 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
 def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
     counts = tmp_path / "scored"
     with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
-        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
+        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: bool(scorers(counts)))
         os.kill(scorers(counts)[0], number)
         assert run.codes() == [0, -signal.SIGKILL if number == signal.SIGKILL else 0], run.output()
@@ -107,7 +106,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
     """Validation by anybody takes two seconds here, longer than some epochs."""
     odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.evaluators.remote_validation:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
-        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
+        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
         assert "no scores for epoch 1 in time" in run.output()
     same_run(alone, tmp_path / "exp")
@@ -119,7 +118,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
     """With an evaluating process or without one."""
     odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
-        run.ranks(2, *flags(world, tmp_path, "--save-period", "2", "--eval-ranks", "1"))
+        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
         assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["RemoteValidation"]["after_epoch"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM

@@ -48,18 +48,10 @@ open_model = partial(runtime.open_model, trust=True)
 def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, graph=None, **changes) -> ExportMetadata:
     """``graph``: the detector's ONNX graph in float32, if it has been made."""
     opts = options(**changes, half=half)
-    metadata = ExportMetadata(
-        names=detector.names,
-        stride=detector.stride,
-        imgsz_hw=opts.imgsz_hw,
-        batch=opts.batch,
-        dynamic=opts.dynamic,
-        layout=opts.layout,
-        nms_iou=detector.nms_iou,
-        validation_iou=detector.head.validation_iou,
-        confidence=0.3,
-        details={"half": half},
-    )
+    own = {name: getattr(detector, name) for name in ("names", "stride", "nms_iou")}
+    chosen = {name: getattr(opts, name) for name in ("imgsz_hw", "batch", "dynamic", "layout")}
+    more = {"validation_iou": detector.head.validation_iou, "confidence": 0.3, "details": {"half": half}}
+    metadata = ExportMetadata(**own, **chosen, **more)
     layout = partial(make_layout, layout=opts.layout, nms_iou=detector.nms_iou)
     module = layout(copy.deepcopy(detector), half=half)
     proto = None if half else graph
@@ -374,9 +366,7 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
     pixels = images(metadata.batch)
     for name, original in (("renamed", "a_openvino_model"), ("A.ONNX", "a.onnx")):
         assert is_exported(tmp_path / name)
-        found, expected = (
-            open_model(path, device=CPU, trust=True)(pixels) for path in (tmp_path / name, folder / original)
-        )
+        found, expected = (open_model(path, device=CPU)(pixels) for path in (tmp_path / name, folder / original))
         assert torch.equal(found[0], expected[0])
     assert not is_exported(tmp_path)
     (tmp_path / "folder.onnx").mkdir()

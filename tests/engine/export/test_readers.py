@@ -1,5 +1,4 @@
-"""Exported files, decoded by the rules of other programs, against the detector that they were made of. Frigate is not
-run: a function here decodes as its documentation and source say."""
+"""Exported files, decoded by the rules of other programs, against the detector that they were made of."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.export.layouts import make_layout
 from models.postprocess.detections import select_detections
 from tests.engine.export.test_formats import NAMES, write_all
 from tests.helpers.exports import lively, noise, tiny_graph
@@ -20,7 +18,6 @@ from utils.boxes import clip_xyxy
 
 ROOT = Path(__file__).parents[3]
 HEIGHT, WIDTH = 64, 96  # of the canvas
-FRIGATE_SCORE, FRIGATE_IOU, FRIGATE_MOST = 0.4, 0.4, 20
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4) xyxy, scores (D,), classes (D,)
 
 
@@ -29,24 +26,6 @@ def documented_code() -> str:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "onnxruntime.InferenceSession" in block]
     return code
-
-
-def frigate_boxes(output: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Frigate's model type yolo-generic: at most 20 rows of class, score, y1, x1, y2, x2 in fractions of the canvas.
-
-    The output is turned so that the boxes are its rows. The largest of the columns from 4 on is the score, its number
-    the class. Scores above 0.4 go through OpenCV's NMS at 0.4, regardless of the class; Frigate gives it corners where
-    it expects width and height.
-    """
-    rows = np.squeeze(output)
-    rows = rows.T if rows.shape[0] < rows.shape[1] else rows
-    boxes, scores, classes = rows[:, :4], rows[:, 4:].max(1), rows[:, 4:].argmax(1)
-    good = scores > FRIGATE_SCORE
-    corners = np.concatenate((boxes[good, :2] - boxes[good, 2:] / 2, boxes[good, :2] + boxes[good, 2:] / 2), 1)
-    keep = cv2.dnn.NMSBoxes(corners, scores[good], FRIGATE_SCORE, FRIGATE_IOU)
-    keep = np.array(keep, int).ravel()[:FRIGATE_MOST]
-    fractions = corners[keep][:, [1, 0, 3, 2]] / (height, width, height, width)
-    return np.concatenate((classes[good][keep, None], scores[good][keep, None], fractions), 1)
 
 
 @pytest.fixture(scope="module")
@@ -91,24 +70,6 @@ def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.
     np.testing.assert_array_equal(classes, expected_classes)
     np.testing.assert_allclose(boxes, expected_boxes - (0, 16, 0, 16), atol=1e-2)
     assert program["detect"]("a.png", 1.0)[0].shape == (0, 4)
-
-
-def test_frigate_reads_the_layout_raw(detector):
-    """Model type yolo-generic: see `frigate_boxes`."""
-    pixels = noise()[:1]
-    with torch.no_grad():
-        rows = frigate_boxes(make_layout(detector, "raw")(pixels).numpy(), WIDTH, HEIGHT)
-    boxes, scores = decoded(detector, pixels)
-    assert 0 < len(rows) <= 20
-    strongest = scores[0].amax(1)
-    assert rows[0, 1] == pytest.approx(float(strongest.max()))
-    for number, score, *fractions in rows:
-        (place,) = (strongest - score).abs().lt(1e-6).nonzero()[:, 0].tolist()
-        assert int(number) == int(scores[0, place].argmax())
-        y1, x1, y2, x2 = fractions
-        found = torch.tensor((x1 * WIDTH, y1 * HEIGHT, x2 * WIDTH, y2 * HEIGHT))
-        torch.testing.assert_close(found, boxes[0, place].double(), rtol=1e-4, atol=1e-3, check_dtype=False)
-        assert score > 0.4
 
 
 def test_model_api_needs_nothing_but_the_path(detector, tmp_path: Path):

@@ -150,9 +150,8 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkey
     assert plain.data[:, :4].tolist() != voted.data[:, :4].tolist()
     other.settings = replace(other.settings, box_voting=False)
     assert rows(other(image, iou=0.5)) == [plain.data.tolist()]
-    assert rows(load(weights, device="cpu", conf=middle, color="rgb", box_voting=False)(image, iou=0.5)) == rows(
-        other(image, iou=0.5)
-    )
+    again = load(weights, device="cpu", conf=middle, color="rgb", box_voting=False)
+    assert rows(again(image, iou=0.5)) == rows(other(image, iou=0.5))
     assert rows(other(image, device="cpu", verbose=False)) == rows(other(image))
 
 
@@ -391,26 +390,12 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
 @pytest.mark.parametrize(
     "source",
     [
-        np.zeros((4, 4, 3), np.uint8),
-        np.zeros((4, 4)),
-        np.zeros((2, 4, 4, 3), np.uint8),
-        np.zeros((0, 4), np.uint8),
-        np.zeros((4, 4, 2), np.uint8),
-        torch.zeros(4, 4),
-        torch.full((3, 4, 4), 255.0),
-        torch.full((3, 4, 4), float("nan")),
-        torch.zeros(3, 4, 4, dtype=torch.int64),
-        "nowhere.jpg",
-        "https://example.com/a.jpg",
-        ".",
-        "clip.mp4",
-        "",
-        ["", "a.jpg"],
-        7,
-        ["nowhere.jpg", None],
+        *(np.zeros(shape, np.uint8) for shape in ((4, 4, 3), (2, 4, 4, 3), (0, 4), (4, 4, 2))), np.zeros((4, 4)),
+        *(torch.full((3, 4, 4), value) for value in (255.0, float("nan"), 0)), torch.zeros(4, 4),
+        "nowhere.jpg", "https://example.com/a.jpg", ".", "clip.mp4", "", ["", "a.jpg"], 7, ["nowhere.jpg", None],
         [np.zeros((4, 4), np.uint8), None],
     ],
-)
+)  # fmt: skip
 def test_unusable_images_are_one_line(predictor, source):
     with refused():
         predictor(source)
@@ -430,28 +415,12 @@ def test_odd_shapes(predictor, shape):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"imgsz": 70},
-        {"classes": [2]},
-        {"classes": ["disk"]},
-        {"classes": ["x"]},
-        {"conf": 25},
+        *({"imgsz": value} for value in (70, (64, 64), 64.0)), *({"max_det": value} for value in (0, 2.5)),
+        *({"classes": value} for value in ([2], ["disk"], ["x"], 0, "0", [0.5])), {"save": True}, {"stream": True},
+        {"agnostic_nms": True}, {"cnf": 0.1}, {"batch_size": -1}, {"device": 7}, {"color": "BGR"}, {"conf": 25},
         {"iou": -0.1},
-        {"max_det": 0},
-        {"save": True},
-        {"stream": True},
-        {"agnostic_nms": True},
-        {"cnf": 0.1},
-        {"batch_size": -1},
-        {"device": 7},
-        {"color": "BGR"},
-        {"classes": 0},
-        {"classes": "0"},
-        {"classes": [0.5]},
-        {"max_det": 2.5},
-        {"imgsz": (64, 64)},
-        {"imgsz": 64.0},
     ],
-)
+)  # fmt: skip
 def test_unfit_settings_are_one_line(weights, predictor, settings, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused():
@@ -478,11 +447,10 @@ def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, mon
 
 
 def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
-    plain = predictor(picture(), color="rgb", classes=[0], imgsz=64, max_det=3)
-    for number in (np.int64, torch.tensor):
-        same = predictor(picture(), color="rgb", classes=number([0]) if number is torch.tensor else [number(0)],
-                         imgsz=int(number(64)), max_det=number(3))  # fmt: skip
-        assert rows(same) == rows(plain)
+    plain = rows(predictor(picture(), color="rgb", classes=[0], imgsz=64, max_det=3))
+    for number, classes in ((np.int64, [np.int64(0)]), (torch.tensor, torch.tensor([0]))):
+        given = {"classes": classes, "imgsz": int(number(64)), "max_det": number(3)}
+        assert rows(predictor(picture(), color="rgb", **given)) == plain
 
 
 def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_path):

@@ -163,20 +163,6 @@ def test_muon_equals_torch_on_matrices(shapes, nesterov):
         assert (p - q).norm() < 0.01 * (p - s).norm()
 
 
-@pytest.mark.parametrize("done", [[], [0, 1]])
-@pytest.mark.usefixtures("padded")
-def test_a_non_finite_step_does_not_change_weights_and_momentum(done):
-    parameters = make_parameters()
-    optimizer = Muon(parameters, **OPTIONS)
-    take_steps(optimizer, parameters, done)
-    weights = [p.detach().clone() for p in parameters]
-    momenta = [optimizer.state[p].get("momentum_buffer", torch.zeros_like(p)).clone() for p in parameters]
-    take_steps(optimizer, parameters, [2], bad=2)
-    for p, weight, momentum in zip(parameters, weights, momenta):
-        assert torch.equal(p, weight)
-        assert torch.equal(optimizer.state[p]["momentum_buffer"], momentum)
-
-
 @pytest.mark.usefixtures("padded")
 def test_parameters_without_a_gradient_do_not_change():
     parameters = make_parameters()

@@ -21,6 +21,7 @@ from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
+from tests.helpers.scoring import iou_by_hand
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -66,12 +67,6 @@ def dataset(tmp_path) -> AugmentedImages:
     return samples(write_dataset(tmp_path / "set", train=12), tmp_path)
 
 
-def iou(a: list[float], b: list[float]) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    inside = max(width, 0.0) * max(height, 0.0)
-    return inside / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inside)
-
-
 def expected(detector: Planned, labels: list[str]) -> float:
     """One object and one box at a time; ``labels`` are the files."""
     boxes, scores = (part[0].double().tolist() for part in detector.answer)
@@ -79,7 +74,7 @@ def expected(detector: Planned, labels: list[str]) -> float:
     for line in "".join(labels).splitlines():
         _, x, y, w, h = (float(value) * SIDE for value in line.split())
         truth = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
-        found.append(max((max(s) for box, s in zip(boxes, scores) if iou(truth, box) >= 0.5), default=0.0))
+        found.append(max((max(s) for box, s in zip(boxes, scores) if iou_by_hand(truth, box) >= 0.5), default=0.0))
     return sum(found) / len(found)
 
 
@@ -155,29 +150,14 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
 
 
-@pytest.mark.parametrize(
-    ("score", "epochs", "steps", "lr_mult"),
-    [
-        (0.0, 20, 40, 0.125),
-        (0.049, 20, 180, 0.125),
-        (0.049, 100, 900, 0.125),
-        (0.051, 20, 40, 0.125),
-        (0.051, 20, 80, 0.078125),
-        (0.051, 20, 100, 0.0625),
-        (0.051, 100, 200, 0.0625),
-        (0.399, 20, 180, 0.0625),
-        (0.399, 20, 40, 0.125),
-        (0.399, 100, 900, 0.0625),
-        (0.399, 100, 40, 0.125),
-        (0.401, 20, 40, 0.0625),
-        (0.401, 60, 540, 0.0625 / 3),
-        (0.401, 300, 2700, 0.0625 / 3),
-        (0.9, 40, 10_000, 0.03125),
-        (0.9, 10, 10_000, 0.0625),
-        (float("nan"), 100, 10, 0.125),
-        (0.2, 100, math.inf, 0.0625),
-    ],
-)
+@pytest.mark.parametrize(("score", "epochs", "steps", "lr_mult"), [
+    (0.0, 20, 40, 0.125), (0.049, 20, 180, 0.125), (0.049, 100, 900, 0.125),
+    (0.051, 20, 40, 0.125), (0.051, 20, 80, 0.078125), (0.051, 20, 100, 0.0625), (0.051, 100, 200, 0.0625),
+    (0.399, 20, 180, 0.0625), (0.399, 20, 40, 0.125), (0.399, 100, 900, 0.0625), (0.399, 100, 40, 0.125),
+    (0.401, 20, 40, 0.0625), (0.401, 60, 540, 0.0625 / 3), (0.401, 300, 2700, 0.0625 / 3),
+    (0.9, 40, 10_000, 0.03125), (0.9, 10, 10_000, 0.0625),
+    (float("nan"), 100, 10, 0.125), (0.2, 100, math.inf, 0.0625),
+])  # fmt: skip
 def test_known_objects_get_small_steps(score, epochs, steps, lr_mult):
     assert lr_mult_by_score(score, epochs, steps)[0] == pytest.approx(lr_mult)
 

@@ -77,18 +77,9 @@ def test_worst_images_come_first_and_rare_errors_have_an_example():
     errors = find_image_errors(gt, table, 2, 0.25)
     assert worst_images(errors, 10) == [0, 3, 2]
     assert worst_images(errors, 2) == [0, 3]  # of the other images' errors, most are in image 3
-    assert worst_images(find_image_errors(gt, make_table([], [], [], []), 2, 0.25), 10) == [0, 1, 2]
-
-
-def test_backgrounds_have_no_object():
-    gt, table, _ = scene()
-    found = [find_image_errors(gt, table, 2, threshold).backgrounds() for threshold in (0.25, 0.005, 0.5)]
-    assert found == [1, 2, 0]
-
-
-def test_no_detections_and_no_objects():
-    none = np.zeros(0)
-    gt = make_ground_truth(none, none.astype(int), none.astype(bool), none, none.astype(int), 2, 2)
-    errors = find_image_errors(gt, make_table([], [], [], []), 2, 0.25)
-    assert worst_images(errors, 5) == []
-    assert errors.backgrounds() == 0
+    nothing = make_table([], [], [], [])
+    assert worst_images(find_image_errors(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
+    assert [find_image_errors(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
+    none = np.zeros(0, int)
+    errors = find_image_errors(make_ground_truth(none, none, none, none, none, 2, 2), nothing, 2, 0.25)
+    assert (worst_images(errors, 5), errors.backgrounds()) == ([], 0)

@@ -1,6 +1,7 @@
 """report.html: its numbers are those of the metrics, its text is escaped, its size is bounded."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -20,10 +21,11 @@ from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL
+from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.strings import FlatStrings
+from utils.structures import DetectionTable
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 6_000_000
@@ -41,21 +43,9 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
     height, width = size
     sides = rng.uniform(4, height / 2, (total, 2))
     boxes = np.c_[rng.uniform(0, 1, (total, 2)) * (np.array([width, height]) - sides), sides]
-    report = ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])
-    return DatasetIndex(
-        names=tuple(names),
-        root=root,
-        paths=FlatStrings.of(f"{i % 10}.jpg" for i in range(images)),
-        image_hw=np.tile(np.array(size, np.int32), (images, 1)),
-        offsets=np.r_[0, np.cumsum(counts)],
-        boxes_xywh_px=boxes,
-        classes=rng.integers(0, len(names), total).astype(np.int32),
-        crowd=np.zeros(total, bool),
-        area_px=boxes[:, 2:].prod(1),
-        repeated=np.zeros(total, bool),
-        line=np.full(total, -1, np.int32),
-        report=report,
-    ).recounted()
+    paths, offsets = [f"{i % 10}.jpg" for i in range(images)], np.r_[0, np.cumsum(counts)]
+    index = index_of(names, paths, np.tile(size, (images, 1)), offsets, boxes, rng.integers(0, len(names), total))
+    return replace(index, root=root, report=ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])).recounted()
 
 
 def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0):
@@ -82,10 +72,16 @@ def subject_of(index: DatasetIndex, **config) -> Subject:
     return Subject("run", TrainConfig(**config), Hyperparameters(box=3.0), ctx, 320, 32, {"train": index, "val": index})
 
 
-def write_page(folder: Path, subject: Subject, history: dict, validation: Validation | None = None) -> None:
+def write_page(folder: Path, subject: Subject, history: dict, validation: Validation | None = None) -> HtmlPage:
     report = ReportPage(folder, subject)
     report.validation = validation
     report.write(history)
+    return check_self_contained((folder / FILE_NAME).read_text(encoding="utf-8"))
+
+
+def scored(index: DatasetIndex, detections: DetectionTable, epoch: int = 2) -> Validation:
+    result = score_detections(index.ground_truth(), detections, len(index.names))
+    return Validation(result, detections, epoch=epoch)
 
 
 @pytest.fixture
@@ -94,21 +90,16 @@ def index(tmp_path: Path) -> DatasetIndex:
 
 
 HISTORY = {
-    "epoch": np.array([1.0, 2.0]),
-    "time": np.array([30.0, 61.0]),
-    "train/box": np.array([3.0, 2.5]),
-    "val/box": np.array([np.nan, 2.75]),
-    "metrics/AP": np.array([np.nan, 0.5]),
-    "speed/data_wait": np.array([0.25, 0.5]),
-}
+    "epoch": [1.0, 2.0], "time": [30.0, 61.0], "train/box": [3.0, 2.5], "val/box": [np.nan, 2.75],
+    "metrics/AP": [np.nan, 0.5], "speed/data_wait": [0.25, 0.5],
+}  # fmt: skip
+HISTORY = {name: np.array(values) for name, values in HISTORY.items()}
 
 
 def test_numbers_are_those_of_the_metrics(index, tmp_path):
     detections = make_detections(index, false_per_image=3)
-    truth = index.ground_truth()
-    result = score_detections(truth, detections, 3)
-    write_page(tmp_path, subject_of(index, epochs=4), HISTORY, Validation(result, detections, epoch=2))
-    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(index, epochs=4), HISTORY, validation := scored(index, detections))
+    result = validation.result
     (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
     assert scores[0][:2] == ["class", "objects"]
     by_name = {row[0]: row[1:] for row in scores[1:]}
@@ -125,7 +116,7 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     between = result.confusion[:-1, :-1].copy()
     np.fill_diagonal(between, 0)
     assert sum(int(row[2]) for row in pairs[0][1][1:]) == between.sum()
-    errors = split_errors(match_detections(truth, detections, 3))
+    errors = split_errors(match_detections(index.ground_truth(), detections, 3))
     (counts,) = (rows for name, rows in page.tables.items() if name.startswith("Errors of each class"))
     assert [row[1:] for row in counts[1:]] == [[str(n) for n in row] for row in errors.counts.tolist()]
     files = ["PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors"]
@@ -138,27 +129,19 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
 
 
 def test_settings_that_differ_come_first(index, tmp_path):
-    write_page(tmp_path, subject_of(index, epochs=4, cos_lr=True), {})
-    page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(index, epochs=4, cos_lr=True), {})
     changed = page.tables["Settings that differ from their defaults"]
-    assert [row[:3] for row in changed[1:]] == [
-        ["--epochs", "4", "100"],
-        ["--cos-lr", "True", "False"],
-        ["box", "3.0", "7.5"],
-    ]
+    expected = [["--epochs", "4", "100"], ["--cos-lr", "True", "False"], ["box", "3.0", "7.5"]]
+    assert [row[:3] for row in changed[1:]] == expected
     assert torch.__version__ in page.sections["Settings and machine"]
 
 
 def test_what_is_not_known_is_said(index, tmp_path):
-    write_page(tmp_path, subject_of(index), {})
-    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(index), {})
     assert "No epoch is complete yet." in page.sections["Training"]
     assert "There is no validation yet" in page.sections["Detections"]
     assert "There is no validation yet" in page.sections["Summary"]
-    none = make_table([], [], [], [])
-    result = score_detections(index.ground_truth(), none, 3)
-    write_page(tmp_path, subject_of(index), HISTORY, Validation(result, none, epoch=1))
-    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_table([], [], [], [])))
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "There are none." in page.sections["Suspicious labels"]
 
@@ -166,48 +149,34 @@ def test_what_is_not_known_is_said(index, tmp_path):
 def test_a_split_without_objects(tmp_path):
     empty = make_index(tmp_path, images=4, names=("a",), boxes_per_image=0)
     detections = make_table([1], [[0, 0, 50, 50]], [0.9], [0])
-    result = score_detections(empty.ground_truth(), detections, 1)
-    write_page(tmp_path, subject_of(empty), {}, Validation(result, detections, epoch=1))
-    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(empty), {}, scored(empty, detections))
     assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
     assert "The train split has no boxes." in page.sections["Data"]
     assert "1 spurious1.jpg" in page.sections["Worst images"].replace("\n", "")
     assert "nan" not in " ".join(page.sections.values())
 
 
-def test_hostile_names_and_findings_are_text(index, tmp_path):
-    detections = make_detections(index, false_per_image=3)
-    result = score_detections(index.ground_truth(), detections, 3)
-    write_page(tmp_path, subject_of(index), HISTORY, Validation(result, detections, epoch=2))
-    text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
-    page = check_self_contained(text)
-    assert not re.search(r"https?://", text)
-    assert all(HOSTILE in page.sections[name] for name in ("Data", "Precision, recall and F1"))
-    assert text.count(HOSTILE) == 0
-
-
-def test_galleries_show_photos_and_unreadable_images_say_so(index, tmp_path):
-    detections = make_detections(index, false_per_image=3)
-    result = score_detections(index.ground_truth(), detections, 3)
+def test_galleries_show_photos_unreadable_images_say_so_and_hostile_names_are_text(index, tmp_path):
     (tmp_path / "3.jpg").unlink()
-    write_page(tmp_path, subject_of(index), HISTORY, Validation(result, detections, epoch=2))
-    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_detections(index, false_per_image=3)))
     assert page.sections["Worst images"].count("This image cannot be read") >= 2  # images 3 and 13
     photos = photos_of(page)
     assert len(photos) > 20
     assert all(photos)
+    text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    assert not re.search(r"https?://", text)
+    assert all(HOSTILE in page.sections[name] for name in ("Data", "Precision, recall and F1"))
+    assert text.count(HOSTILE) == 0
 
 
 @pytest.mark.parametrize(("images", "classes"), [(300, 1203), pytest.param(5000, 80, marks=pytest.mark.slow)])
 def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, classes):
     names = [f"a rather long class name {i}" for i in range(classes)]
     large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))
-    detections = make_detections(large, false_per_image=20)
-    result = score_detections(large.ground_truth(), detections, classes)
+    validation = scored(large, make_detections(large, false_per_image=20), epoch=1000)
     epochs = np.arange(1.0, 1001)
     history = {"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(12)}
-    write_page(tmp_path, subject_of(large), history, Validation(result, detections, epoch=1000))
-    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, subject_of(large), history, validation)
     assert (tmp_path / FILE_NAME).stat().st_size < MOST_BYTES
     assert "the page would become too large" in page.sections["Worst images"]  # noise compresses badly
     (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
@@ -226,8 +195,7 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
     assert size_that_shows(8.0, 320, 32) == 640
     assert size_that_shows(15.9, 320, 32) == 352
     small = Subject("run", TrainConfig(), None, DistributedContext.from_environment("cpu"), 64, 32, {"train": index})
-    write_page(tmp_path, small, {})
-    page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    page = write_page(tmp_path, small, {})
     median = take_census(index, "train", 64).median_side_px
     assert median < 16
     better = size_that_shows(median, 64, 32)
@@ -239,11 +207,10 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
 
 def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     (tmp_path / FILE_NAME).write_text("of the former process")
-    detections = make_detections(index, false_per_image=1)
     report = ReportPage(tmp_path, subject_of(index), is_resumed=True)
     report.write({})
     assert (tmp_path / FILE_NAME).read_text() == "of the former process"
-    report.validation = Validation(score_detections(index.ground_truth(), detections, 3), detections, 4)
+    report.validation = scored(index, make_detections(index, false_per_image=1), epoch=4)
     report.write({})
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
 

@@ -32,7 +32,7 @@ from models.build import freeze_layers
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from tests.helpers.scripts import SMALL, run_python
+from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -45,19 +45,15 @@ SIZES = [*range(1, 16), *range(16, MOST_IMAGES + 1, 8)]
 GIB = 2**30
 
 
-def line(base: float, each: float) -> Callable[[int], int]:
-    return lambda n: int((base + each * n) * GIB)
-
-
-def with_step(base: float, each: float, at: int, more: float) -> Callable[[int], int]:
-    """Memory that jumps at ``at`` images, as with another kernel."""
+def line(base: float, each: float, at: int = 0, more: float = 0.0) -> Callable[[int], int]:
+    """Memory that jumps by ``more`` at ``at`` images, as with another kernel."""
     return lambda n: int((base + each * n + (more if n >= at else 0)) * GIB)
 
 
 @pytest.mark.parametrize("runs_out_at", [None, 80.0, 71.0, 60.0])
 @pytest.mark.parametrize("peak", [
     line(0.3, 0.25), line(2.0, 0.01), line(1.0, 3.3), line(0.0, 70.0), line(69.9, 0.2), line(5.0, 0.0),
-    with_step(1, 0.5, 4, 10.0), with_step(1, 0.5, 100, 12.0), with_step(1, 0.1, 9, 66.0), with_step(30, 0.2, 150, 9.0),
+    line(1, 0.5, 4, 10.0), line(1, 0.5, 100, 12.0), line(1, 0.1, 9, 66.0), line(30, 0.2, 150, 9.0),
     line(99.0, 0.1),
     lambda n: int((1 + 0.02 * n**1.5) * GIB), lambda n: int((1 + 6 * n**0.5) * GIB),
 ])  # fmt: skip
@@ -184,29 +180,23 @@ def peak_bytes(images: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("settings", "batch"),
+    ("settings", "images", "batch"),
     [
-        ({}, 5),
-        ({"virtual_ranks": 4}, 20),  # one shard after another
-        ({"nominal_batch": 64}, 5),  # one micro-batch after another
+        ({}, 5, 5),
+        ({"virtual_ranks": 4}, 5, 20),  # one shard after another
+        ({"nominal_batch": 64}, 5, 5),  # one micro-batch after another
+        ({"quad": True}, 2, 8),
     ],
 )
-def test_the_run_uses_the_batch_that_fits(settings, batch, caplog):
+def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     model, criterion = model_and_loss()
-    run, memory = run_of(**settings), Counted(peak_bytes(5) + 100)
+    measured = run_of(quad=settings.get("quad", False))
+    limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
-        found = batch_that_fits(CPU, run, model, criterion, memory=memory)
+        found = batch_that_fits(CPU, run_of(**settings), model, criterion, memory=Counted(limit))
     shards = settings.get("virtual_ranks", 1)
     assert found == batch
     assert re.search(rf"--batch-size -1: {batch} \({shards} shards? of", caplog.text)
-
-
-def test_quads_count_as_four_images():
-    model, criterion = model_and_loss()
-    memory = Counted()
-    memory.peak_of(lambda: prepare_step(CPU, run_of(quad=True), model, criterion, 2))
-    memory = Counted(memory.peaks[0] + 100)
-    assert batch_that_fits(CPU, run_of(quad=True), model, criterion, memory=memory) == 8
 
 
 def test_a_single_image_that_does_not_fit_is_one_line():
@@ -292,27 +282,11 @@ MPS = replace(CPU, device=torch.device("mps"))
 TWO = replace(GPU, devices=(torch.device("cuda", 0), torch.device("cuda", 1)))
 
 
-@pytest.mark.parametrize(
-    ("ctx", "settings"),
-    [
-        (CPU, {}),
-        (MPS, {}),
-        (TWO, {}),
-        (GPU, {"render_on": "device"}),
-    ],
-)
+@pytest.mark.parametrize(("ctx", "settings"), [(CPU, {}), (MPS, {}), (TWO, {}), (GPU, {"render_on": "device"})])
 def test_refused(ctx, settings):
+    check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=0.5, virtual_ranks=4))
     with refused():
         check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
-    check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=0.5, virtual_ranks=4))
-
-
-def test_the_search_is_refused_before_data_is_read(tmp_path):
-    data = write_dataset(tmp_path / "set", train=0, val=0)
-    done = run_python(
-        "train.py", "--device", "cpu", "--batch-size", "-1", "--data", data, "--project", tmp_path, code=2
-    )
-    assert done.stderr == "error: --batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number\n"
 
 
 class Cuda:
@@ -336,11 +310,8 @@ def cuda(monkeypatch) -> Cuda:
     return stand_in
 
 
-def test_a_tenth_of_the_free_memory_stays_free(cuda):
+def test_the_second_step_is_measured_and_a_tenth_of_the_free_memory_stays_free(cuda):
     assert CudaMemory(torch.device("cuda", 0)).limit() == 39 * GIB
-
-
-def test_the_second_step_is_measured(cuda):
     assert CudaMemory(torch.device("cuda", 0)).peak_of(lambda: lambda: cuda.calls.append("step")) == 7 * GIB
     wanted = [name for name in cuda.calls if name in ("step", "reset_peak_memory_stats", "max_memory_reserved")]
     assert wanted[:4] == ["step", "reset_peak_memory_stats", "step", "max_memory_reserved"]

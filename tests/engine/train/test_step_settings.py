@@ -28,31 +28,24 @@ SINGLE = DistributedContext.single("cpu")
         (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}),
         (4, {"pipeline": 2, "sync_bn": 2, "compile": True}),
         (2, {"pipeline": 2, "keep_old": True}),
+        (0, {"sync_bn": -1}),  # replicas of one process
     ],
 )
 def test_refused(processes, settings):
-    with refused():
-        check_step_settings(ranks(processes), TrainConfig(**settings))
-
-
-def test_replicas_of_one_process_cannot_synchronize_their_statistics():
     both = replace(SINGLE, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
     with refused():
-        check_step_settings(both, TrainConfig(sync_bn=-1))
+        check_step_settings(ranks(processes) if processes else both, TrainConfig(**settings))
 
 
-@pytest.mark.parametrize(
-    ("processes", "settings"),
-    [
+def test_settings_that_the_number_of_processes_allows():
+    for processes, settings in (
         (1, {"deterministic": True, "sync_bn": 2}),
         (3, {"sync_bn": -1}),
         (4, {"sync_bn": 2, "amp": "bf16"}),
         (2, {"virtual_ranks": 8}),
         (6, {"pipeline": 2, "deterministic": True, "zero": True}),
-    ],
-)
-def test_settings_that_the_number_of_processes_allows(processes, settings):
-    check_step_settings(ranks(processes), TrainConfig(**settings))
+    ):
+        check_step_settings(ranks(processes), TrainConfig(**settings))
 
 
 def ranks(count: int) -> DistributedContext:

@@ -8,6 +8,7 @@ import torch
 
 from models.postprocess import box_voting
 from models.postprocess.detections import select_detections
+from tests.helpers.scoring import iou_by_hand
 from tests.models.postprocess.test_detections import brute_force
 
 IOU = {"conf_thres": 0.1, "iou_thres": 0.5, "max_det": 300}
@@ -24,12 +25,6 @@ def crowd(batch, count, num_classes, seed):
     return boxes, torch.from_numpy(rng.uniform(0, 1, (batch, count, num_classes))).float()
 
 
-def iou(a, b):
-    overlap = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
-    return overlap / union if union > 0 else 0.0
-
-
 def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     """The detections of one image after voting: scores (D,), boxes (D, 4) and classes (D,) in float64, best first."""
     settings |= {"conf_thres": min(conf_thres, 0.01), "max_det": max(max_det, 300)}
@@ -43,7 +38,7 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
         for score, label, n in candidates if votes else []:
             if score <= 0.01:
                 continue
-            near = iou(boxes[own], boxes[n])
+            near = iou_by_hand(boxes[own], boxes[n])
             is_own = (label, n) == (own_class, own)
             if not is_own and near > settings["iou_thres"] and (settings.get("agnostic") or label == own_class):
                 weight = score * math.exp(-((1 - near) ** 2) / 0.02)
@@ -83,16 +78,8 @@ def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
 @pytest.mark.parametrize("iou_thres", [0.05, 0.3, 0.45, 0.7, 0.9])
 def test_equals_loops(iou_thres, agnostic, multi_label):
     boxes, scores = crowd(3, 150, 3, seed=1)
-    assert_equals_loops(
-        boxes,
-        scores,
-        conf_thres=0.2,
-        iou_thres=iou_thres,
-        max_det=300,
-        agnostic=agnostic,
-        multi_label=multi_label,
-        least_moved=0.02 if iou_thres > 0.8 else 0.5,
-    )
+    settings = {"iou_thres": iou_thres, "agnostic": agnostic, "multi_label": multi_label, "max_det": 300}
+    assert_equals_loops(boxes, scores, conf_thres=0.2, **settings, least_moved=0.02 if iou_thres > 0.8 else 0.5)
 
 
 def test_the_mean_of_two_boxes_is_that_of_the_paper():
@@ -169,11 +156,10 @@ def test_only_the_best_candidates_vote_and_move(monkeypatch):
     assert (found.counts > 20).any()
 
 
-@pytest.mark.parametrize("together", [100])
-def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkeypatch, together):
+def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkeypatch):
     boxes, scores = crowd(4, 120, 3, seed=6)
     expected = select_detections(boxes, scores, **IOU)
-    monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", together)
+    monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", 100)
     assert all(torch.equal(a, b) for a, b in zip(select_detections(boxes, scores, **IOU), expected))
 
 

@@ -149,7 +149,12 @@ class PixelReader(nn.Module):
 
     stride = 32
 
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
     def forward(self, images):
+        self.sizes.append(tuple(images.shape))
         assert images.shape[2] % 32 == images.shape[3] % 32 == 0
         lit = (images - GRAY / 255).abs().amax(1) > 0.2
         return [lit.any(1).float(), lit.any(2).float()]
@@ -170,15 +175,9 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     box = (height // 4, width // 4, height // 2 + 7, width // 2 + 7)
     image = torch.full((1, 3, height, width), GRAY / 255)
     image[:, :, box[0] : box[2], box[1] : box[3]] = 1
-    sizes = []
-
-    class Counted(PixelReader):
-        def forward(self, images):
-            sizes.append(tuple(images.shape))
-            return super().forward(images)
-
+    sizes = (reader := PixelReader()).sizes
     tiled = TiledDetector(
-        Counted(), PixelReader.find, tiles=Tiles(64, 0.2, bool(full_image)), stride=32, imgsz=full_image, batch=4,
+        reader, PixelReader.find, tiles=Tiles(64, 0.2, bool(full_image)), stride=32, imgsz=full_image, batch=4,
         iou_thres=0.7, max_det=5,
     )  # fmt: skip
     raw = tiled(image)
@@ -250,18 +249,12 @@ def test_tables_of_many_images_are_stitched_image_by_image():
 
 def test_a_detector_sees_tiles_as_it_was_trained():
     """Scaled to its image size; boxes are those of the tiles."""
-    image, sizes = torch.full((1, 3, 300, 500), GRAY / 255), set()
+    image, reader = torch.full((1, 3, 300, 500), GRAY / 255), PixelReader()
     image[:, :, 80:160, 120:240] = 1
-
-    class Seen(PixelReader):
-        def forward(self, images):
-            sizes.add(tuple(images.shape[2:]))
-            return super().forward(images)
-
     tiles = Tiles(128, full_image=False, scaled=True)
     tiles.check(32, (64, 64))
-    tiled = TiledDetector(Seen(), PixelReader.find, tiles=tiles, stride=32, imgsz=64, batch=4, iou_thres=0.7, max_det=5)
+    tiled = TiledDetector(reader, PixelReader.find, tiles=tiles, stride=32, imgsz=64, batch=4, iou_thres=0.7, max_det=5)
     result = tiled.stitch(tiled(image))
-    assert sizes == {(64, 64)}
+    assert {size[2:] for size in reader.sizes} == {(64, 64)}
     assert result.counts.tolist() == [1]
     np.testing.assert_allclose(result.boxes_xyxy[0, 0], [120, 80, 240, 160], atol=2)

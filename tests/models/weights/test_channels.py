@@ -7,15 +7,9 @@ from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.transfer import for_channels, transfer_weights
 from tests.helpers.messages import refused
-from tests.helpers.tiny import TINY_MODEL, scatter_norms
-from utils.files.checkpoint import write_checkpoint
+from tests.helpers.tiny import TINY_MODEL, scatter_norms, write_detector
 
 NAMES = ("disc", "ring")
-
-
-def content_of(detector, **more):
-    content = {"model_spec": detector.spec, "names": list(NAMES), "imgsz": 64, "config": {}, "hyp": {}}
-    return {**content, "ema": detector.state_dict(), **more}
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +17,7 @@ def rgb(tmp_path_factory):
     """A detector of RGB images, and its file."""
     detector = build_detector(TINY_MODEL, 2, names=NAMES, seed=3)
     scatter_norms(detector)
-    path = tmp_path_factory.mktemp("weights") / "rgb.pt"
-    write_checkpoint(content_of(detector), path)
-    return detector.eval(), path
+    return detector.eval(), write_detector(tmp_path_factory.mktemp("weights") / "rgb.pt", detector)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
@@ -54,8 +46,7 @@ def test_more_channels_keep_red_green_and_blue_in_proportion():
 
 def test_the_number_of_channels_is_kept_in_the_checkpoint(tmp_path):
     detector = build_detector(TINY_MODEL, 2, names=NAMES, channels=5)
-    write_checkpoint(content_of(detector), tmp_path / "five.pt")
-    again, _ = load_detector(tmp_path / "five.pt")
+    again, _ = load_detector(write_detector(tmp_path / "five.pt", detector))
     assert again.channels == 5
     assert again(torch.rand(1, 5, 64, 64))[0].shape[2:] == (8, 8)
     assert build_detector(again.spec, 2, channels=5).channels == 5

@@ -5,8 +5,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import torch.distributed
-import torch.multiprocessing as mp
 import yaml
 
 from models.weights import download as downloads
@@ -19,8 +17,8 @@ from models.weights.download import (
 )
 from models.weights.read import StoredWeights
 from tests.helpers.messages import refused
+from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext
-from utils.distributed.spawn import spawn
 
 BODY = bytes(range(256)) * 1200
 SHA = hashlib.sha256(BODY).hexdigest()
@@ -111,27 +109,21 @@ def kept(tmp_path):
     return sorted(p.name for p in (tmp_path / "cache").rglob("*") if p.is_file())
 
 
-def test_a_file_is_downloaded_once_and_then_read_from_disk(fetch, server, tmp_path):
-    path = fetch()
-    assert path.read_bytes() == BODY
-    assert fetch("tiny.pt", offline=True) == path
-    assert server.requests == 1
-    assert kept(tmp_path) == ["tiny.pt"]
-
-
-def test_an_existing_path_needs_no_network(fetch, server, tmp_path):
+def test_a_file_is_downloaded_once_and_then_read_from_disk(fetch, server, tmp_path, caplog, monkeypatch):
+    """Address and license are printed first. A path that exists needs no network."""
+    monkeypatch.setattr(downloads.get_logger(), "propagate", True)
     own = tmp_path / "mine.pt"
     own.write_bytes(b"x")
     assert fetch(str(own), offline=True) == own
     assert server.requests == 0
-
-
-def test_address_and_license_are_printed_first(fetch, server, caplog, monkeypatch):
-    monkeypatch.setattr(downloads.get_logger(), "propagate", True)
     with caplog.at_level("INFO", logger="lockstep"):
-        fetch()
+        path = fetch()
+    assert path.read_bytes() == BODY
     assert server.url in caplog.messages[0]
     assert "MIT" in caplog.messages[0]
+    assert fetch("tiny.pt", offline=True) == path
+    assert server.requests == 1
+    assert kept(tmp_path) == ["tiny.pt"]
 
 
 @pytest.mark.parametrize("fault", ["cut", "claim more", "stall", "404"])
@@ -153,35 +145,24 @@ def test_wrong_content_is_refused(fetch, server, tmp_path, body, sha256):
     assert kept(tmp_path) == []
 
 
-def test_offline_and_unreachable_are_one_line(fetch, server):
+def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
     with refused():
         fetch(offline=True)
     assert server.requests == 0
     with refused():
         fetch(url="http://127.0.0.1:9/x.pt")
-
-
-def test_unknown_name_gets_a_suggestion(fetch):
-    with refused():
-        fetch("tinny.pt")
-    with refused():
-        fetch("runs/exp/best.pt")
-
-
-def test_a_folder_is_not_called_missing(fetch, tmp_path):
-    with refused():
-        fetch(str(tmp_path))
+    for name in ("tinny.pt", "runs/exp/best.pt", str(tmp_path), "file:///etc/hostname"):
+        with refused():
+            fetch(name)
 
 
 def test_urls_with_equal_file_names_do_not_collide(fetch, server):
     one, two = fetch(server.url), fetch(server.url + "?v=2")
     assert one.name == two.name == "tiny.pt"
     assert one != two
-    with refused():
-        fetch("file:///etc/hostname")
 
 
-def test_the_shipped_catalog_is_well_formed():
+def test_the_shipped_catalog_is_well_formed(tmp_path):
     names = yaml.safe_load(CATALOG.read_text())
     for name in names:
         entry = find_entry(name)
@@ -190,6 +171,7 @@ def test_the_shipped_catalog_is_well_formed():
         assert entry.url.endswith((".pt", ".pth"))
         assert entry.license in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
         assert not entry.sha256 or len(bytes.fromhex(entry.sha256)) == 32
+        assert origin_of({}, tmp_path / f"{name}.pt").license.split(",")[0] not in ("", "unknown")
     assert len({find_entry(name).url for name in names}) == len(names)
 
 
@@ -201,20 +183,14 @@ def test_shipped_checksums_match_the_public_files(shared):
         assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _fetch_on_a_rank(catalog, cache, results):
-    ctx = DistributedContext.from_environment("cpu", timeout_s=60)
-    path = fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache)
-    results.put((ctx.rank, path.read_bytes() == BODY))
-    torch.distributed.barrier()  # rank 0 keeps the store, so it stays until all have read
-    ctx.close()
+def _fetch_on_a_rank(ctx, catalog, cache):
+    return fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache).read_bytes() == BODY
 
 
 def test_only_the_first_process_downloads(server, tmp_path):
     catalog = tmp_path / "weights.yaml"
     catalog.write_text(yaml.safe_dump({"tiny": {"url": server.url, "sha256": SHA}}))
-    results = mp.get_context("spawn").SimpleQueue()
-    spawn(_fetch_on_a_rank, 2, (catalog, tmp_path / "cache", results))
-    assert sorted(results.get() for _ in range(2)) == [(0, True), (1, True)]
+    assert run_ranks(2, _fetch_on_a_rank, catalog, tmp_path / "cache") == [True, True]
     assert server.requests == 1
 
 
@@ -266,8 +242,3 @@ def test_checkpoints_pass_on_the_origin_that_they_store(public, tmp_path):
     assert origin_of({"origin": second._asdict()}, tmp_path / "b.pt") == second
     assert origin_of({"origin": {"weights": "x"}}, tmp_path / "b.pt") == ("x", "unknown")
     assert origin_of({"origin": ["x"]}, public) == ("tiny, a public file", "MIT")  # of a hostile file
-
-
-def test_every_public_file_has_a_license(tmp_path):
-    for name in yaml.safe_load(CATALOG.read_text()):
-        assert origin_of({}, tmp_path / f"{name}.pt").license.split(",")[0] not in ("", "unknown")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import sys
-import types
 import zipfile
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -16,38 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from models.detector import Detector, build_detector
+from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.safe_torch_file import ForeignFile
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_around
 from tests.helpers.messages import refused
+from tests.helpers.public_layouts import save_module
 from tests.helpers.same_content import same_content
-from tests.helpers.tiny import write_weights
+from tests.helpers.tiny import write_detector, write_weights
 from utils.boxes import xyxy_to_cxcywh
-from utils.files.checkpoint import write_checkpoint
-
-
-def write_own(detector: Detector, path: Path, **more: object) -> Path:
-    content = {"model_spec": detector.spec, "names": list(detector.names), "imgsz": 96}
-    write_checkpoint({**content, "model": detector.state_dict(), "ema": None, **more}, path)
-    return path
-
-
-def save_foreign(path: Path, detector: nn.Module, **attributes: object) -> Path:
-    """A checkpoint that pickles a whole fp16 module of a package that is not installed when it is read."""
-    package = types.ModuleType("vanished")
-    package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
-    sys.modules["vanished"] = package
-    try:
-        model = package.Model()
-        model.model = detector.model
-        model.__dict__.update(attributes)
-        torch.save({"epoch": 3, "ema": None, "model": model.half(), "train_args": {"imgsz": 320}}, path)
-    finally:
-        del sys.modules["vanished"]
-    return path
-
 
 # Public checkpoints
 
@@ -82,7 +61,9 @@ def test_public_weights_give_the_reference_output(shared: Path, name: str) -> No
 @pytest.mark.parametrize("name", [pytest.param("yolov5s", marks=pytest.mark.slow), "yolov8n", "yolo11n"])
 def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str) -> None:
     original = build_detector(name, 3, seed=5)
-    path = save_foreign(tmp_path / "foreign.pt", original, names={0: "a", 1: "b", 2: "c"})
+    beside = {"epoch": 3, "ema": None, "train_args": {"imgsz": 320}}
+    half = copy.deepcopy(original.model).half()
+    path = save_module(tmp_path / "foreign.pt", half, beside, names={0: "a", 1: "b", 2: "c"})
     with pytest.raises((AttributeError, ModuleNotFoundError)):
         torch.load(path, weights_only=False)
     detector, content = load_detector(path)
@@ -91,7 +72,7 @@ def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str)
     assert not detector.training
     for key, value in detector.state_dict().items():
         assert value.dtype in (torch.float32, torch.int64)
-        assert torch.equal(value, original.state_dict()[key].to(value.dtype)), key
+        assert torch.equal(value, original.half().state_dict()[key].to(value.dtype)), key
 
 
 def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
@@ -103,18 +84,13 @@ def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
     assert detector.names == ("0", "1")
 
 
-def test_a_foreign_model_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "conv.pt")
-    with refused():
-        load_detector(tmp_path / "conv.pt")
-
-
 # Our checkpoints
 
 
 def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
     detector, ema = (build_detector("yolo11n", 2, names=["x", "y"], seed=s) for s in (1, 2))
-    loaded, content = load_detector(write_own(detector, tmp_path / "own.pt", ema=ema.half().state_dict(), epoch=4))
+    both = {"model": detector.state_dict(), "ema": ema.half().state_dict()}
+    loaded, content = load_detector(write_detector(tmp_path / "own.pt", detector, **both, epoch=4))
     assert content["epoch"] == 4
     assert loaded.names == ("x", "y")
     assert loaded.spec == detector.spec
@@ -140,11 +116,9 @@ def test_the_defaults_of_the_program_do_not_matter(tmp_path: Path, dtype: torch.
 
 def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None:
     detector = build_detector("yolov5n", 2, seed=1)
-    state = detector.state_dict()
-    state["model.0.conv.weight"] = torch.zeros(1)
-    path = write_own(detector, tmp_path / "own.pt", model=state)
+    wrong = detector.state_dict() | {"model.0.conv.weight": torch.zeros(1)}
     with refused():
-        load_detector(path)
+        load_detector(write_detector(tmp_path / "own.pt", detector, ema=wrong))
 
 
 # Transfer
@@ -153,7 +127,7 @@ def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n"])
 def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
     source = build_detector(name, 3, names=["cat", "Dog", "emu"], seed=1)
-    path = write_own(source, tmp_path / "own.pt")
+    path = write_detector(tmp_path / "own.pt", source)
     target = build_detector(name, 2, names=["dog ", "fox"], seed=2)
     fresh = build_detector(name, 2, names=["dog ", "fox"], seed=2).state_dict()
     report = transfer_weights(target, path)
@@ -178,7 +152,7 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
 def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
     target = build_detector("yolo11n", 2, names=["a", "c"], seed=2)
-    report = transfer_weights(target, write_own(source, tmp_path / "own.pt"))
+    report = transfer_weights(target, write_detector(tmp_path / "own.pt", source))
     assert "model.0.conv.weight" in report.taken
     assert report.skipped["model.10.cv1.conv.weight"] == "not in the file"
     assert set(report.taken) | set(report.partly) | set(report.skipped) == set(target.state_dict())
@@ -262,58 +236,39 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
         load_detector(bomb)
 
 
-def truncated(path: Path) -> bytes:
-    torch.save({"model": {"w": torch.zeros(1000)}}, path)
-    return path.read_bytes()[:-200]
+def other_files(folder: Path) -> Iterator[Path]:
+    yield folder / "gone.pt"
+    torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
+    contents = (folder / "whole.pt").read_bytes()[:-200], b"", b"not a model\n" * 50, pickle.dumps({"model": 1})
+    for number, content in enumerate(contents):
+        (folder / f"{number}.pt").write_bytes(content)
+        yield folder / f"{number}.pt"
+    with zipfile.ZipFile(folder / "zip.pt", "w") as file:
+        file.writestr("readme.txt", "hello")
+    yield folder / "zip.pt"
+    torch.save(nn.Conv2d(3, 4, 1).state_dict(), folder / "conv.pt")  # of an unknown family
+    yield folder / "conv.pt"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        truncated,
-        lambda _: b"",
-        lambda _: b"not a model\n" * 50,
-        lambda _: pickle.dumps({"model": 1}),
-    ],
-)
-def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path, content) -> None:
-    path = tmp_path / "bad.pt"
-    path.write_bytes(content(tmp_path / "good.pt"))
-    with refused():
-        load_detector(path)
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
+    for path in other_files(tmp_path):
+        with refused():
+            load_detector(path)
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        pickle.dumps({"model": 1}, 2)[:-3],
-        b"\x80\x02r\xff\xff\xff\x7f.",
-        b"\x80\x02}r\xff\xff\xff\x7f.",
-        b"(ios\nsystem\n.",
-        b"\x80\x02\x82\x01.",
-        b"\x80\x02ccollections\nOrderedDict\n}b.",
-        b"\x80\x02cbuiltins\nset\nK\x01a.",
-        b"\x80\x02cbuiltins\nset\n(K\x01K\x02e.",
-        b"\x80\x02K\x01K\x02R.",
-        b"\x80\x02}}X\x01\x00\x00\x00a1b.",
-        b"\x80\x02cmodels.x\nY\n}b.",
-        pickle.dumps({"model": None}, 2),
+        pickle.dumps({"model": 1}, 2)[:-3], b"\x80\x02r\xff\xff\xff\x7f.", b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"(ios\nsystem\n.", b"\x80\x02\x82\x01.", b"\x80\x02ccollections\nOrderedDict\n}b.",
+        b"\x80\x02cbuiltins\nset\nK\x01a.", b"\x80\x02cbuiltins\nset\n(K\x01K\x02e.", b"\x80\x02K\x01K\x02R.",
+        b"\x80\x02}}X\x01\x00\x00\x00a1b.", b"\x80\x02cmodels.x\nY\n}b.", pickle.dumps({"model": None}, 2),
         pickle.dumps([1, 2], 2),
     ],
-)
+)  # fmt: skip
 def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes) -> None:
-    path = zip_around(program, tmp_path / "bad.pt")
     with refused():
-        load_detector(path)
-
-
-def test_a_missing_file_and_a_zip_without_a_pickle_are_one_line(tmp_path: Path) -> None:
-    with refused():
-        load_detector(tmp_path / "gone.pt")
-    with zipfile.ZipFile(tmp_path / "zip.pt", "w") as file:
-        file.writestr("readme.txt", "hello")
-    with refused():
-        load_detector(tmp_path / "zip.pt")
+        load_detector(zip_around(program, tmp_path / "bad.pt"))
 
 
 def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
