@@ -1,11 +1,14 @@
-"""Compares checkpoints and batches bitwise, and tables of results."""
+"""Compares checkpoints and batches bitwise, tables of results, and whole runs."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
+from utils.files.checkpoint import read_checkpoint
 from utils.structures import Batch
 
 SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give the same weights
@@ -39,3 +42,19 @@ def same_batch(a: Batch, b: Batch, *, but: str = "") -> None:
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     assert torch.equal(a.targets.rows, b.targets.rows)
     assert (a.targets.counts, a.paths) == (b.targets.counts, b.paths)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def same_run(a: Path, b: Path) -> None:
+    """Compares all checkpoints of two folders bitwise, and the tables except for times."""
+    names = sorted(path.name for path in a.glob("*.pt"))
+    assert names == sorted(path.name for path in b.glob("*.pt"))
+    for name in names:
+        same_content(read_checkpoint(a / name), read_checkpoint(b / name), name)
+    one, two = (untimed(read_csv(folder / "results.csv")) for folder in (a, b))
+    assert [*map(list, one)] == [*map(list, two)], "columns"
+    assert one == two

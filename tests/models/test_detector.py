@@ -260,23 +260,15 @@ def test_anchor_decoding_equals_a_loop(nano: dict[str, Detector]) -> None:
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_decoding_returns_float32_for_any_dtype(nano: dict[str, Detector], name: str) -> None:
-    detector = nano[name].eval()
-    raw = [x.bfloat16() for x in detector(torch.rand(1, 3, 64, 64))]
-    exact = detector.decode([x.float() for x in raw])
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = detector.decode(raw)
-    for a, b in zip(mixed, exact):
-        assert a.dtype == torch.float32
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("name", NANO)
-def test_bfloat16_autocast_trains(nano: dict[str, Detector], name: str) -> None:
+def test_bfloat16_autocast_trains_and_decodes_in_float32(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
     with torch.autocast("cpu", torch.bfloat16):
         raw = detector(torch.rand(1, 3, 64, 64).expand(2, -1, -1, -1))
+        mixed = detector.decode(raw)
     assert all(x.dtype == torch.bfloat16 for x in raw)
+    for a, b in zip(mixed, detector.decode([x.float() for x in raw])):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
     sum(x.float().mean() for x in raw).backward()
     assert all(torch.isfinite(p.grad).all() for p in detector.parameters() if p.requires_grad)
 

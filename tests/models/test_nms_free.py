@@ -10,7 +10,7 @@ import torch
 import detect
 import train
 import val
-from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
+from models.assigners.task_aligned import TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
 from models.postprocess.detections import select_detections
@@ -27,6 +27,7 @@ from tests.helpers.tiny import (
     write_detector,
     write_model,
 )
+from tests.models.assigners.test_assigners import assign, scene
 from tests.models.postprocess.test_detections import brute_force
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
@@ -122,23 +123,13 @@ def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
 
 
 def test_yolo26_trains_and_detects() -> None:
-    """A training step of the real model: its maps, its losses, and a lower loss on the same images afterwards."""
     model = build_detector("yolo26n", 2, seed=1)
     assert not any("dfl" in key for key in model.state_dict())
-    criterion, batch = model.head.build_loss(HYP), make_batch(4)
-    images = batch.images.float() / 255
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(3):
-        raw = model(images)
-        assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
-        output = criterion(raw, batch.targets)
-        optimizer.zero_grad()
-        (output.total / output.normalizer).backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-        optimizer.step()
-        losses.append((output.total / output.normalizer).item())
-    assert losses[2] < losses[0]
+    batch = make_batch(4)
+    raw = model(images := batch.images.float() / 255)
+    assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
+    model.head.build_loss(HYP)(raw, batch.targets).total.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     with torch.inference_mode():
         fused = model.eval().fuse()
         whole, alone = model.decode(model(images)), fused.decode(fused(images))
@@ -148,30 +139,6 @@ def test_yolo26_trains_and_detects() -> None:
 
 
 # Assignment
-
-
-def assignment_scene(slots: int = 8):
-    """A crowded scene: some targets request the same cells, some slots are empty."""
-    generator = torch.Generator().manual_seed(0)
-    side = CANVAS // 8
-    grid = torch.arange(side).float() * 8 + 4
-    centers = torch.stack(torch.meshgrid(grid, grid, indexing="xy"), -1).flatten(0, 1)
-    corner = torch.rand(3, slots, 2, generator=generator) * 40
-    boxes = torch.cat((corner, corner + 8 + torch.rand(3, slots, 2, generator=generator) * 20), -1)
-    boxes[:, 1:3] = boxes[:, :1] + torch.tensor([[0.0, 0.0, 0.5, 0.5], [0.5, 0.0, 0.0, 0.5]])
-    mask = torch.ones(3, slots, dtype=torch.bool)
-    mask[1, 5:] = False
-    logits = torch.randn(3, side**2, 1, generator=generator)
-    reach = torch.rand(3, side**2, 4, generator=generator) * 20 + 4
-    predicted = torch.cat((centers - reach[..., :2], centers + reach[..., 2:]), -1)
-    return logits, predicted, centers, torch.zeros(3, slots, dtype=torch.long), boxes, mask
-
-
-def assign(logits, predicted, centers, labels, boxes, mask, *, topk: int = 10, one_to_one: bool = False):
-    assigner = TaskAlignedAssigner(topk=topk, alpha=0.5, beta=6.0, one_to_one=one_to_one)
-    side = CANVAS // 8
-    groups = [PairGroup(0, 3, mask.numel() * side**2)]
-    return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), groups)
 
 
 def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
@@ -196,31 +163,31 @@ def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
 
 
 def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
-    scene = assignment_scene()
-    logits, predicted, centers, _, boxes, mask = scene
-    one = assign(*scene, one_to_one=True)
-    assert one.cells.shape == (*mask.shape, 1)
+    logits, predicted, centers, labels, boxes, mask = scene(3, 8, 1, seed=0)
+    boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
+    one_to_one, first = (
+        assign(
+            TaskAlignedAssigner(topk=k, alpha=0.5, beta=6.0, one_to_one=k > 1),
+            logits,
+            predicted,
+            centers,
+            labels,
+            boxes,
+            mask,
+        )
+        for k in (10, 1)
+    )
+    assert one_to_one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):
         expected = one_to_one_by_loops(logits[b], predicted[b], centers, boxes[b, mask[b]])
-        found = {k: int(one.cells[b, k, 0]) for k in range(mask.shape[1]) if one.scores[b, k, 0] > 0}
+        found = {k: int(one_to_one.cells[b, k, 0]) for k in range(mask.shape[1]) if one_to_one.scores[b, k, 0] > 0}
         assert found == expected
         given += len(found)
         for k, n in found.items():
             overlap = iou(predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
-            torch.testing.assert_close(one.scores[b, k, 0], overlap)
-    first = assign(*scene, topk=1).scores
-    assert given > (first > 0).sum(), "a top-1 match leaves more of them without a cell"
-
-
-def test_a_single_targets_cell_is_the_best_of_its_candidates() -> None:
-    *scene, mask = assignment_scene()
-    for k in range(mask.shape[1]):
-        only = torch.zeros_like(mask)
-        only[:, k] = mask[:, k]
-        many, one = (assign(*scene, only, one_to_one=o) for o in (False, True))
-        best = many.scores[:, k].argmax(-1, keepdim=True)
-        assert torch.equal(one.cells[:, k][only[:, k]], many.cells[:, k].gather(-1, best)[only[:, k]])
+            torch.testing.assert_close(one_to_one.scores[b, k, 0], overlap)
+    assert given > (first.scores > 0).sum(), "a top-1 match leaves more of them without a cell"
 
 
 def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) -> set[tuple[int, ...]]:
@@ -341,13 +308,8 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
     for level in raw if kind == "no bins" else ():
         level[:, :4] = 2.0  # the initial values of the head
     raw = [level.requires_grad_() for level in raw]
-    rows = [
-        (0, 0, 0.3, 0.35, 0.3, 0.3),
-        (0, 1, 0.4, 0.4, 0.35, 0.3),
-        (1, 1, 0.7, 0.6, 0.4, 0.6),
-        (1, 0, 0.2, 0.8, 0.2, 0.2),
-    ]
-    targets = torch.tensor(rows)
+    rows = [0, 0, 0.3, 0.35, 0.3, 0.3, 0, 1, 0.4, 0.4, 0.35, 0.3, 1, 1, 0.7, 0.6, 0.4, 0.6, 1, 0, 0.2, 0.8, 0.2, 0.2]
+    targets = torch.tensor(rows).view(4, 6)
     criterion, optimizer = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(300):
         output = criterion(raw, as_targets(targets))

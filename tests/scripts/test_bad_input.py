@@ -34,19 +34,13 @@ def flags(world: Path) -> list[str]:
     return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), *SMALL]
 
 
-@pytest.mark.parametrize(
-    ("flag", "text"),
-    [
-        ("--hyp", "lr0: 0.01\nlr0: 0.1\n"),
-        ("--model", "nc: 2\nnc: 3\n"),
-        ("--data", "train: a\ntrain: b\nval: c\nnames: [x]\n"),
-    ],
-)
-def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys, flag, text):
+def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys):
+    repeated = {"--hyp": "lr0: 0.01\nlr0: 0.1\n", "--model": "nc: 2\nnc: 3\n", "--data": "train: a\ntrain: b\nval: c\n"}
     path = tmp_path / "x.yaml"
-    path.write_text(text)
-    error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
-    assert f"{path}:2: key" in error
+    for flag, text in repeated.items():
+        path.write_text(text)
+        error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
+        assert f"{path}:2: key" in error
 
 
 @pytest.mark.parametrize(
@@ -183,7 +177,6 @@ def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, cap
 
 
 def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world, tmp_path, capsys):
-    """Although the folder is created late."""
     (tmp_path / "runs").write_text("")
     for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
         line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")

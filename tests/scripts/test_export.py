@@ -143,21 +143,10 @@ def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pyt
 def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
     for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
-    import onnx
-
     message = error_of(capsys, export.main, "--weights", weights, "--int8", "--batch", "8", "--no-check")
     assert "--batch 8: is more than there are images to calibrate --int8 with (6)" in message
     export.main(["--weights", str(weights), "--int8", "--no-check", "--format", "onnx", "openvino"])
     assert "not checked (--no-check)" in capsys.readouterr().out
-    graph = onnx.load(weights.with_name("best_int8.onnx")).graph
-    made_by = {output: node for node in graph.node for output in node.output}
-    convolutions = [node for node in graph.node if node.op_type == "Conv"]
-    quantized = [node for node in convolutions if made_by[node.input[0]].op_type == "DequantizeLinear"]
-    assert len(convolutions) - len(quantized) == 6  # boxes and classes of three levels
-    after = {node.name for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
-    for node in convolutions:
-        if node not in quantized:
-            assert not after & {n.name for n in graph.node if node.output[0] in n.input}
     exact = open_model(weights, device=CPU, trust=True)
     picture = cv2.imread(str(next((data.parent / "images" / "val").glob("*.png"))))
     pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255

@@ -13,14 +13,14 @@ import pytest
 from engine.hooks.result_files import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, untimed
+from tests.helpers.same_content import same_run
+from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.spawn import free_port
 from utils.files.checkpoint import read_checkpoint
 
-COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "1", "--amp", "off", "--noplots",
-          "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0",
-          "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
+COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
+COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,6 @@ def whole(world, tmp_path_factory) -> Path:
 def flags(world: Path, project: Path, *more: str) -> list[str]:
     return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
             "--cache-dir", str(world / "cache"), *COMMON, *more]  # fmt: skip
-
-
-def same_run(a: Path, b: Path) -> None:
-    """Compares both checkpoints bitwise, and the tables except for times."""
-    for name in ("last.pt", "best.pt"):
-        same_content(read_checkpoint(a / name), read_checkpoint(b / name))
-    one, two = (CsvTracker(folder / "results.csv").table.rows for folder in (a, b))
-    assert untimed(one.values()) == untimed(two.values())
 
 
 def position(folder: Path) -> tuple[int, int]:

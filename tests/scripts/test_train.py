@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 import socket
@@ -15,7 +14,7 @@ import torch
 import train
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, untimed
+from tests.helpers.same_content import read_csv, same_content, untimed
 from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.distributed.launch import torchrun_variables
@@ -33,8 +32,7 @@ def flags(world: dict[str, str], project: Path, *more: object) -> list[object]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return untimed(csv.DictReader(file))
+    return untimed(read_csv(path))
 
 
 @pytest.mark.parametrize("fine_tuned", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -1,6 +1,5 @@
 """val.py from end to end on a tiny rendered set, in one process and in several."""
 
-import csv
 import json
 import os
 from dataclasses import replace
@@ -22,6 +21,7 @@ from models.detector import build_detector
 from tests.helpers.exports import lively
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
+from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
@@ -68,11 +68,6 @@ def flags(tiny, tmp_path, *more):
     return [str(word) for pair in base.items() for word in pair] + list(map(str, more))
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def read(folder, name="predictions"):
     return json.loads((folder / f"{name}.json").read_text())
 
@@ -88,12 +83,12 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     assert [c["instances"] for c in results["classes"]] == [sum(c) for c in zip(*results["confusion"]["counts"])][:2]
     assert results["confusion"]["confidence"] == results["best_confidence"] or not results["f1"]
     assert results["settings"]["imgsz"] == SIZE
-    rows = rows_of(folder / "classes.csv")
+    rows = read_csv(folder / "classes.csv")
     assert [r["class"] for r in rows] == ["all", *NAMES]
     assert float(rows[0]["AP"]) == results["ap"]
     figures = [f"{name}.png" for name in ("PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors")]
     assert all(cv2.imread(str(folder / name)) is not None for name in (*figures, "predictions.jpg"))
-    assert len(rows_of(folder / "sizes.csv")) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
+    assert len(read_csv(folder / "sizes.csv")) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
 
 
 def test_half_on_a_cpu_and_nms_for_a_model_with_one_branch_do_nothing(tiny, tmp_path, capsys):
@@ -114,7 +109,7 @@ def test_spreadsheets_compute_no_class_name(tmp_path):
     weights = write_weights(tmp_path / "best.pt", names)
     val.main(flags((data, weights), tmp_path, "--data", data, "--noplots"))
     for table in ("classes.csv", "sizes.csv"):
-        rows = rows_of(tmp_path / "runs/exp" / table)
+        rows = read_csv(tmp_path / "runs/exp" / table)
         assert [*dict.fromkeys(row["class"] for row in rows)] == ["all", "'=1+1", "'@box"]
         assert all(not cell.startswith("'") for row in rows for column, cell in row.items() if column != "class")
 
@@ -204,7 +199,9 @@ def test_some_classes_are_scored_as_among_all(tmp_path):
         more = ["--data", str(data), "--max-det", "5000", "--imgsz", "256", "--name", name, "--noplots", *chosen]
         val.main(flags((data, weights), tmp_path, *more))
         folder = tmp_path / "runs" / name
-        rows = {row["class"]: [row[name] for name in ("AP", "AP50", "AP75")] for row in rows_of(folder / "classes.csv")}
+        rows = {
+            row["class"]: [row[name] for name in ("AP", "AP50", "AP75")] for row in read_csv(folder / "classes.csv")
+        }
         return rows, read(folder)
 
     rows, found = scored("all")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import signal
@@ -134,26 +135,16 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
     assert (tmp_path / "last.pt").read_bytes() == kept
 
 
-class _FullDisk:
+class _FullDisk(io.FileIO):
     """A file that only accepts some bytes."""
 
-    def __init__(self, file, room: int) -> None:
-        self.file, self.room = file, room
+    room = 0
 
     def write(self, data) -> int:
         self.room -= len(memoryview(data).cast("B"))
         if self.room < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return self.file.write(data)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
+        return super().write(data)
 
 
 @pytest.mark.parametrize("room", [0, 100, 3000])
@@ -161,7 +152,9 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     state = parts()
 
     def full(path, mode):
-        return _FullDisk(Path(path).open(mode), room)
+        file = _FullDisk(path, mode)
+        file.room = room
+        return file
 
     with monkeypatch.context() as patch:
         patch.setattr(whole_file, "open", full, raising=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 
@@ -15,7 +14,7 @@ from engine.evaluation.metrics import Fitness, score_detections
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, untimed
+from tests.helpers.same_content import read_csv, same_content, untimed
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -84,8 +83,7 @@ def world(tmp_path_factory):
 
 
 def rows(folder):
-    with open(folder / "results.csv", newline="") as file:
-        return untimed(csv.DictReader(file))
+    return untimed(read_csv(folder / "results.csv"))
 
 
 @pytest.mark.slow

@@ -17,11 +17,10 @@ from engine.evaluators.evaluating_process import as_tensors
 from engine.evaluators.remote_validation import discard_message, pending_epoch, post_message, read_message
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, untimed
+from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
-from utils.files.results_csv import ResultsTable
 
 EPOCHS = 5
 ODD = "rated;ready;slow:0.05"
@@ -58,17 +57,6 @@ def alone(world, tmp_path_factory) -> Path:
     return folder / "exp"
 
 
-def same_run(a: Path, b: Path) -> None:
-    """All checkpoints bit for bit, and the tables except for times."""
-    names = sorted(path.name for path in a.glob("*.pt"))
-    assert names == sorted(path.name for path in b.glob("*.pt"))
-    for name in names:
-        same_content(read_checkpoint(a / name), read_checkpoint(b / name), name)
-    one, two = (ResultsTable.read(folder / "results.csv") for folder in (a, b))
-    assert one.columns == two.columns
-    assert untimed(one.rows.values()) == untimed(two.rows.values())
-
-
 def scorers(file: Path) -> list[int]:
     """The process of each validation."""
     return [int(line) for line in file.read_text().split()] if file.exists() else []
@@ -103,7 +91,6 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
 
 
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
-    """Validation by anybody takes two seconds here, longer than some epochs."""
     odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.evaluators.remote_validation:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
@@ -115,7 +102,6 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
-    """With an evaluating process or without one."""
     odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))

@@ -36,6 +36,7 @@ from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_detector
+from tests.test_no_network import GUARD
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -265,7 +266,7 @@ def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
 
 
 @STATIC
-def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tiny, tmp_path: Path):
+def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tiny, tmp_path: Path, capfd):
     import onnx
 
     folder = tmp_path / "models"
@@ -277,7 +278,9 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
     shutil.copy(secret, folder / "inside.bin")
     (folder / "link.bin").symlink_to(secret)
     (folder / "up").symlink_to(tmp_path)
-    locations = ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin", "inside.bin")
+    (folder / "empty.bin").touch()
+    locations = ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin")
+    locations = (*locations, "/etc/passwd", "empty.bin", "missing.bin", "", "inside.bin")
     outside = []
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -290,6 +293,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
         except UserError:
             outside.append(location)
     assert outside == list(locations[:-1])
+    assert capfd.readouterr().err == ""
     node = onnx.helper.make_node("EPContext", ["images"], ["x"], domain="com.microsoft", ep_cache_context="lib.so")
     proto.graph.node.insert(0, node)
     proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
@@ -300,15 +304,8 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
             runtime.open_model(folder / "a.onnx", device=CPU, trust=True)
 
 
-GUARDED = """
-import socket, sys
-
-def refuse(*call, **more):
-    print("NETWORK", call, flush=True)
-    raise OSError("there is no network")
-
-socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
-socket.getaddrinfo = socket.create_connection = refuse
+GUARDED = f"""{GUARD}
+import sys
 from pathlib import Path
 from tests.engine.export.test_formats import CPU, NAMES, TINY_MODEL, images, lively, open_model, write_all
 folder = Path(sys.argv[1])

@@ -76,7 +76,6 @@ class Boxes(torch.nn.Module):
 @pytest.mark.parametrize("strange", [None, float("inf"), float("nan"), 3e38])
 @pytest.mark.parametrize("iou", [0.3, 0.7])
 def test_box_voting_equals_that_of_the_pipeline(iou, strange):
-    """Beside boxes that are none, too."""
     boxes, scores = crowd(3, 150, 3, seed=1)
     if strange is not None:
         boxes[0, 3] = strange

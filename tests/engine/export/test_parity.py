@@ -131,7 +131,6 @@ def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
 
 
 def test_half_passes(world):
-    """The checkpoint with its weights and activations in float16."""
     parity = compared(world, "half", FLOAT16, half=True)
     assert parity.violations(FLOAT32)
     assert replace(parity, ap=parity.ap_checkpoint).violations(FLOAT16) == []  # AP of chance detections is a lottery

@@ -1,5 +1,4 @@
 import builtins
-import csv
 import os
 from pathlib import Path
 
@@ -7,13 +6,8 @@ import pytest
 
 from engine.hooks.result_files import CsvTracker, TensorBoardTracker
 from tests.helpers.messages import refused
+from tests.helpers.same_content import read_csv
 from utils.logger import configure_logging
-
-
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
 
 CALLS = {
     "start": ({"epochs": 3}, 1),
@@ -49,7 +43,7 @@ def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
         before.epoch(epoch, row)
     after = CsvTracker(resumed)  # the checkpoint was of epoch 3: epochs 3 and 4 are repeated
     after.start({}, 3)
-    assert [r["epoch"] for r in rows_of(resumed)] == ["0", "1", "2"]
+    assert [r["epoch"] for r in read_csv(resumed)] == ["0", "1", "2"]
     for epoch in (3, 4, 5):
         after.epoch(epoch, rows[epoch])
     assert resumed.read_bytes() == whole.read_bytes()

@@ -201,20 +201,3 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
     (tmp_path / "a.bin").write_bytes(b"")
     with refused():
         open_model(tmp_path / name, device=CPU, trust=True)
-
-
-@pytest.mark.parametrize("location", ["/etc/passwd", "../../etc/passwd", "link", "empty", "missing", ""])
-def test_weights_beside_an_onnx_file_are_read_from_its_folder_only(tmp_path: Path, capfd, location: str):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    (tmp_path / "empty").touch()
-    weights = onnx.TensorProto(name="w", data_type=1, dims=[3, 3, 1, 1], data_location=onnx.TensorProto.EXTERNAL)
-    weights.external_data.add(key="location", value=location)
-    ports = [onnx.helper.make_tensor_value_info(name, 1, [1, 3, 64, 64]) for name in ("images", "output")]
-    node = onnx.helper.make_node("Conv", ["images", "w"], ["output"])
-    graph = onnx.helper.make_graph([node], "g", ports[:1], ports[1:], [weights])
-    (tmp_path / "best.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    with refused():
-        open_model(tmp_path / "best.onnx", device=CPU)
-    assert capfd.readouterr().err == ""

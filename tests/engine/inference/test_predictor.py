@@ -286,7 +286,6 @@ def test_outputs_that_are_not_numbers_are_reported_once(weights, tmp_path, caplo
 
 
 def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, monkeypatch):
-    """Of a checkpoint and of an exported file, which is named by a relative path here."""
     export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
     monkeypatch.chdir(tmp_path)
     exported = load("best.torchscript", device="cpu", conf=0.0, max_det=5, trust=True)

@@ -77,7 +77,6 @@ def _sum(ctx, count: int, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [1, 3, 1001])
 def test_every_process_gets_the_same_tree_sum(length):
-    """Also for lengths that are not divisible by the number of processes."""
     for result in run_ranks(4, _sum, 8, length):
         assert torch.equal(result, tree_of(leaves(8, length)))
 

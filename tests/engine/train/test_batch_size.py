@@ -263,7 +263,6 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
     ("settings", "factor"), [pytest.param({}, 2, marks=pytest.mark.slow), ({"virtual_ranks": 4}, 4)]
 )
 def test_the_processes_agree_on_the_smallest_result(settings, factor):
-    """Each process searches independently and needs its own number of steps."""
     limits = [peak_bytes(4) + 100, peak_bytes(2) + 100]
     assert run_ranks(2, _search_on_rank, settings, limits) == [2 * factor] * 2
 

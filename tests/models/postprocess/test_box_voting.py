@@ -201,7 +201,6 @@ def test_other_images_do_not_change_a_bit(agnostic):
 
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 3e38, -1e20])
 def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
-    """Beside good ones, which they do not change."""
     boxes, scores = crowd(2, 60, 2, seed=9)
     expected = select_detections(boxes, scores, **IOU)
     for corner in range(4):

@@ -190,7 +190,6 @@ def many_boxes(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["chain", "ties", "nested", "scattered", "crowded"])
 @pytest.mark.parametrize(("iou_thres", "max_det"), [(0.7, 300), (0.4, 2048)])
 def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det):
-    """In a batch with an image without candidates and one with a few."""
     boxes = many_boxes(kind)[:2048]
     few = crowd(1, 2048, 1, seed=8)[0][0]
     scores = torch.linspace(0.9, 0.1, 2048)[None, :, None].repeat(3, 1, 1)
@@ -207,7 +206,6 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
 
 @pytest.mark.parametrize("max_det", [10, 300])
 def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det):
-    """For any sizes of groups and any numbers of kept boxes."""
     bounded = suppression._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
     compared = []
 

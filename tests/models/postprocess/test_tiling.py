@@ -221,7 +221,6 @@ def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
 
 
 def test_tables_of_many_images_are_stitched_image_by_image():
-    """In any order, with images and tiles without detections, as the views of each image are."""
     rng, tables, expected = np.random.default_rng(0), [], []
     images, windows, first = [], [], 0
     for image, canvas_hw in enumerate([(640, 1152), (640, 640), (1500, 900), (700, 700)]):
@@ -248,7 +247,6 @@ def test_tables_of_many_images_are_stitched_image_by_image():
 
 
 def test_a_detector_sees_tiles_as_it_was_trained():
-    """Scaled to its image size; boxes are those of the tiles."""
     image, reader = torch.full((1, 3, 300, 500), GRAY / 255), PixelReader()
     image[:, :, 80:160, 120:240] = 1
     tiles = Tiles(128, full_image=False, scaled=True)

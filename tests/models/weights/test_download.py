@@ -100,7 +100,6 @@ def test_an_invalid_content_length_is_ignored(fetch, server, fault):
 
 
 def test_a_file_is_kept_under_its_name_in_the_catalog(fetch):
-    """Releases contain files of the same name."""
     assert fetch("tiny-v5.0.pt", tiny_name="tiny-v5.0").name == "tiny-v5.0.pt"
     assert fetch("tiny-v5.0", tiny_name="tiny-v5.0", offline=True).name == "tiny-v5.0.pt"
 
@@ -176,7 +175,6 @@ def test_the_shipped_catalog_is_well_formed(tmp_path):
 
 
 def test_shipped_checksums_match_the_public_files(shared):
-    """For those files that are available."""
     for path in (shared / "weights").glob("*.pt"):
         entry = find_entry(path.name)
         assert entry.size == path.stat().st_size

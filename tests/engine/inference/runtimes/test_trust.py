@@ -24,6 +24,12 @@ from utils.errors import UserError
 CPU = torch.device("cpu")
 
 
+def commands(path: Path, *out: object) -> list[tuple]:
+    weights = ["--weights", path, "--device", "cpu"]
+    scored, found = (val.main, *weights, "--data", "demo", *out), (detect.main, *weights, "--source", path.parent, *out)
+    return [scored, found, (check.main, "demo", *weights)]
+
+
 def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, capsys: pytest.CaptureFixture):
     marker = tmp_path / "ran"
     programs = write_hostile_programs(tmp_path, marker)
@@ -47,11 +53,7 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
         for call in (load, hubconf.custom, partial(open_model, device=CPU)):
             with pytest.raises(UserError, match=f"^{path}: opening .* use --trust .in Python: trust=True"):
                 call(path)
-        lines = [
-            error_of(capsys, val.main, "--weights", path, "--data", "demo", "--device", "cpu", *out),
-            error_of(capsys, detect.main, "--weights", path, "--source", tmp_path, "--device", "cpu", *out),
-            error_of(capsys, check.main, "demo", "--weights", path, "--device", "cpu"),
-        ]
+        lines = [error_of(capsys, *command) for command in commands(path, *out)]
         assert all(f"error: {path}: opening" in line and "--trust" in line for line in lines), lines
     assert not marker.exists()
     assert not (tmp_path / "out").exists()
@@ -64,12 +66,8 @@ def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
     for call in (load, hubconf.custom):
         with refused():
             call(path, trust=True)
-    for main, *given in (
-        (val.main, "--weights", path, "--data", "demo", "--device", "cpu"),
-        (detect.main, "--weights", path, "--source", tmp_path, "--device", "cpu"),
-        (check.main, "demo", "--weights", path, "--device", "cpu"),
-    ):
-        assert "cannot be opened" in error_of(capsys, main, *given, "--trust")
+    for command in commands(path):
+        assert "cannot be opened" in error_of(capsys, *command, "--trust")
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path):
