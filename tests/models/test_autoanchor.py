@@ -9,11 +9,7 @@ import torch
 from models.autoanchor import best_recall, check_anchors, fit_anchors, fitness
 from models.losses.anchor import match_anchors
 
-COCO_PX = [
-    [[10, 13], [16, 30], [33, 23]],
-    [[30, 61], [62, 45], [59, 119]],
-    [[116, 90], [156, 198], [373, 326]],
-]
+COCO_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]]
 STRIDES = (8, 16, 32)
 
 

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
-from engine.checkpoint.resume import (
-    check_is_newest,
-    resumed_config,
-    resumed_hyperparameters,
-    resumed_position,
-)
+from engine.checkpoint.resume import check_is_newest, resumed_config, resumed_hyperparameters, resumed_position
 from engine.run import note_launch, open_run, run_of_launch
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig

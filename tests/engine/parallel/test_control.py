@@ -21,10 +21,7 @@ def build() -> RunControl:
 
 
 def after_step(
-    control: RunControl,
-    flags: StepFlags = NO_FLAGS,
-    newest: StepFlags = NO_FLAGS,
-    action: Action = Action.CONTINUE,
+    control: RunControl, flags: StepFlags = NO_FLAGS, newest: StepFlags = NO_FLAGS, action: Action = Action.CONTINUE
 ) -> Action:
     return control.after_step(flags, action, lambda: newest)
 

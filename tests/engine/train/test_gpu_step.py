@@ -100,8 +100,7 @@ OTHER = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimizer", "virtual_ranks"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER)],
+    ("kind", "optimizer", "virtual_ranks"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER)]
 )
 def test_the_step_stays_on_the_device(batch, kind, optimizer, virtual_ranks):
     with fake_gpu():

@@ -10,12 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.box_coding import (
-    cell_centers,
-    distances_to_xyxy,
-    expected_distances,
-    flatten_levels,
-)
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, flatten_levels
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead

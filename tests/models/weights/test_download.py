@@ -8,13 +8,7 @@ import pytest
 import yaml
 
 from models.weights import download as downloads
-from models.weights.download import (
-    CATALOG,
-    fetch_weights,
-    find_entry,
-    origin_of,
-    origin_of_run,
-)
+from models.weights.download import CATALOG, fetch_weights, find_entry, origin_of, origin_of_run
 from models.weights.read import StoredWeights
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
