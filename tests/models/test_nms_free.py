@@ -165,18 +165,16 @@ def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
 def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     logits, predicted, centers, labels, boxes, mask = scene(3, 8, 1, seed=0)
     boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
-    one_to_one, first = (
-        assign(
-            TaskAlignedAssigner(topk=k, alpha=0.5, beta=6.0, one_to_one=k > 1),
-            logits,
-            predicted,
-            centers,
-            labels,
-            boxes,
-            mask,
-        )
-        for k in (10, 1)
-    )
+    pairs = {
+        "logits": logits,
+        "predicted": predicted,
+        "centers": centers,
+        "labels": labels,
+        "boxes": boxes,
+        "mask": mask,
+    }
+    assigners = (TaskAlignedAssigner(topk=k, alpha=0.5, beta=6.0, one_to_one=k > 1) for k in (10, 1))
+    one_to_one, first = (assign(assigner, **pairs) for assigner in assigners)
     assert one_to_one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):

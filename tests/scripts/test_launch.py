@@ -46,11 +46,6 @@ def cluster(tmp_path):
     return {"PATH": f"{commands}:{os.environ['PATH']}", "NAP": "0", "CODE": "0", **job, **paths}
 
 
-@pytest.mark.parametrize("path", [SLURM, LAUNCH / "sagemaker.sh"], ids=lambda path: path.name)
-def test_the_scripts_are_valid_bash(path):
-    subprocess.run(["bash", "-n", str(path)], check=True)
-
-
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number):
     job = subprocess.Popen(["bash", str(SLURM)], env=cluster | {"NAP": "60"})

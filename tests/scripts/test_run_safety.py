@@ -152,12 +152,8 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
         said = run.output()
     assert f"after epoch 0 of 2 and {batch} batches" in said
     changes = [line for line in said.splitlines() if line.startswith("resume: ")]
-    expected = (
-        "resume: data ",
-        "resume: epochs 1 -> 2",
-        "resume: processes 2 -> 1",
-        "resume: the learning rate continues",
-    )
+    starts = ("data ", "epochs 1 -> 2", "processes 2 -> 1", "the learning rate continues")
+    expected = [f"resume: {start}" for start in starts]
     assert len(changes) == len(expected), changes
     assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
     assert len(CsvTracker(tmp_path / "exp" / "results.csv").table.rows) == 2

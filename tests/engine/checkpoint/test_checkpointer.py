@@ -4,9 +4,6 @@ import errno
 import io
 import os
 import pickle
-import signal
-import subprocess
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +20,6 @@ from engine.optim.model_tensors import ModelEma
 from models.detector import build_detector
 from models.weights.load import load_detector
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
@@ -198,29 +194,6 @@ def test_bad_checkpoints_are_one_line(tmp_path, kind):
         torch.save({"a": Path("x")} if kind == "foreign zip" else {"format": "lockstep", "version": 99}, path)
     with refused():
         read_checkpoint(path)
-
-
-WRITER = """
-import sys, torch
-from utils.files.checkpoint import write_checkpoint
-for number in range(10**6):
-    write_checkpoint({"number": number, "x": torch.full((50_000,), float(number))}, sys.argv[1])
-    print(number, flush=True)
-"""
-
-
-def test_a_kill_during_writing_leaves_a_complete_file(tmp_path):
-    path = tmp_path / "last.pt"
-    for attempt in range(4):
-        writer = subprocess.Popen([python(), "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(3 + attempt):
-            written = int(writer.stdout.readline())
-        time.sleep(0.0017 * attempt)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        content = read_checkpoint(path)
-        assert content["number"] >= written
-        assert (content["x"] == content["number"]).all()
 
 
 @pytest.mark.parametrize("moment", ["infolist", "testzip"])

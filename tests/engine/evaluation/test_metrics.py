@@ -87,12 +87,8 @@ def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_i
     image = np.array([image_of[a["image_id"]] for a in notes])
     gt = make_ground_truth(boxes, classes, crowd, area, image, len(ids), len(categories), ids)
     assert gt.crowd.any()
-    table = make_table(
-        [image_of[int(r["image_id"])] for r in rows],
-        xywh_to_xyxy(np.array([r["bbox"] for r in rows])),
-        [r["score"] for r in rows],
-        [r["category_id"] - first_id for r in rows],
-    )
+    image, kinds = zip(*((image_of[int(r["image_id"])], r["category_id"] - first_id) for r in rows))
+    table = make_table(image, xywh_to_xyxy(np.array([r["bbox"] for r in rows])), [r["score"] for r in rows], kinds)
     assert np.bincount(table.image_index).max() > 100
     assert np.unique(table.scores).size < table.scores.size
     result = assert_equals_coco(gt, table, len(categories))

@@ -136,13 +136,8 @@ def test_metadata_reads_back():
 
 
 def test_foreign_metadata_is_read_without_running_it():
-    text = {
-        "names": "{0: 'cat', 1: \"dog's\"}",
-        "stride": "32",
-        "imgsz": "[480, 640]",
-        "batch": "2",
-        "end2end": "False",
-    }
+    text = {"names": "{0: 'cat', 1: \"dog's\"}", "stride": "32", "imgsz": "[480, 640]", "batch": "2"}
+    text["end2end"] = "False"
     found = parse_metadata(text | {"task": "detect", "args": "{'dynamic': True}"})
     assert (found.names, found.imgsz_hw, found.batch, found.dynamic) == (("cat", "dog's"), (480, 640), 2, True)
     plain = {"names": {0: "cat"}, "stride": 32, "imgsz": [64, 64], "batch": 1}  # a YAML's

@@ -71,23 +71,15 @@ def assert_exact(result, boxes, classes):
 
 # Tiles of 640 at 0, 512, 1024, ...: borders at 512, 640, 1024, 1152, ...
 PLACES = {
-    "inside one tile": (100, 100, 150, 180),
-    "in the overlap of two": (530, 100, 600, 180),
-    "in the overlap of four": (530, 530, 600, 600),
-    "cut by one tile": (600, 100, 700, 180),
-    "cut by both tiles": (500, 100, 700, 180),
-    "on a corner of four": (450, 450, 800, 800),
-    "longer than the overlap": (300, 700, 900, 900),
-    "longer than a tile": (100, 300, 1900, 420),
-    "larger than a tile": (100, 100, 1500, 1700),
-    "the whole image": (0, 0, 2560, 2560),
-    "a sliver beyond the border": (400, 100, 512.5, 200),
-    "ends at a border": (400, 100, 640, 200),
-    "begins at a border": (512, 100, 700, 200),
-    "just before a border": (400, 100, 637, 200),
-    "at the image's border": (2300, 2400, 2560, 2560),
-    "thin": (200, 635, 1800, 641),
-}
+    "inside one tile": (100, 100, 150, 180), "in the overlap of two": (530, 100, 600, 180),
+    "in the overlap of four": (530, 530, 600, 600), "cut by one tile": (600, 100, 700, 180),
+    "cut by both tiles": (500, 100, 700, 180), "on a corner of four": (450, 450, 800, 800),
+    "longer than the overlap": (300, 700, 900, 900), "longer than a tile": (100, 300, 1900, 420),
+    "larger than a tile": (100, 100, 1500, 1700), "the whole image": (0, 0, 2560, 2560),
+    "a sliver beyond the border": (400, 100, 512.5, 200), "ends at a border": (400, 100, 640, 200),
+    "begins at a border": (512, 100, 700, 200), "just before a border": (400, 100, 637, 200),
+    "at the image's border": (2300, 2400, 2560, 2560), "thin": (200, 635, 1800, 641),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["tiles", "and the whole image"])
