@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import nn
 
+from models.build import build_starting_model
 from models.detector import Detector, build_detector, build_on_meta
 from models.heads.base import DetectionHead
 from models.layers.conv import BN_EPS, Conv, Upsample
@@ -23,6 +24,8 @@ from models.registry import ANCHOR_HEAD, REGISTRY, Kind
 from models.spec import MODEL_FOLDER, known_models, load_spec
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 
 PARAMETERS = {
@@ -440,3 +443,9 @@ def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
         results.append((out.detach(), leaf.grad))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1])
+
+
+def test_layers_without_parameters_are_nothing_to_train() -> None:
+    config = TrainConfig(model="yolov8n", freeze=[layer for layer in range(23) if layer != 10])  # 10: Upsample
+    with refused():
+        build_starting_model(DistributedContext.single(), config, ["a"], 3, resumed=None)

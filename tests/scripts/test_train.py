@@ -6,12 +6,14 @@ import re
 import shutil
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import train
+from data.loading.prefetcher import Prefetcher
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import read_csv, same_content, untimed
@@ -175,3 +177,29 @@ def test_a_busy_port_is_one_line(world, tmp_path):
         assert run.codes() == [2], run.output()
         assert "port" in run.output()
         assert "Traceback" not in run.output()
+
+
+def rendered(world: dict[str, str], folder: Path, *more: object) -> list[object]:
+    """Images are rendered on the device, here the CPU."""
+    hyp = ["--set", "mixup=0.5", "close_mosaic=1", "close_scale=1"]
+    return flags(world, folder, "--epochs", "2", "--render-on", "device", "--virtual-ranks", "2", *more, *hyp)
+
+
+def test_cache_prefetching_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path, monkeypatch):
+    shared, one, two = ["--nominal-batch", "8", "--image-weights"], tmp_path / "one" / "exp", tmp_path / "two" / "exp"
+    call(train.main, *rendered(world, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
+    expected = read_checkpoint(one / "last.pt")
+    monkeypatch.setattr("engine.train.trainer.Prefetcher", partial(Prefetcher, ahead=True))
+    call(train.main, *rendered(world, two.parent, *shared)[1:])
+    same_content(expected, read_checkpoint(two / "last.pt"))
+    (one / "last.pt").rename(tmp_path / "moved.pt")
+    call(train.main, "--resume", one / "epoch1.pt", "--cache", "ram")
+    same_content(expected, read_checkpoint(one / "last.pt"))
+    assert len(rows(one / "results.csv")) == 2
+
+
+@pytest.mark.slow
+def test_processes_and_workers_do_not_change_a_bit_on_the_device(world, tmp_path):
+    run_python(*rendered(world, tmp_path, "--multi-scale", "--cache", "device", "--name", "one"))
+    run_python(*rendered(world, tmp_path, "--multi-scale", "--workers", "1", "--name", "two"), torchrun=2)
+    same_content(*(read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two")))

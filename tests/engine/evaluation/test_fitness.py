@@ -1,22 +1,24 @@
-"""--fitness and --patience: what is the best epoch, and when a run stops."""
+"""--fitness and --patience: what is the best epoch, when a run stops, and the confidence with the best F1."""
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 import train
 from engine.checkpoint.checkpoint import Progress
+from engine.evaluation import evaluator
 from engine.evaluation.metrics import Fitness, score_detections
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import read_csv, same_content, untimed
 from tests.helpers.scoring import coco_evaluate, random_case
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
@@ -110,3 +112,26 @@ def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(w
     line = error_of(capsys, train.main, *flags, "--fitness", "AP:drak", "--name", "unknown")
     assert "no class 'drak' (did you mean 'dark'?); the classes are light, dark" in line
     assert not (root / "unknown").exists()
+
+
+def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypatch):
+    true_score = evaluator.score_detections
+    scores = iter([({"AP": 0.9, "f1": 0.6}, 0.375), ({"AP": 0.1, "f1": 0.4}, 0.5)])
+
+    def score(*arguments):
+        result, (metrics, confidence) = true_score(*arguments), next(scores)
+        return replace(result, metrics=result.metrics | metrics, best_confidence=confidence)
+
+    monkeypatch.setattr(evaluator, "score_detections", score)
+    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    call(
+        train.main, "--project", tmp_path, "--data", data, "--model", model, *SMALL, "--epochs", "3", "--val-every", "2"
+    )
+    for name, confidence in (("best.pt", 0.375), ("last.pt", 0.5)):
+        assert read_checkpoint(tmp_path / "exp" / name)["progress"]["confidence"] == confidence
+
+
+@pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])
+def test_no_threshold_is_stored_without_detections(f1, threshold):
+    empty = {f.name: None for f in fields(evaluator.EvalResult)}
+    assert evaluator.EvalResult(**empty | {"metrics": {"f1": f1}, "best_confidence": 0.25}).threshold == threshold

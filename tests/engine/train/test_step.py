@@ -15,12 +15,13 @@ import torch
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run import Run
-from engine.train.step import build_step
+from engine.train.step import build_step, check_step_settings
 from models.build import freeze_layers
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from tests.helpers.kernel_count import KernelCount, NoSync
+from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
@@ -221,3 +222,42 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
         step([make_batch(images)], [images], 1)
         assert not torch.backends.cudnn.benchmark
     assert seen == [flag for flag in searches for _ in range(2)]
+
+
+def ranks(count: int) -> DistributedContext:
+    """Rank 0 of ``count`` processes; there is no process group, and none is used. 0: one process with two GPUs."""
+    single, gpus = DistributedContext.single("cpu"), (torch.device("cuda:0"), torch.device("cuda:1"))
+    changes = {0: {"devices": gpus}, 1: {}}.get(count, {"local_rank": 0, "world_size": count})
+    return replace(single, **changes)
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings"),
+    [
+        (3, {"sync_bn": 2}),
+        (3, {"deterministic": True}),
+        (4, {"virtual_ranks": 2}),
+        (2, {"sync_bn": 2, "deterministic": True}),
+        (1, {"pipeline": 2}),
+        (3, {"pipeline": 2}),
+        (2, {"pipeline": 2, "batch_size": -1}),
+        (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}),
+        (4, {"pipeline": 2, "sync_bn": 2, "compile": True}),
+        (2, {"pipeline": 2, "keep_old": True}),
+        (0, {"sync_bn": -1}),
+    ],
+)
+def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings):
+    with refused():
+        check_step_settings(ranks(processes), TrainConfig(**settings))
+
+
+def test_settings_that_the_number_of_processes_allows():
+    for processes, settings in (
+        (1, {"deterministic": True, "sync_bn": 2}),
+        (3, {"sync_bn": -1}),
+        (4, {"sync_bn": 2, "amp": "bf16"}),
+        (2, {"virtual_ranks": 8}),
+        (6, {"pipeline": 2, "deterministic": True, "zero": True}),
+    ):
+        check_step_settings(ranks(processes), TrainConfig(**settings))
