@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from data import box_sizes
 from data.check.census import take_census
 from data.check.issues import DOUBLED
 from data.check.scanned import box_pairs, scan_dataset, scan_issues
@@ -24,6 +23,7 @@ from tools.convert.__main__ import convert
 NAMES = ["cat", "dog", "DontCare"]
 # Class, x1, y1, x2, y2 in images of 160 x 128: a doubled box, one that exceeds its image, and a region to ignore.
 OBJECTS = [(0, 16, 16, 80, 64), (1, 16, 16, 80, 65), (1, 120, 16, 168, 64), (2, 0, 80, 160, 128)]
+from utils.logger import get_logger
 
 
 def write_yolo(data: EditableSet) -> dict:
@@ -117,7 +117,7 @@ def index(tmp_path):
 
 def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index, monkeypatch):
     lines = []
-    monkeypatch.setattr(box_sizes.get_logger(), "warning", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(get_logger(), "warning", lambda text, *values: lines.append(text % values))
     boxes = index.boxes_xywh_px[:, 2:] / 64  # the images have 64 x 64 pixels
     median = float(np.median(np.sqrt(boxes.prod(1))))
     large, small = int(17 / median), int(12 / median)
