@@ -19,11 +19,11 @@ from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.tiny import write_dataset
 from tools.convert.__main__ import convert
+from utils.logger import get_logger
 
 NAMES = ["cat", "dog", "DontCare"]
 # Class, x1, y1, x2, y2 in images of 160 x 128: a doubled box, one that exceeds its image, and a region to ignore.
 OBJECTS = [(0, 16, 16, 80, 64), (1, 16, 16, 80, 65), (1, 120, 16, 168, 64), (2, 0, 80, 160, 128)]
-from utils.logger import get_logger
 
 
 def write_yolo(data: EditableSet) -> dict:
