@@ -130,7 +130,9 @@ def _of_files(
     """All usable images with the classes of the labels; the cache file; and whether the index comes from it."""
     labeled = spec.as_labeled()
     fingerprint = _fingerprint(labeled, split, listing, settings)
-    path = cache_folder(settings.cache_dir) / f"{_source(spec, split, settings.single_cls)}.index"
+    folder, source = cache_folder(settings.cache_dir), _source(spec, split, settings.single_cls)
+    # Found by the content, so that a data set that has been moved is not scanned again.
+    path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
     names = class_names(labeled, settings.single_cls)
     index = open_cached(path, names, spec.root, fingerprint) if checked is None else None
     is_cached = index is not None
@@ -141,6 +143,10 @@ def _of_files(
         index = replace(scan.index, fingerprint=fingerprint)
         if checked is None:
             write_cache(path, index)
+            for old in folder.glob(f"{source}-*"):
+                if old.stem != path.stem:
+                    with contextlib.suppress(OSError):
+                        old.unlink()
         else:
             checked.append(ScannedPart(spec, index, scan))
     return replace(index, pixels=spec.pixels), path, is_cached

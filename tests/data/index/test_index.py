@@ -652,6 +652,16 @@ def test_any_change_of_the_files_causes_a_new_scan(root, tmp_path, lines, change
         np.testing.assert_array_equal(after.classes[:2], [1, 2])
 
 
+def test_a_data_set_that_has_been_moved_is_not_scanned_again(root, tmp_path, lines):
+    before = load(root, tmp_path / "cache")
+    told(lines)
+    moved = root.rename(tmp_path / "moved")
+    after = load(moved, tmp_path / "cache")
+    assert "(cached)" in told(lines)[0]
+    assert_same(before, after)
+    assert after.path(0) == str(moved / before.paths[0])
+
+
 def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
     prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
     monkeypatch.setattr("data.index.load.PARSER_VERSION", 99)
