@@ -31,9 +31,8 @@ from utils.strings import counted
 if TYPE_CHECKING:
     from data.index.scan import Scan
 
-# A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
-# object and no label file; in VOC and exports of labeling services, every image has a label file. The usual advice is
-# at most 10 % backgrounds, and more can be declared with empty files.
+# A larger fraction of images without a label file causes a warning: 0.9 % of COCO's have none, none of VOC's or of a
+# labeling service's. The usual advice is at most 10 % backgrounds; empty files declare more.
 MAX_UNLABELED = 0.1
 # What to do with files of the images' stems, and with other files, that are not where labels are read.
 _OF_IMAGES = {
@@ -143,10 +142,9 @@ def _of_files(
         index = replace(scan.index, fingerprint=fingerprint)
         if checked is None:
             write_cache(path, index)
-            for old in folder.glob(f"{source}-*"):
-                if old.stem != path.stem:
-                    with contextlib.suppress(OSError):
-                        old.unlink()
+            with contextlib.suppress(OSError):
+                for old in {*folder.glob(f"{source}-*")} - {path, path.with_suffix(".txt")}:
+                    old.unlink()
         else:
             checked.append(ScannedPart(spec, index, scan))
     return replace(index, pixels=spec.pixels), path, is_cached
