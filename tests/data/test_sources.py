@@ -5,6 +5,7 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -139,50 +140,26 @@ def test_a_video_can_be_read_from_a_url(video, monkeypatch):
 @pytest.mark.parametrize(
     "source",
     [
-        "nowhere.jpg",
-        "empty",
-        "notes.md",
-        "*.png",
-        "empty.txt",
-        "list.txt",
-        "bad.txt",
-        "/~nobody-here/a.jpg",
-        "/²",
-        "/12345678901234567890",
-        "///[a",
-        "/http://[a",
-        "/rtsp://me:secret@[a",
+        "nowhere.jpg", "empty", "notes.md", "*.png", "empty.txt", "list.txt", "bad.txt", "/~nobody-here/a.jpg", "/²",
+        "/12345678901234567890", "///[a", "/http://[a", "/rtsp://me:secret@[a",
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_reported_before_anything_is_read(tmp_path, source):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "notes.md").write_text("x")
-    (tmp_path / "empty.txt").write_text("\n")
     save_image(tmp_path / "here.jpg", 3)
-    (tmp_path / "list.txt").write_text("here.jpg\ngone.png\n")
-    (tmp_path / "bad.txt").write_text("notes.md\n")
+    texts = {"notes.md": "x", "empty.txt": "\n", "list.txt": "here.jpg\ngone.png\n", "bad.txt": "notes.md\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
     with refused():
         open_source(source[1:] if source.startswith("/") else str(tmp_path / source))
 
 
-def test_a_missing_webcam_is_one_line(capfd):
+def test_a_missing_webcam_and_a_url_without_frames_are_one_line(capfd, monkeypatch):
     with refused():
         open_source("97")
     assert capfd.readouterr().err == ""  # the script prints one line; OpenCV prints none
-
-
-def test_a_url_without_frames_is_one_line(monkeypatch):
-    class Unreadable:
-        def get(self, _):
-            return 48.0
-
-        def grab(self):
-            return False
-
-        def release(self):
-            pass
-
-    monkeypatch.setattr(sources, "_open_stream", lambda _: Unreadable())
+    unreadable = SimpleNamespace(get=lambda _: 48.0, grab=lambda: False, release=lambda: None)
+    monkeypatch.setattr(sources, "_open_stream", lambda _: unreadable)
     with refused():
         list(open_source("http://127.0.0.1/clip.mp4"))
 

@@ -273,25 +273,21 @@ def test_coco_and_voc_annotations_are_copied(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     source = write_dataset(tmp_path / "set", train=2, val=1)
-    with refused():
-        stage(source, source.parent / "images" / "train" / "copy")
     (tmp_path / "file").write_text("")
-    with refused():
-        stage(source, tmp_path / "file")
-    with refused():
-        stage(Path("demo"), tmp_path / "stage")
+    for given, place in (
+        (source, source.parent / "images" / "train" / "copy"),
+        (source, tmp_path / "file"),
+        (Path("demo"), tmp_path / "stage"),
+    ):
+        with refused():
+            stage(given, place)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9000))
         with refused():
             stage(source, tmp_path / "small")
     assert not list((tmp_path / "small").rglob("*.png"))
     plain = stage_copy._read_checked
-
-    def edited(path, stamp):
-        os.utime(path)
-        return plain(path, stamp)
-
-    monkeypatch.setattr(stage_copy, "_read_checked", edited)
+    monkeypatch.setattr(stage_copy, "_read_checked", lambda path, stamp: os.utime(path) or plain(path, stamp))
     with refused():
         stage(source, tmp_path / "stage")
 
