@@ -147,8 +147,8 @@ def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
     why = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
         why = "its entries are compressed, but PyTorch's never are"
-    elif any(e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing, and says nothing
-        why = "it holds folders"
+    elif any(not e.filename or e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing
+        why = "it holds folders or entries without a name"
     elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
         why = "there is data before the archive"
     elif len({e.filename for e in entries}) < len(entries):

@@ -224,11 +224,13 @@ def test_an_entry_that_is_marked_as_a_folder_or_follows_other_bytes_is_refused(t
     path.write_bytes(whole * 2)
     with refused():
         read_checkpoint(path)
-    entry = whole.index(b"/data/0", whole.index(b"PK\1\2"))
-    whole[whole.rindex(b"PK\1\2", 0, entry) + 38] = 0x10  # external attributes
-    path.write_bytes(whole)
-    with refused():
-        read_checkpoint(path)
+    header = whole.rindex(b"PK\1\2", 0, whole.index(b"/data/0", whole.index(b"PK\1\2")))
+    for offset, value in ((38, 0x10), (46, 0)):  # external attributes; the first letter of the name
+        damaged = whole.copy()
+        damaged[header + offset] = value
+        path.write_bytes(damaged)
+        with refused():
+            read_checkpoint(path)
 
 
 def test_a_flipped_bit_is_refused(tmp_path):
