@@ -24,9 +24,9 @@ from utils.errors import UserError
 CPU = torch.device("cpu")
 
 
-def commands(path: Path, *out: object) -> list[tuple]:
+def commands(path: Path, folder: Path, *out: object) -> list[tuple]:
     weights = ["--weights", path, "--device", "cpu"]
-    scored, found = (val.main, *weights, "--data", "demo", *out), (detect.main, *weights, "--source", path.parent, *out)
+    scored, found = (val.main, *weights, "--data", "demo", *out), (detect.main, *weights, "--source", folder, *out)
     return [scored, found, (check.main, "demo", *weights)]
 
 
@@ -53,7 +53,7 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
         for call in (load, hubconf.custom, partial(open_model, device=CPU)):
             with pytest.raises(UserError, match=f"^{path}: opening .* use --trust .in Python: trust=True"):
                 call(path)
-        lines = [error_of(capsys, *command) for command in commands(path, *out)]
+        lines = [error_of(capsys, *command) for command in commands(path, tmp_path, *out)]
         assert all(f"error: {path}: opening" in line and "--trust" in line for line in lines), lines
     assert not marker.exists()
     assert not (tmp_path / "out").exists()
@@ -66,7 +66,7 @@ def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
     for call in (load, hubconf.custom):
         with refused():
             call(path, trust=True)
-    for command in commands(path):
+    for command in commands(path, tmp_path):
         assert "cannot be opened" in error_of(capsys, *command, "--trust")
 
 
