@@ -38,10 +38,8 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
     """A copy whose convolutions compute with 8-bit integers, except the head's output layers: these, the decoding of
     boxes and everything else stay as they are.
 
-    Args:
-        ranges: see `activation_ranges`.
-        outputs: round the results of the convolutions to 8 bits too. ONNX Runtime computes with integers only then;
-            OpenVINO does in any case.
+    ``ranges``: see `activation_ranges`. ``outputs``: round the results of the convolutions to 8 bits too. ONNX Runtime
+    computes with integers only then; OpenVINO does in any case.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -78,16 +76,11 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
 
 
 def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
-    """The range (low <= 0 <= high) of each tensor that `quantize` rounds.
+    """The range (low <= 0 <= high) of each tensor that `quantize` rounds, from batches float32 (B, 3, H, W). Raises
+    UserError if there are none.
 
     ``high`` is halfway between the mean and the highest of the images' maxima: some models suffer more from large
     values that are cut off, and some from coarse steps.
-
-    Args:
-        images: batches float32 (B, 3, H, W) to calibrate with.
-
-    Raises:
-        UserError: there are none.
     """
     import onnx
     import onnxruntime as ort

@@ -62,12 +62,8 @@ def check_flags(config: ExportConfig) -> None:
 
 
 def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportOptions:
-    """The flags for a model. Raises UserError for flags that do not fit it.
-
-    Args:
-        detector: fused.
-        imgsz: of the checkpoint, pixels.
-    """
+    """The flags for a fused model, whose checkpoint has the size ``imgsz``, pixels. Raises UserError for flags that do
+    not fit it."""
     sides = config.imgsz or [imgsz]
     for side in sides:
         check_image_size(side, detector.stride)

@@ -120,8 +120,8 @@ class Predictor:
         """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,
         webcam number or the URL of a stream, as for detect.py.
 
-        Images and videos are read ahead, and processed in batches as in a call; of a live stream, the newest frame is.
-        An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
+        Images and videos are read ahead and processed in batches; of a live stream, the newest frame is. An unreadable
+        file is skipped with a warning if there are several. Raises UserError for an unreadable source.
         """
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
@@ -145,7 +145,7 @@ class Predictor:
     ) -> Iterator[Detected | FileProblem | Exception]:
         """What is found in each frame of ``items``, between the problems, and last the error that ``items`` raises.
 
-        A batch has at most ``ahead()`` frames, or one, as for live streams. ``ahead`` learns the size of each. The next
+        A batch has at most ``ahead()`` frames, or one of a live stream; ``ahead`` learns the size of each. The next
         batch is read and letterboxed in another thread while the model runs, but not of a live stream.
         """
         settings, is_live = self.settings.fitted(self.model), False

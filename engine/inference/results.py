@@ -35,11 +35,8 @@ class Boxes:
     id = None  # of tracks, which this program does not make
 
     def __init__(self, data: Tensor | np.ndarray, orig_shape: tuple[int, int]) -> None:
-        """
-        Args:
-            data: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class.
-            orig_shape: height and width of the image.
-        """
+        """``data``: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class. ``orig_shape``: height and width of the
+        image."""
         self.data = data[None] if data.ndim == 1 else data
         self.orig_shape = tuple(orig_shape)
         if self.data.ndim != 2 or self.data.shape[1] != COLUMNS:
@@ -119,7 +116,7 @@ class Results:
 
     @cached_property
     def orig_img(self) -> np.ndarray:
-        """The image: uint8 (H, W, 3) BGR."""
+        """uint8 (H, W, 3) BGR."""
         return cv2.cvtColor(self.image, cv2.COLOR_RGB2BGR)
 
     def cpu(self) -> Results:
