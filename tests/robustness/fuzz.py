@@ -1,16 +1,21 @@
 """Runs the program on damaged, unusual and hostile files, and reports those that it does not handle.
 
+    python tests/robustness/fuzz.py --seconds 3600 [--seed 0] [--targets images yolo ...] [--folder runs/fuzz]
+    python tests/robustness/fuzz.py --replay yolo:0:1234       # one input again, with its traceback
+
 Whatever a file holds, the program must end in one line that names it (exit 2), go on and name it in its report, or go
 on as if nothing had happened because nothing has: the boxes, pixels and tensors are those that are in the file. Never a
 traceback, never ten seconds without an end, never a training set that is another in silence. `fuzz_inputs` makes the
 changes, `fuzz_world` what is changed, `fuzz_targets` says what is right.
 
 Inputs are tried in a fork of this process, by the functions that the scripts call. An input follows from its target,
-the seed and its number, so that `try_input` can try it again. The files of what is found are kept.
+the seed and its number, so that it can be tried again. What is found is printed, and its files are kept under
+``--folder``. Exit status 1 if anything was.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import multiprocessing
 import os
@@ -18,6 +23,7 @@ import random
 import shutil
 import signal
 import stat
+import sys
 import tempfile
 import time
 import traceback
@@ -26,6 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
@@ -160,3 +168,32 @@ def keep(source: Path, target: Path, text: str) -> None:
             copy = target / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
+
+
+def replay(what: str) -> int:
+    """Tries one input again, in this process."""
+    name, seed, number = what.rsplit(":", 2)
+    with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
+        world = prepared(Path(temporary), [name])
+        verdict, text = try_input(name, int(seed), int(number), Path(temporary) / "input", world)
+    print(f"{verdict}\n{text}")
+    return 1 if text else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Feeds the program damaged, odd and hostile files.")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=[], help="default: all")
+    parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"), help="where findings are kept")
+    parser.add_argument("--replay", metavar="TARGET:SEED:NUMBER", help="try one input again")
+    options = parser.parse_args()
+    if options.replay:
+        return replay(options.replay)
+    tally = fuzz(seconds=options.seconds, seed=options.seed, names=options.targets, folder=options.folder)
+    print("\n\n".join([*tally.findings, tally.text()]))
+    return 1 if tally.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
