@@ -46,7 +46,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
 
         evaluate_for_others(config, given)  # does not return
     # What imports torch is imported once the flags and files are known to be valid.
-    from engine.parallel.watchdog import Watchdog
+    from engine.parallel.control import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
 
     with Watchdog(signals) as watchdog:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.hooks.hook import Training
-from engine.hooks.result_files import CsvTracker, ResultFiles, Tracker, TrackerHook
+from engine.hooks.results import CsvTracker, ResultFiles, Tracker, TrackerHook
 from utils.errors import UserError, first_line
 from utils.files.safe_io import read_text, write_whole
 from utils.files.schema import Count, build

@@ -23,7 +23,7 @@ from data.open import open_data
 from data.spec.dataset_spec import DataSource
 from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts, post_message, read_message
-from engine.process import choose_kernels
+from engine.run import choose_kernels
 from models.build import build_starting_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.agreement import MAY_DIFFER

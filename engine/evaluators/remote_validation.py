@@ -27,8 +27,8 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress, weights_part
 from engine.checkpoint.checkpointer import Snapshot
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.results import Validation
 from engine.hooks.stopping import has_stalled
-from engine.hooks.validation import Validation
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object

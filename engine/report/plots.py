@@ -21,8 +21,7 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.result_files import ResultFiles
-from engine.hooks.validation import Results, Validation
+from engine.hooks.results import ResultFiles, Results, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
 from utils.boxes import cxcywh_to_xyxy

@@ -20,15 +20,12 @@ from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Hook
 from engine.hooks.progress_bar import ProgressBar
-from engine.hooks.result_files import ResultFiles
+from engine.hooks.results import ClassWeights, ResultFiles, Results, Summary, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
-from engine.hooks.validation import ClassWeights, Results, Summary, Validation
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
-from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
-from engine.process import prepare_process, unused_settings
-from engine.run import Run, claim_folder
+from engine.parallel.control import RunControl, Watchdog
+from engine.run import Run, claim_folder, prepare_process, unused_settings
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from models.build import build_starting_model

@@ -13,8 +13,7 @@ import torch
 import yaml
 
 import engine.run
-from engine.process import prepare_process
-from engine.run import Run, claim_folder
+from engine.run import Run, claim_folder, prepare_process
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.folders import increment_path

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import train
-from engine.hooks.result_files import CsvTracker
+from engine.hooks.results import CsvTracker
 from engine.trackers import BackgroundTracker, MlflowService, Note, Service, WandbService
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python

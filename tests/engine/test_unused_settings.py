@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import train
-from engine.process import unused_settings
+from engine.run import unused_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 import yaml
 
-from engine.hooks.result_files import CsvTracker
+from engine.hooks.results import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed

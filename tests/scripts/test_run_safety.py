@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hooks.result_files import CsvTracker
+from engine.hooks.results import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_run
@@ -293,7 +293,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
-    with Processes(tmp_path / "log.txt", odd="hang:1:5:5;set:engine.parallel.watchdog:STALL_S:3") as run:
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:5;set:engine.parallel.control:STALL_S:3") as run:
         run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
         assert run.codes() == [0, 0], run.output()
         text = run.output()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import train
-from data.loading.prefetcher import Prefetcher
+from data.loading.loader import Prefetcher
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import read_csv, same_content, untimed

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from data.loading.prefetcher import Prefetcher
+from data.loading.loader import Prefetcher
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion

@@ -13,8 +13,8 @@ from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import stopping
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
+from engine.hooks.results import ClassWeights, Results, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
-from engine.hooks.validation import ClassWeights, Results, Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 

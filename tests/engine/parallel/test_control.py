@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
-from engine.parallel.watchdog import Watchdog
+from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags, Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.hooks.result_files import TensorBoardTracker
+from engine.hooks.results import TensorBoardTracker
 from engine.report.figures import confusion_picture, metric_charts
 from engine.report.plots import TimeBudget, add_graph, add_image, add_pr_curves, draw_batch
 from tests.helpers.fake_gpu import fake_gpu

@@ -9,8 +9,7 @@ import torch
 
 from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
+from engine.parallel.control import RunControl, Watchdog
 from engine.run import Run
 from engine.train.trainer import Trainer
 from models.detector import build_detector

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from engine.hooks.result_files import CsvTracker
+from engine.hooks.results import CsvTracker
 from tests.helpers.messages import refused
 from utils.files.results_csv import ResultsTable, read_columns
 

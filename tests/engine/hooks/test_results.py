@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hooks.result_files import CsvTracker, TensorBoardTracker
+from engine.hooks.results import CsvTracker, TensorBoardTracker
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
 from utils.logger import configure_logging

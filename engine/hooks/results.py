@@ -1,0 +1,262 @@
+"""The validation of an epoch, and what follows from it: the best epoch, class weights, results.csv and TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.metrics import Fitness
+from engine.hooks.hook import Action, Epoch, Hook, Training
+from utils.distributed.context import broadcast_object
+from utils.errors import UserError, first_line
+from utils.files.results_csv import ResultsTable
+from utils.files.safe_io import write_whole
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger("lockstep")
+
+
+class Validation(Hook):
+    """Validates the averaged weights every ``val_every`` epochs and after the last one.
+
+    Args:
+        loader: of the validation split.
+        val_every: 0: only after the last epoch.
+    """
+
+    def __init__(self, evaluator: Evaluator, loader: ValidationLoader, val_every: int) -> None:
+        self.evaluator, self.loader, self._val_every = evaluator, loader, val_every
+
+    def is_due(self, epoch: int, epochs: int) -> bool:
+        """Whether ``epoch``, from 1, of so many is validated."""
+        return epoch == epochs or (self._val_every > 0 and epoch % self._val_every == 0)
+
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
+        if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
+            return None
+        return self.run(trainer, trainer.step.ema.module, epoch)
+
+    def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
+        """On every rank; rank 0 has the result, unless a signal has ended the validation."""
+        trainer.call("before_validation")
+        epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
+        return trainer.control.after_validation()
+
+
+class Results(Hook):
+    """Records the result of each epoch in the progress of all ranks. ``fitness`` decides which epoch is the best."""
+
+    def __init__(self, fitness: Fitness) -> None:
+        self.fitness = fitness
+
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
+        losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        optimizer = trainer.step.optimizer
+        optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
+        epoch.row |= {f"train/{name}": value for name, value in losses.items()} | optimizer.rates()
+
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+        progress, result = trainer.progress, epoch.result
+        found = result and (self.fitness.of(result), result.class_ap, result.threshold)
+        found = broadcast_object(trainer.ctx, found)
+        if found is not None:
+            fitness, epoch.class_ap, progress.confidence = found
+            epoch.is_best = progress.record_fitness(fitness)
+        epoch.row = {"time": trainer.seconds(), **epoch.row}
+        if result is not None:
+            losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
+            epoch.metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+            epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
+            first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
+            epoch.row = {**first, **epoch.metrics, **epoch.row}
+            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in epoch.metrics.items() if k.startswith("metrics"))
+            log.info("epoch %d: %s", epoch.number, "  ".join(shown))
+
+
+class ClassWeights(Hook):
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often.
+
+    Args:
+        loader: with the weights of a run that has not been validated yet.
+    """
+
+    decides_next_epoch = True
+
+    def __init__(self, loader: InfiniteDataLoader) -> None:
+        self._base = np.array(loader.class_weights)
+
+    def start(self, trainer: Training) -> None:
+        if trainer.progress.class_weights:  # of a resumed run
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+        if epoch.class_ap is not None:
+            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+
+
+class Summary(Hook):
+    """The last line of the log. Comes after all other hooks."""
+
+    def __init__(self, fitness: str) -> None:
+        self._fitness = fitness
+
+    def finish(self, trainer: Training) -> None:
+        progress, checkpointer = trainer.progress, trainer.checkpointer
+        done = counted(progress.epoch, "epoch")
+        if progress.best_epoch < 0:
+            log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
+        else:
+            log.info(
+                "done: %s; best %s %.4f in epoch %d: %s",
+                done, self._fitness, progress.best_fitness, progress.best_epoch, checkpointer.best,
+            )  # fmt: skip
+
+
+class Tracker:
+    """Base class of what receives the results of a run, which tracks nothing. Epochs are numbered from 1."""
+
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        """The run starts or resumes at ``epoch``, with the settings ``config``. Results of that epoch and later ones
+        are to be forgotten."""
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        """The results of an epoch by name."""
+
+    def finish(self, folder: Path) -> None:
+        """The run is complete and all files in its ``folder`` are written."""
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+
+
+class CsvTracker(Tracker):
+    """A CSV file with a row per epoch. Each change replaces it as a whole, so that a crash cannot leave half a line; a
+    later column joins the header, with empty cells above."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.table = ResultsTable.read(self.path) if self.path.exists() else ResultsTable()
+
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        table = self.table
+        kept = {number: row for number, row in table.rows.items() if number < epoch}
+        if len(kept) == len(table.rows):
+            return
+        if kept:
+            table.rows = kept
+            self._write()
+        else:
+            self.table = ResultsTable()
+            self.path.unlink(missing_ok=True)
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        """Adds or replaces a row. Raises UserError if the file cannot be written."""
+        self.table.add(epoch, row)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            write_whole(self.path, self.table.text())
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror or error})") from None
+
+
+class TensorBoardTracker(Tracker):
+    """TensorBoard event files in the run's folder.
+
+    A resumed run writes new event files next to the earlier ones. Repeated steps have the same results, so nothing is
+    purged. If TensorBoard is not installed, or the events cannot be written (a full disk), a warning says so, and
+    the run goes on without them.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._writer: SummaryWriter | None = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(run_dir))
+        except (ImportError, OSError) as error:
+            _warn_off(error)
+
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        text = "\n".join(f"    {name}: {value}" for name, value in config.items())  # indented: preformatted Markdown
+        self.write(lambda writer: writer.add_text("config", text, epoch))
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        def add(writer: SummaryWriter) -> None:
+            for tag, value in row.items():
+                writer.add_scalar(tag, value, epoch)
+            writer.flush()
+
+        self.write(add)
+
+    def close(self) -> None:
+        self.write(lambda writer: writer.close())
+
+    def write(self, add: Callable[..., None], *arguments: object) -> None:
+        """Calls ``add`` with the `SummaryWriter`; if the disk refuses the events, goes on without TensorBoard."""
+        if self._writer is None:
+            return
+        try:
+            add(self._writer, *arguments)
+        except OSError as error:
+            _warn_off(error)
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _warn_off(error: Exception) -> None:
+    reason = getattr(error, "strerror", None) or first_line(error)
+    log.warning("TensorBoard is off (%s); results.csv is kept", reason)
+
+
+class TrackerHook(Hook):
+    """Base class: trackers that follow a run, on rank 0."""
+
+    trackers: Sequence[Tracker] = ()
+
+    def open(self, trainer: Training) -> Sequence[Tracker]:
+        raise NotImplementedError
+
+    def start(self, trainer: Training) -> None:
+        run, self.trackers = trainer.run, self.open(trainer)
+        for tracker in self.trackers:
+            tracker.start({**asdict(run.config), **asdict(run.hyp)}, trainer.progress.epoch + 1)
+
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+        for tracker in self.trackers:
+            tracker.epoch(epoch.number, epoch.row)
+
+    def finish(self, trainer: Training) -> None:
+        for tracker in self.trackers:
+            tracker.finish(trainer.run.folder)
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
+
+
+class ResultFiles(TrackerHook):
+    """results.csv and TensorBoard's files in the run's folder."""
+
+    results: CsvTracker
+    tensorboard: TensorBoardTracker
+
+    def open(self, trainer: Training) -> Sequence[Tracker]:
+        folder = trainer.run.folder
+        self.results, self.tensorboard = CsvTracker(folder / "results.csv"), TensorBoardTracker(folder)
+        return self.results, self.tensorboard
