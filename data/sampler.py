@@ -138,13 +138,7 @@ class KeyedDistributedSampler(DistributedSampler):
     """Sample keys of one rank. Loaders call `requests`; iteration yields the keys of the epoch set by `set_epoch`."""
 
     def __init__(
-        self,
-        order: EpochOrder,
-        *,
-        rank: int,
-        world_size: int,
-        quad: bool = False,
-        multi_scale: float = 0.0,
+        self, order: EpochOrder, *, rank: int, world_size: int, quad: bool = False, multi_scale: float = 0.0
     ) -> None:
         """
         Args:

@@ -93,13 +93,7 @@ class BackgroundTracker(Tracker):
     """
 
     def __init__(
-        self,
-        service: Service,
-        results: CsvTracker,
-        path: Path,
-        *,
-        close_s: float = CLOSE_S,
-        finish_s: float = FINISH_S,
+        self, service: Service, results: CsvTracker, path: Path, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S
     ) -> None:
         self._service, self._results, self._path = service, results, path
         self._note = Note.read(path) if path.exists() else Note()

@@ -78,10 +78,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
 
 def score(
-    config: ValConfig,
-    model: InferenceModel,
-    spec: DatasetSpec,
-    ctx: DistributedContext,
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, ctx: DistributedContext
 ) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
     """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data."""
     imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz

@@ -167,9 +167,7 @@ def _place(
 
 
 def plan_labels(
-    plans: Sequence[SamplePlan],
-    source_hw: np.ndarray,
-    labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    plans: Sequence[SamplePlan], source_hw: np.ndarray, labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 ) -> list[np.ndarray]:
     """The labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas. ``source_hw``: as for
     `draw_plans`; ``labels_of``: see `DatasetIndex.labels_of`."""

@@ -8,17 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.check.issues import (
-    DOUBLED,
-    IMBALANCE,
-    NOT_TRAINED,
-    SMALL_OBJECTS,
-    TINY,
-    TWO_CLASSES,
-    UNUSED,
-    Box,
-    Issue,
-)
+from data.check.issues import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED, Box, Issue
 from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
 from data.index.load import ScannedPart, load_index
 from data.labels.findings import UNKNOWN_CLASS, Finding, relative_name

@@ -149,10 +149,7 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
 
 
 def read_reduced(
-    path: str | os.PathLike,
-    least_hw: tuple[int, int],
-    on_warning: OnWarning | None = None,
-    pixels: PixelFormat = RGB8,
+    path: str | os.PathLike, least_hw: tuple[int, int], on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """The image as `read_image` returns it, possibly reduced, and its full upright height and width.
 

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
-from data.labels.label_format import (
-    ImageEntry,
-    ImageFile,
-    LabelFile,
-    LabelFormat,
-    LabelSource,
-    LabelsPerSplit,
-)
+from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelSource, LabelsPerSplit
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_text
 from utils.files.schema import suggestion

@@ -13,10 +13,7 @@ from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.sampler import (
-    EpochOrder,
-    KeyedDistributedSampler,
-)
+from data.sampler import EpochOrder, KeyedDistributedSampler
 from data.spec.dataset_spec import DatasetSpec
 from utils.config.parser import check_image_size
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig

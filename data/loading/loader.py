@@ -22,11 +22,7 @@ from torch.utils.data import DataLoader
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.loading.worker import RequestDataset, init_worker, render_batch
-from data.sampler import (
-    BatchRequest,
-    EndlessRequests,
-    KeyedDistributedSampler,
-)
+from data.sampler import BatchRequest, EndlessRequests, KeyedDistributedSampler
 from data.shared_memory import BatchSlots, open_slots
 from utils.errors import UserError
 from utils.structures import Batch

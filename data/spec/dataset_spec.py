@@ -118,10 +118,7 @@ class DatasetSpec:
             raise UserError(f"{self.source}: two of its classes are '{twice}' of {owner}; merge them with 'classes:'")
         number = tuple(range(len(renamed)))
         part = replace(
-            self,
-            names=tuple(renamed),
-            label_names=self.label_names or self.names,
-            class_of=self.class_of or number,
+            self, names=tuple(renamed), label_names=self.label_names or self.names, class_of=self.class_of or number
         )
         splits = {name: SplitSource((), None, None, (part,)) for name in self.splits}
         whole = {"held_out": frozenset(), "label_names": (), "class_of": (), "classes": ()}

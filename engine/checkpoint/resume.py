@@ -122,13 +122,7 @@ def restore_run(
 
 
 def resumed_position(
-    checkpoint: Checkpoint,
-    *,
-    fingerprint: str,
-    batch_size: int,
-    epoch_batches: int,
-    accumulate: int,
-    epochs: int,
+    checkpoint: Checkpoint, *, fingerprint: str, batch_size: int, epoch_batches: int, accumulate: int, epochs: int
 ) -> tuple[Progress, list[str]]:
     """The position at which a run continues, and a line for each reason why it is not the checkpoint's.
 

@@ -30,15 +30,7 @@ from engine.export.formats import (
 from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
 from engine.export.options import ExportOptions, require_packages, resolve_options
-from engine.export.parity import (
-    FLOAT16,
-    FLOAT32,
-    INT8,
-    Reference,
-    calibration_images,
-    largest_difference,
-    spread,
-)
+from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, calibration_images, largest_difference, spread
 from engine.inference.data_set import open_for_model
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata

@@ -61,12 +61,7 @@ def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
 
 
 def parallelize(
-    model: nn.Module,
-    ctx: DistributedContext,
-    *,
-    sync_bn: int = 0,
-    unused: Sequence[str] = (),
-    static: bool = False,
+    model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, unused: Sequence[str] = (), static: bool = False
 ) -> nn.Module:
     """``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices, else itself.
 

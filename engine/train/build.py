@@ -251,11 +251,7 @@ def build_model(
 
 
 def build_loss(
-    ctx: DistributedContext,
-    run: Run,
-    model: Detector,
-    teacher: TeacherFile | None,
-    train: DatasetIndex | None = None,
+    ctx: DistributedContext, run: Run, model: Detector, teacher: TeacherFile | None, train: DatasetIndex | None = None
 ) -> Criterion:
     """The loss of the model's head, on the device. It copies the anchors, so they must be final.
 

@@ -56,12 +56,7 @@ class TrainStep:
     """A training step, called with its micro-batches."""
 
     def __init__(
-        self,
-        strategy: Strategy,
-        criterion: Criterion,
-        optimizer: OptimizerSet,
-        ema: ModelEma,
-        settings: StepSettings,
+        self, strategy: Strategy, criterion: Criterion, optimizer: OptimizerSet, ema: ModelEma, settings: StepSettings
     ) -> None:
         self.strategy, self.ctx, self.model = strategy, strategy.ctx, strategy.model
         self.criterion, self.optimizer, self.ema = criterion, optimizer, ema

@@ -134,12 +134,7 @@ def _warn_of_other_file(path: Path) -> None:
 
 
 def fetch_weights(
-    name_or_path: str,
-    *,
-    ctx: DistributedContext,
-    offline: bool,
-    catalog: Path = CATALOG,
-    cache_dir: Path | None = None,
+    name_or_path: str, *, ctx: DistributedContext, offline: bool, catalog: Path = CATALOG, cache_dir: Path | None = None
 ) -> Path:
     """The file that ``--weights`` refers to: an existing path, or else a name in the catalog (``yolov8n``,
     ``yolov8n.pt``) or a URL. Every process of the run must call this.

@@ -97,10 +97,7 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "parts"),
-    [*((call, "") for call in CALLS), ("compiled", "renderer")],
-)
+@pytest.mark.parametrize(("call", "parts"), [*((call, "") for call in CALLS), ("compiled", "renderer")])
 def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str, parts: str):
     """Parts whose packages are missing are skipped."""
     done = gpu_script(tmp_path, "--dry", ONLY=call, PARTS=parts)
