@@ -43,14 +43,9 @@ def build_starting_model(
 ) -> tuple[Detector, dict[str, tuple[int, ...]], Origin]:
     """The detector on its device, with starting weights and frozen layers (resumed weights are loaded later), the
     parameters that starting weights filled (by name, the rows that are still random), and the origin of the weights.
+    ``resumed``: the model spec of a resumed run; None for a new run, whose settings name the model.
 
-    Args:
-        names: of the classes.
-        channels: of the images.
-        resumed: the model spec of a resumed run; None for a new run, whose settings name the model.
-
-    Raises:
-        UserError: weights that cannot be read, a model that cannot be built, or settings that do not fit it.
+    Raises UserError for weights that cannot be read, a model that cannot be built, or settings that do not fit it.
     """
     start = None
     if config.weights and resumed is None:

@@ -92,8 +92,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
         image_hw: int (N, 2) upright sizes.
         normalized: corners and areas are fractions of the image size, not pixels.
 
-    Returns:
-        the remaining boxes; and for each row that is removed, clipped or repeated, its image and the problem.
+    Returns the remaining boxes; and for each row that is removed, clipped or repeated, its image and the problem.
     """
     from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_data` does without
 

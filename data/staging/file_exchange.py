@@ -63,9 +63,7 @@ def exchange_items(
         load: returns an item, of its size; called in threads, for the items that this leader reads.
         barrier: of the leaders, in the order of ``group``.
 
-    Raises:
-        UserError: a leader is gone.
-        PeerFailure: another leader has failed. What ``load`` raises is raised, too.
+    Raises UserError if a leader is gone, PeerFailure if another leader has failed, and what ``load`` raises.
     """
     most = int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
     shards, rank = assign(sizes, cached), group.local_group_rank

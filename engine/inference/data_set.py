@@ -25,8 +25,7 @@ def open_for_model(
         single_cls: all classes count as one, so that the names need not be the model's.
         instead: how to do without a data set, for messages.
 
-    Raises:
-        UserError: no data set is named, it cannot be opened, or the model has other classes or channels.
+    Raises UserError if no data set is named, it cannot be opened, or the model has other classes or channels.
     """
     classes, stored = source.classes, model.stored_words("classes")
     if not source.data:

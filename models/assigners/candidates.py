@@ -40,8 +40,7 @@ def resolve_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells:
         metric: (B, K, T), 0 where the cell is not selected.
         overlap: (B, K, T), at least 0: the IoU, or another priority.
 
-    Returns:
-        bool (B, K, T): which selections remain, at most one per cell.
+    Returns bool (B, K, T): which selections remain, at most one per cell.
     """
     batch, slots, _ = cells.shape
     flat = cells.flatten(1)

@@ -43,10 +43,8 @@ def spawn(
         optional: the others go on if one of the last so many processes is killed, or exits by itself.
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
-    Raises:
-        PeerFailure: a process failed and has printed why.
-        Stopped: a process was stopped by a signal.
-        UserError: a process was killed, or exited by itself.
+    Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, UserError if one was
+    killed or exited by itself.
     """
     port = free_port()
     context = multiprocessing.get_context("spawn")
