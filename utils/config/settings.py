@@ -213,7 +213,7 @@ class TrainConfig(_DataConfig):
     )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
-    teacher: str = setting("", help="trained model, such as a larger one, whose outputs are targets besides the labels")
+    teacher: str = setting("", help="trained, usually larger model whose outputs are targets in addition to the labels")
     keep_old: bool = setting(
         False, help="learn new classes without losing those of --weights, which the data set does not label"
     )
