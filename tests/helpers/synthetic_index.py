@@ -10,9 +10,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from data.augment.plan import SamplePlan, draw_plans
 from data.index.index import DatasetIndex
 from data.labels.findings import ScanReport
 from utils.strings import FlatStrings
+from utils.structures import SampleKey
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets
@@ -87,3 +89,8 @@ def write_dataset(
         classes=np.array(labels),
     )
     return replace(index, fingerprint="synthetic")
+
+
+def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:
+    """The plan of one sample; ``settings`` are those of `draw_plans`."""
+    return draw_plans([key], **settings)[0]

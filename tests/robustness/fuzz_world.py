@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import shutil
 import struct
@@ -19,6 +18,7 @@ from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.scripts import SMALL, run_python
+from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
 from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
 from tools.weights import convert as convert_weights
@@ -148,30 +148,7 @@ def pictures() -> dict[str, bytes]:
 
 def write_labeled(root: Path) -> None:
     """A data set of four images with YOLO txt, VOC XML and COCO JSON, a model and hyper-parameters."""
-    images, labels, voc = root / "images" / "train", root / "labels" / "train", root / "voc"
-    for folder in (images, labels, voc):
-        folder.mkdir(parents=True)
-    coco: dict[str, Any] = {"info": {"year": 2020}, "images": [], "annotations": []}
-    coco["categories"] = [{"id": 10 * (c + 1), "name": name, "supercategory": "x"} for c, name in enumerate(NAMES)]
-    for number, (name, (height, width)) in enumerate(SIZES.items(), 1):
-        pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), np.uint8)
-        (images / name).write_bytes(cv2.imencode(Path(name).suffix, pixels)[1].tobytes())
-        coco["images"].append({"id": number, "file_name": name, "height": height, "width": width})
-        rows, objects = [], []
-        for c, x1, y1, x2, y2 in OBJECTS[name]:
-            shares = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
-            rows.append(f"{c} {' '.join(f'{v:.9g}' for v in shares)}\n")
-            corners = f"<xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
-            objects.append(f"<object><name>{NAMES[c]}</name><pose>x</pose><bndbox>{corners}</bndbox></object>\n")
-            box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0}
-            ids = {"id": len(coco["annotations"]) + 1, "image_id": number, "category_id": 10 * (c + 1)}
-            coco["annotations"].append(ids | box)
-        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-        (labels / name).with_suffix(".txt").write_text("".join(rows))
-        (voc / name).with_suffix(".xml").write_text(
-            f"<annotation><filename>{name}</filename>{size}\n{''.join(objects)}</annotation>\n"
-        )
-    (root / "instances.json").write_text(json.dumps(coco))
+    write_three_formats(root, NAMES, SIZES, OBJECTS)
     for name, more in (("yolo", ""), ("voc", "annotations: voc\n"), ("coco", "annotations: instances.json\n")):
         text = f"path: .\ntrain: images/train\nval: images/train\nnc: 2\nnames: [light, dark]\n{more}"
         (root / f"{name}.yaml").write_text(text)

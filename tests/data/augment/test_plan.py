@@ -23,7 +23,7 @@ from data.augment.transforms import (
     project_points,
     transform_labels,
 )
-from tests.helpers.plans import draw_plan
+from tests.helpers.synthetic_index import draw_plan
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
 

@@ -61,14 +61,32 @@ def rows_of(source: Path, split: str, image: Path) -> list[tuple[int, float, flo
     return rows
 
 
-def copy_images(source: Path, split: str, folder: Path) -> list[Path]:
-    return [Path(shutil.copy(image, folder)) for image in sorted((source / "images" / split).iterdir())]
+SAME = {"train": "train", "val": "val"}
+ROBOFLOW = {"train": "train", "val": "valid"}
+
+
+def copy_set(source: Path, images: Path, labels: Path, suffix: str = "", called: dict[str, str] = SAME) -> list[Path]:
+    """Copies the images of the splits that ``called`` renames, with a label file for each if there is a ``suffix``.
+
+    {} in a folder is the split. Returns the copies.
+    """
+    copies = []
+    for split, name in called.items():
+        places = [Path(str(folder).format(name)) for folder in (images, labels)]
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
+        for image in sorted((source / "images" / split).iterdir()):
+            copies.append(Path(shutil.copy(image, places[0])))
+            row_file = source / "labels" / split / f"{image.stem}.txt"
+            if suffix == ".txt":
+                shutil.copy(row_file, places[1])
+            elif suffix:
+                (places[1] / f"{image.stem}.xml").write_text(voc(rows_of(source, split, image)))
+    return copies
 
 
 def roboflow_coco(source: Path, folder: Path) -> None:
-    write_coco(
-        source, folder, lambda split: folder / {"train": "train", "val": "valid"}[split], "_annotations.coco.json"
-    )
+    write_coco(source, folder, lambda split: folder / ROBOFLOW[split], "_annotations.coco.json")
 
 
 def coco_2017(source: Path, folder: Path) -> None:
@@ -88,12 +106,11 @@ def datumaro_coco(source: Path, folder: Path) -> None:
 def write_coco(source: Path, folder: Path, images_of: Callable[[str], Path], name: str) -> None:
     (folder / "annotations").mkdir(parents=True)
     for split in ("train", "val"):
-        images_of(split).mkdir()
         content = {"images": [], "annotations": [], "categories": [
             {"id": 0, "name": "shapes", "supercategory": "none"},
             {"id": 1, "name": "light", "supercategory": "shapes"}, {"id": 2, "name": "dark", "supercategory": "shapes"},
         ]}  # fmt: skip
-        for number, image in enumerate(copy_images(source, split, images_of(split))):
+        for number, image in enumerate(copy_set(source, images_of(split), folder, called={split: ""})):
             content["images"].append({"id": number, "file_name": image.name})
             for kind, *box in rows_of(source, split, image):
                 entry = {"image_id": number, "category_id": kind + 1, "bbox": box, "id": len(content["annotations"])}
@@ -104,20 +121,12 @@ def write_coco(source: Path, folder: Path, images_of: Callable[[str], Path], nam
 
 
 def roboflow_voc(source: Path, folder: Path) -> None:
-    for split, called in (("train", "train"), ("val", "valid")):
-        (folder / called).mkdir(parents=True)
-        for image in copy_images(source, split, folder / called):
-            image.with_suffix(".xml").write_text(voc(rows_of(source, split, image)))
+    copy_set(source, folder / "{}", folder / "{}", ".xml", ROBOFLOW)
 
 
 def voc_2012(source: Path, folder: Path) -> None:
     """One folder of images, with Annotations beside it."""
-    for split in ("train", "val"):
-        (folder / "images" / split).mkdir(parents=True)
-        (folder / "annotations" / split).mkdir(parents=True)
-        for image in copy_images(source, split, folder / "images" / split):
-            path = folder / "annotations" / split / f"{image.stem}.xml"
-            path.write_text(voc(rows_of(source, split, image)))
+    copy_set(source, folder / "images" / "{}", folder / "annotations" / "{}", ".xml")
 
 
 def voc(rows: list[tuple]) -> str:
@@ -130,11 +139,9 @@ def voc(rows: list[tuple]) -> str:
 
 
 def darknet(source: Path, folder: Path) -> None:
-    for split, called in (("train", "train"), ("val", "valid")):
-        (folder / called).mkdir(parents=True)
-        for image in copy_images(source, split, folder / called):
-            shutil.copy(source / "labels" / split / f"{image.stem}.txt", folder / called)
-        (folder / called / "_darknet.labels").write_text("light\ndark\n")
+    copy_set(source, folder / "{}", folder / "{}", ".txt", ROBOFLOW)
+    for name in ROBOFLOW.values():
+        (folder / name / "_darknet.labels").write_text("light\ndark\n")
 
 
 def label_img(source: Path, folder: Path) -> None:
@@ -145,13 +152,9 @@ def label_img(source: Path, folder: Path) -> None:
 
 def cvat_yolo(source: Path, folder: Path) -> None:
     """YOLO 1.1 of CVAT and Datumaro: the splits are lists."""
-    folder.mkdir()
-    for split, called in (("train", "Train"), ("val", "Validation")):
-        (folder / f"obj_{called}_data").mkdir()
-        images = copy_images(source, split, folder / f"obj_{called}_data")
-        for path in images:
-            shutil.copy(source / "labels" / split / f"{path.stem}.txt", path.parent)
-        rows = [f"data/obj_{called}_data/{path.name}\n" for path in images]
+    for split, called in {"train": "Train", "val": "Validation"}.items():
+        place = folder / f"obj_{called}_data"
+        rows = [f"data/{place.name}/{path.name}\n" for path in copy_set(source, place, place, ".txt", {split: called})]
         (folder / f"{called}.txt").write_text("".join(rows))
     (folder / "obj.names").write_text("light\ndark\n")
     (folder / "obj.data").write_text("classes = 2\nTrain = data/Train.txt\n")
@@ -160,12 +163,10 @@ def cvat_yolo(source: Path, folder: Path) -> None:
 def voc_devkit(source: Path, folder: Path) -> None:
     """All images in one folder, lists of stems, and folders around them; masks are images, too."""
     base = folder / "VOCdevkit" / "VOC2012"
-    for name in ("JPEGImages", "Annotations", "ImageSets/Main", "SegmentationClass"):
+    for name in ("ImageSets/Main", "SegmentationClass"):
         (base / name).mkdir(parents=True)
-    for split in ("train", "val"):
-        images = copy_images(source, split, base / "JPEGImages")
-        for image in images:
-            (base / "Annotations" / f"{image.stem}.xml").write_text(voc(rows_of(source, split, image)))
+    for split in SAME:
+        images = copy_set(source, base / "JPEGImages", base / "Annotations", ".xml", {split: split})
         (base / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{image.stem}\n" for image in images))
     shutil.copy(images[0], base / "SegmentationClass")
 
@@ -178,9 +179,7 @@ def supervision(source: Path, folder: Path) -> None:
 
 def ultralytics(source: Path, folder: Path) -> None:
     """As Roboflow exports for YOLOv8."""
-    for split, called in (("train", "train"), ("val", "valid")):
-        shutil.copytree(source / "images" / split, folder / called / "images")
-        shutil.copytree(source / "labels" / split, folder / called / "labels")
+    copy_set(source, folder / "{}" / "images", folder / "{}" / "labels", ".txt", ROBOFLOW)
     (folder / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [light, dark]\n")
 
 
@@ -218,10 +217,7 @@ def label_studio_coco(source: Path, folder: Path) -> None:
 
 
 def label_studio_yolo(source: Path, folder: Path) -> None:
-    (folder / "labels").mkdir(parents=True)
-    (folder / "images").mkdir()
-    for image in copy_images(source, "train", folder / "images"):
-        shutil.copy(source / "labels" / "train" / f"{image.stem}.txt", folder / "labels")
+    copy_set(source, folder / "images", folder / "labels", ".txt", {"train": ""})
     (folder / "classes.txt").write_text("light\ndark\n")
     notes = {"categories": [{"id": 0, "name": "light"}, {"id": 1, "name": "dark"}], "info": {"year": 2026}}
     (folder / "notes.json").write_text(json.dumps(notes, indent=2))
@@ -297,8 +293,7 @@ def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
 
 
 def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(source, tmp_path):
-    (tmp_path / "export").mkdir()
-    copy_images(source, "train", tmp_path / "export")
+    copy_set(source, tmp_path / "export", tmp_path / "export", called={"train": ""})
     (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
     with refused():
         load_dataset_spec(tmp_path / "export")

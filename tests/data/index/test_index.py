@@ -12,7 +12,6 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -24,6 +23,7 @@ from engine.evaluation.metrics import score_detections
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
 from tests.helpers.scoring import make_table
+from tests.helpers.three_formats import voc_text, write_image, write_three_formats
 from utils.boxes import xywh_to_xyxy
 from utils.logger import get_logger
 
@@ -59,25 +59,6 @@ def told(lines, *, unlabeled=False):
     return messages
 
 
-def picture(path, height, width):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(height * width).integers(0, 255, (height, width, 3), np.uint8)
-    path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
-
-
-def yolo_row(c, x1, y1, x2, y2, height, width):
-    shares = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
-    return f"{c} {' '.join(f'{v:.17g}' for v in shares)}\n"
-
-
-def voc_text(objects, height, width):
-    parts = ""
-    for c, *corners in objects:
-        box = "".join(f"<{tag}>{v}</{tag}>" for tag, v in zip(("xmin", "ymin", "xmax", "ymax"), corners))
-        parts += f"<object><name>{NAMES[c]}</name><bndbox>{box}</bndbox></object>\n"
-    return f"<annotation><size><width>{width}</width><height>{height}</height></size>\n{parts}</annotation>\n"
-
-
 def write_yaml(root, text="", names=NAMES):
     path = root / "d.yaml"
     named = f"names: [{', '.join(names)}]\n" if names else ""
@@ -89,23 +70,7 @@ def write_yaml(root, text="", names=NAMES):
 def root(tmp_path):
     """A small data set with labels in all three formats."""
     root = tmp_path / "set"
-    labels, voc = root / "labels" / "train", root / "voc"
-    categories = [{"id": 10 * (i + 1), "name": n} for i, n in enumerate(NAMES)]
-    coco = {"images": [], "annotations": [], "categories": categories}
-    for number, (name, (height, width)) in enumerate(sorted(SIZES.items(), reverse=True)):
-        picture(root / "images/train" / name, height, width)
-        coco["images"].append({"id": 100 - number, "file_name": name, "height": height, "width": width})
-        for c, x1, y1, x2, y2 in OBJECTS.get(name, []):
-            box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0}
-            ids = {"id": len(coco["annotations"]), "image_id": 100 - number, "category_id": 10 * (c + 1)}
-            coco["annotations"].append(ids | box)
-        if name in OBJECTS:
-            for folder, suffix in ((labels, ".txt"), (voc, ".xml")):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                rows = "".join(yolo_row(*o, height, width) for o in OBJECTS[name])
-                text = rows if suffix == ".txt" else voc_text(OBJECTS[name], height, width)
-                (folder / name).with_suffix(suffix).write_text(text)
-    (root / "instances.json").write_text(json.dumps(coco))
+    write_three_formats(root, NAMES, SIZES, OBJECTS)
     write_yaml(root)
     return root
 
@@ -178,7 +143,7 @@ def test_three_formats_load_identically(root, tmp_path):
 
 def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
     for stem in ("000000000139", "42", "7"):
-        picture(tmp_path / f"images/{stem}.jpg", 8, 8)
+        write_image(tmp_path / f"images/{stem}.jpg", 8, 8)
     entries = [{"id": f"00{stem}", "file_name": f"{stem}.jpg"} for stem in (7, 42)]
     entries.append({"id": "139", "file_name": "000000000139.jpg"})
     annotation = {"id": 1, "image_id": "139", "category_id": 1, "bbox": [0, 0, 4, 4]}
@@ -194,7 +159,7 @@ def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
 
     assert ids("") == (139, 42, 7)
     assert ids("annotations: coco.json\n") == ("139", "0042", "007")
-    picture(tmp_path / "images/007.jpg", 8, 8)  # the number of 7.jpg
+    write_image(tmp_path / "images/007.jpg", 8, 8)  # the number of 7.jpg
     assert ids("") == ("000000000139", "007", "42", "7")
 
 
@@ -370,7 +335,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     (labels / "b.txt").write_bytes(b"\xff\xfe\x30")
     (images / "d.png").write_bytes((images / "d.png").read_bytes()[:-30])
     (labels / "sub/c.txt").write_text("5 0.5 0.5 0.1 0.1\n0 320 240 20 20\n")
-    picture(images / "e.jpg", 20, 20)
+    write_image(images / "e.jpg", 20, 20)
     (labels / "e.txt").write_text("0 0.5 0.5 0 0.1\n")
     (images / "f.gif").write_bytes(b"GIF89a")
     (images / "._a.jpg").write_bytes(b"left by macOS")
@@ -458,7 +423,7 @@ def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, l
 
 
 def test_a_size_mismatch_is_reported(root, tmp_path):
-    (root / "voc/b.xml").write_text(voc_text(OBJECTS["b.png"], 500, 400))
+    (root / "voc/b.xml").write_text(voc_text(OBJECTS["b.png"], NAMES, 500, 400))
     write_yaml(root, "annotations: voc\n")
     index = load(root, tmp_path / "cache")
     assert any(
@@ -553,7 +518,7 @@ def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folde
     ],
 )  # fmt: skip
 def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, fits):
-    picture(root / "images/val/b.jpg", 9, 9)
+    write_image(root / "images/val/b.jpg", 9, 9)
     (root / "list.txt").write_text(f"\n{row}\n{row}x\n", encoding="utf-8")
     (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
     if fits:
@@ -567,7 +532,7 @@ def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, fits):
 def test_labels_are_found_beside_images_without_an_images_folder(tmp_path):
     if "images" in tmp_path.parts:
         pytest.skip("the temporary folder has an 'images' in its path")
-    picture(tmp_path / "set/t/x.jpg", 10, 10)
+    write_image(tmp_path / "set/t/x.jpg", 10, 10)
     (tmp_path / "set/t/x.txt").write_text("0 0.5 0.5 1 1\n")
     (tmp_path / "set/d.yaml").write_text("train: t\nnames: [a]\n")
     assert len(load(tmp_path / "set", tmp_path / "cache").classes) == 1
@@ -582,7 +547,7 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
 
     def no_annotations() -> None:
         write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
-        picture(root / "images/train/a.jpg", 8, 8)
+        write_image(root / "images/train/a.jpg", 8, 8)
 
     for split, change in (
         ("test", nothing),
@@ -632,7 +597,7 @@ CHANGES = {
     "label added": lambda root: (root / "labels/train/ü.txt").touch(),
     "label removed": lambda root: (root / "labels/train/a.txt").unlink(),
     "image removed": lambda root: (root / "images/train/a.jpg").unlink(),
-    "image added": lambda root: picture(root / "images/train/z.jpg", 8, 8),
+    "image added": lambda root: write_image(root / "images/train/z.jpg", 8, 8),
     "image renamed": lambda root: (root / "images/train/b.png").rename(root / "images/train/b2.png"),
     "class renamed": lambda root: write_yaml(root, names=("cat", "dog", "ox")),
     "class added": lambda root: write_yaml(root, names=(*NAMES, "ox")),

@@ -18,7 +18,7 @@ from data.image_io.verify import HiddenDamageError, check_image, coded_data_defe
 from data.index import scan
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
-from tests.helpers.damaged_jpegs import photo, with_middle
+from tests.helpers.hostile_files import photo, with_middle
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_model

@@ -11,8 +11,7 @@ from data.render.device import render_table
 from data.render.opencv import render_plan
 from data.render.table import MAX_LEVEL, PackedPixels, PyramidLayout, RenderTable, build_table, level_image, levels_for
 from tests.helpers.kernel_count import NoSync
-from tests.helpers.plans import draw_plan
-from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
+from tests.helpers.synthetic_index import GEOMETRIES, draw_plan, smooth_image
 from utils.config.settings import Hyperparameters
 from utils.structures import GRAY, SampleKey
 

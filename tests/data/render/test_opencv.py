@@ -10,8 +10,7 @@ from data.augment.plan import SamplePlan, plan_labels
 from data.augment.transforms import HORIZON, MIN_SCALE, MIXUP_COLUMNS, RandomFlip, RandomPerspective, project_boxes
 from data.render.letterbox import fit_letterbox, letterbox
 from data.render.opencv import render_plan
-from tests.helpers.plans import draw_plan
-from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, smooth_image
+from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, draw_plan, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import fx
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
@@ -20,13 +22,38 @@ from models.detector import build_detector
 from tests.engine.train.test_step import make_step, weights_of
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from tests.helpers.replayed_memory import replayed_memory
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 CPU = DistributedContext.single()
 GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"),))
+
+
+def replayed(graph: fx.GraphModule, _: list[Tensor]) -> Callable:
+    """A compiler whose programs write their results to the same memory every time, as CUDA graphs do."""
+    memory: list = []
+
+    def run(*inputs: Tensor) -> list:
+        results = graph(*inputs)
+        if not memory:
+            memory.extend(r.clone() if isinstance(r, Tensor) else r for r in results)
+        for place, result in zip(memory, results):
+            if isinstance(result, Tensor):
+                place.copy_(result)
+        return [seen_anew(place) if isinstance(place, Tensor) else place for place in memory]
+
+    return make_boxed_func(run)
+
+
+def seen_anew(place: Tensor) -> Tensor:
+    """A new tensor of the same memory without other references."""
+    fresh = torch.empty(0, dtype=place.dtype)
+    return fresh.set_(place.untyped_storage(), place.storage_offset(), place.size(), place.stride())
+
+
+# A backend for `torch.compile(backend=...)`.
+REPLAYED_MEMORY = aot_autograd(fw_compiler=replayed, bw_compiler=replayed)
 
 
 @pytest.fixture(autouse=True)
@@ -204,10 +231,10 @@ def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
     """Also proves that the stand-in for CUDA graphs detects sums in reused memory."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
     plan = Compilation(images=4, cuda_graphs=True)
-    got = steps_taken(*compiled_step(replayed_memory(), plan, virtual_ranks=virtual_ranks))
+    got = steps_taken(*compiled_step(REPLAYED_MEMORY, plan, virtual_ranks=virtual_ranks))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     careless = replace(plan, cuda_graphs=False)
-    wrong = steps_taken(*compiled_step(replayed_memory(), careless, virtual_ranks=virtual_ranks))
+    wrong = steps_taken(*compiled_step(REPLAYED_MEMORY, careless, virtual_ranks=virtual_ranks))
     assert (wrong - expected).norm() > 10 * (got - expected).norm()
 
 

@@ -187,7 +187,7 @@ def test_hostile_names_are_text(data, tmp_path):
 
 
 def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
-    images, classes = 300, 1203
+    images, classes = 160, 1203
     rng = np.random.default_rng(0)
     names = [f"a rather long class name {i}" for i in range(classes)]
     data = EditableSet(tmp_path / "set")

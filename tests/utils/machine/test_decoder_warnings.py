@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.helpers.damaged_jpegs import photo, with_middle
+from tests.helpers.hostile_files import photo, with_middle
 from utils.drawing.draw import encode_image
 from utils.machine import decoder_warnings
 from utils.machine.decoder_warnings import pass_on, watched
