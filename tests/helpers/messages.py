@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from utils.errors import UserError
 
@@ -56,7 +55,7 @@ class Messages:
         """Fails if the test provokes fewer messages than it did."""
         folder = str(item.funcargs["tmp_path"])
         self._places = {folder: "TMP", os.path.dirname(folder): "SESSION", str(REPOSITORY): "REPOSITORY"}
-        self._places |= {sys.prefix: "PYTHON", torch.__version__: "TORCH"}
+        self._places |= {sys.prefix: "PYTHON"}
         self._test = key_of(item)
         provoked = self.provoked[self._test] = []
         try:

@@ -3,6 +3,7 @@ kind of file it is. Every change comes with a few words that say what it was."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -328,31 +329,22 @@ def make_odd_kind(path: Path, kind: str) -> None:
         return
     held = path.read_bytes() if path.is_file() else b""
     path.unlink(missing_ok=True)
-    if kind == "fifo":
+    links = {"loop": path.name, "dangling": f"{path.name}.gone", "zero": "/dev/zero"}
+    if kind in links:
+        path.symlink_to(links[kind])
+    elif kind == "fifo":
         os.mkfifo(path)
-    elif kind in ("folder", "full folder"):
+    elif kind == "folder":
         path.mkdir()
-        if kind == "full folder":
-            (path / path.name).write_bytes(held)
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "dangling":
-        path.symlink_to(f"{path.name}.gone")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "sparse":
-        path.write_bytes(b"")
-        os.truncate(path, 2**40)
-    elif kind == "zero":
-        path.symlink_to("/dev/zero")
+    elif kind == "full folder":
+        path.mkdir()
+        (path / path.name).write_bytes(held)
     elif kind == "socket":
-        here = os.getcwd()
-        os.chdir(path.parent)  # a socket's path may not be long
-        try:
-            with socket.socket(socket.AF_UNIX) as server:
-                server.bind(path.name)
-        finally:
-            os.chdir(here)
-    elif kind == "unreadable":
-        path.write_bytes(held)
-        path.chmod(0)
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # its path may not be long
+            server.bind(path.name)
+    else:
+        path.write_bytes(held if kind == "unreadable" else b"")
+        if kind == "unreadable":
+            path.chmod(0)
+        elif kind == "sparse":
+            os.truncate(path, 2**40)

@@ -141,23 +141,6 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
             hyperparameters_from("", [wrong])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("a: [1", "a: 1\nb: : 2\n", None, "a: 1\nb: 2\na: 3\n", "names:\n  0: a\n  0: b\n"),
-        "a: " + "[" * 100_000,
-        "{a: " * 3000 + "1" + "}" * 3000,  # which would crash libyaml
-        "- " * 2000 + "1",
-    ],
-)
-def test_yaml_mistakes_name_file_and_line(tmp_path, text):
-    path = tmp_path / "x.yaml"
-    if text is not None:
-        path.write_text(text)
-    with refused():
-        load_yaml(path)
-
-
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
 def test_every_setting_has_help_and_a_valid_default(cls):
     for field in dataclasses.fields(cls):
@@ -235,6 +218,10 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
+        *("a: [1", "a: 1\nb: : 2\n", "a: 1\nb: 2\na: 3\n", "names:\n  0: a\n  0: b\n"),
+        "a: " + "[" * 100_000,
+        "{a: " * 3000 + "1" + "}" * 3000,  # which would crash libyaml
+        "- " * 2000 + "1",
         "lr0: &a [*a]\n",
         "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)),
         "lr0: {<<: 3}\n",
@@ -246,7 +233,7 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
         "lr0: " + "x" * 100_000 + "\n",
     ],
 )  # fmt: skip
-def test_hostile_yaml_is_one_short_line(tmp_path, text):
+def test_wrong_and_hostile_yaml_is_one_short_line(tmp_path, text):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with refused() as caught:
