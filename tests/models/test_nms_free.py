@@ -163,18 +163,11 @@ def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
 
 
 def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
-    logits, predicted, centers, labels, boxes, mask = scene(3, 8, 1, seed=0)
+    inputs = scene(3, 8, 1, seed=0)
+    logits, predicted, centers, _, boxes, mask = inputs
     boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
-    pairs = {
-        "logits": logits,
-        "predicted": predicted,
-        "centers": centers,
-        "labels": labels,
-        "boxes": boxes,
-        "mask": mask,
-    }
     assigners = (TaskAlignedAssigner(topk=k, alpha=0.5, beta=6.0, one_to_one=k > 1) for k in (10, 1))
-    one_to_one, first = (assign(assigner, **pairs) for assigner in assigners)
+    one_to_one, first = (assign(assigner, *inputs) for assigner in assigners)
     assert one_to_one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):
@@ -355,15 +348,13 @@ def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det:
         assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
 
 
-def test_without_a_threshold_overlapping_detections_are_kept() -> None:
+def test_sides_that_changed_places_enclose_nothing() -> None:
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [30, 20, 20, 40]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7]]])
-    common = {"conf_thres": 0.1, "max_det": 5}
-    assert select_detections(boxes, scores, iou_thres=None, **common).counts.tolist() == [3]
-    found = select_detections(boxes, scores, iou_thres=0.5, **common)
-    assert found.counts.tolist() == [2]
-    assert found.boxes_xyxy[0, 1].tolist() == [30, 20, 30, 40], "sides that changed places enclose nothing"
-    assert select_detections(boxes[:0], scores[:0], iou_thres=None, **common).scores.shape == (0, 5)
+    for iou_thres, expected in ((None, 3), (0.5, 2)):
+        found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=iou_thres, max_det=5)
+        assert found.counts.tolist() == [expected]
+        assert found.boxes_xyxy[0, expected - 1].tolist() == [30, 20, 30, 40]
 
 
 # Weights and scripts

@@ -142,18 +142,6 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
     assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
 
 
-def test_labels_of_images_and_frames_are_drafts_for_labeling(weights, pictures, clip, tmp_path):
-    shutil.copytree(pictures, tmp_path / "in")
-    shutil.copy(clip, tmp_path / "in")
-    more = ("--save-txt", "--save-json", "--nosave", "--max-frames", "2")
-    folder = run(weights, tmp_path / "in", tmp_path, *more)
-    stems = ["a", "a-2", "clip_000000", "clip_000001", "schön 猫"]
-    assert names_in(folder / "labels") == sorted(f"{stem}.txt" for stem in stems)
-    records = read(folder)
-    rows = [len(read_txt(folder / "labels" / f"{stem}.txt")) for stem in stems]
-    assert rows == [sum(r["image_id"] == stem for r in records) for stem in stems]
-
-
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
     """If the image is its own canvas, the result is that of the model after NMS."""
@@ -273,7 +261,9 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
     assert frames[0].shape[:2] in ((48, 63), (48, 64), (48, 62))
     assert sorted(p.name for p in (folder / "labels").iterdir()) == [f"clip_{i:06d}.txt" for i in (0, 2, 4, 6)]
     records = read(folder)
-    assert {r["frame"] for r in records} <= {0, 2, 4, 6}
+    for frame in (0, 2, 4, 6):
+        rows = read_txt(folder / "labels" / f"clip_{frame:06d}.txt")
+        assert len(rows) == sum(r["frame"] == frame for r in records) > 0
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]
 

@@ -215,13 +215,11 @@ def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
     val.main(["--weights", str(exported), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
 
 
-@pytest.mark.parametrize("formats", [["torchscript", "pt2"], ["torchscript"]])
-def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys, formats: list[str]):
+def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, data: Path, capsys):
     """The first format is no different from the others, and nothing is built."""
-    weights = write_detector(tmp_path / "best.pt", lively(TINY_MODEL, NAMES))
     alone = tmp_path / "alone.yaml"
     alone.write_text(f"path: {data.parent}\ntrain: images/train\nval: images/absent\nnames: [light, dark]\n")
-    line = error_of(capsys, export.main, "--weights", weights, "--format", *formats, "--data", alone)
+    line = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", "pt2", "--data", alone)
     assert "images/absent" in line
     assert not list(tmp_path.glob("best?*.*t*"))
 
@@ -314,8 +312,7 @@ def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path, formats: 
     assert old.read_text() == "an older export"
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path, capsys):
-    weights = write_detector(tmp_path / "a.pt", lively(TINY_MODEL, NAMES))
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(weights: Path, capsys):
     with open(weights, "rb") as file:  # nobody, not even root, can create a file beside this name
         message = error_of(capsys, export.main, "--weights", f"/proc/self/fd/{file.fileno()}", "--no-check")
     assert "exported files are written next to the weights, but this folder cannot be written to (" in message

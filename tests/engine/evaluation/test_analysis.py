@@ -157,16 +157,6 @@ def test_each_error_type_by_example():
     assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
 
 
-def test_a_correction_leaves_out_a_detection_whose_object_is_taken():
-    gt = make_ground_truth(
-        np.array([[0, 0, 10, 10]]), np.array([0]), np.array([False]), np.array([100.0]), np.array([0]), 1, 2
-    )
-    table = make_table([0, 0], [[0, 4, 10, 14], [0, 0, 10, 10]], [0.9, 0.5], [0, 0])
-    split = split_errors(match_detections(gt, table, 2))
-    assert split.ap == pytest.approx(0.5)
-    np.testing.assert_allclose(split.cost, [0, 0.5, 0, 0, 0, 0], atol=1e-12)
-
-
 @pytest.mark.parametrize(("objects", "detections"), [(0, 0), (0, 3), (3, 0)])
 def test_no_detections_have_no_errors(objects, detections):
     zeros = np.zeros(objects, dtype=int)

@@ -24,14 +24,8 @@ OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
 
 
 @pytest.fixture(params=[False, True], ids=["exact", "padded"])
-def padded(request, monkeypatch) -> bool:
+def padded(request, monkeypatch) -> None:
     monkeypatch.setattr(muon, "pads_matrices", lambda device: request.param)
-    return request.param
-
-
-@pytest.fixture
-def always_padded(monkeypatch) -> None:
-    monkeypatch.setattr(muon, "pads_matrices", lambda device: True)
 
 
 def make_parameters(channels_last: bool = True) -> list[nn.Parameter]:
@@ -203,7 +197,7 @@ def test_padded_and_plain_updates_continue_each_others_state(monkeypatch, first)
         torch.testing.assert_close(*same, rtol=0, atol=0)
 
 
-@pytest.mark.usefixtures("always_padded")
+@pytest.mark.usefixtures("padded")
 def test_gradients_may_have_another_memory_layout():
     """A channels_last kernel with a contiguous gradient."""
     a, b = make_parameters(), make_parameters()
@@ -267,9 +261,9 @@ def _sharded(ctx) -> tuple[list[Tensor], dict | None]:
     return [p.detach() for p in parameters], optimizer.state_dict() if ctx.is_main else None
 
 
-@pytest.mark.usefixtures("always_padded")
-def test_sharded_state_equals_the_unsharded_one():
+def test_sharded_state_equals_the_unsharded_one(monkeypatch):
     """Each process pads its own parameters; the gathered state equals the unsharded one."""
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: True)
     parameters = make_parameters()
     optimizer = Muon(parameters, **OPTIONS)
     take_steps(optimizer, parameters, range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import re
 import weakref
@@ -255,16 +256,12 @@ def test_the_processes_agree_on_a_size_that_fits_with_the_kernels_of_all():
 
 def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) -> int:
     model, criterion = model_and_loss()
-    run = run_of(**settings)
-    return batch_that_fits(ctx, run, model, criterion, memory=Counted(limits[ctx.rank]))
+    return batch_that_fits(ctx, run_of(**settings), model, criterion, memory=Counted(limits[ctx.rank]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "factor"), [pytest.param({}, 2, marks=pytest.mark.slow), ({"virtual_ranks": 4}, 4)]
-)
-def test_the_processes_agree_on_the_smallest_result(settings, factor):
-    limits = [peak_bytes(4) + 100, peak_bytes(2) + 100]
-    assert run_ranks(2, _search_on_rank, settings, limits) == [2 * factor] * 2
+def test_the_processes_agree_on_the_smallest_result():
+    limits = [peak_bytes(3) + 100, peak_bytes(2) + 100]
+    assert run_ranks(2, _search_on_rank, {"virtual_ranks": 4}, limits) == [2 * 4] * 2
 
 
 @pytest.mark.slow
@@ -318,44 +315,42 @@ def test_the_second_step_is_measured_and_a_tenth_of_the_free_memory_stays_free(c
     assert memory.limit() == 39 * GIB
 
 
-@pytest.mark.parametrize(
-    ("error", "runs_out"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-    ],
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("FIND was unable to find an engine to execute this computation"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 )
-@pytest.mark.parametrize("at", ["prepare", "first", "second"])
-def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda, error, runs_out, at):
-    class Step:
-        taken = 0
 
-        def __call__(self) -> None:
-            self.taken += 1
-            if self.taken == ("prepare", "first", "second").index(at):
+
+def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda):
+    memory, made = CudaMemory(torch.device("cuda", 0)), []
+
+    def failing(error: Exception, at: int) -> Callable:
+        """Raises ``error`` while the step is prepared (0), or when it is taken for the first or second time."""
+
+        def prepare() -> Callable:
+            taken = itertools.count(1)
+
+            def take_step() -> None:
+                if next(taken) == at:
+                    raise error
+
+            made.append(weakref.ref(take_step))
+            if at == 0:
                 raise error
+            return take_step
 
-    made = []
+        return prepare
 
-    def prepare() -> Step:
-        step = Step()
-        made.append(weakref.ref(step))
-        if at == "prepare":
-            raise error
-        return step
-
-    memory = CudaMemory(torch.device("cuda", 0))
-    if not runs_out:
-        with pytest.raises(RuntimeError, match="cannot be multiplied"):
-            memory.peak_of(prepare)
-        return
-    assert memory.peak_of(prepare) is None
-    error.__traceback__ = None  # which the test itself holds
+    for error, at in itertools.product(OUT_OF_MEMORY, range(3)):
+        assert memory.peak_of(failing(error, at)) is None
+        assert cuda.calls[-2:] == ["empty_cache", "reset_peak_memory_stats"]
+        error.__traceback__ = None  # which the test itself holds
     gc.collect()
-    assert made[0]() is None
-    assert cuda.calls[-2:] == ["empty_cache", "reset_peak_memory_stats"]
+    assert [step() for step in made] == [None] * 9
+    for at in range(3):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            memory.peak_of(failing(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), at))
 
 
 @pytest.mark.parametrize("limit_of", [3, 40])

@@ -114,18 +114,6 @@ def test_ties_and_exact_thresholds_follow_the_rules():
     assert_equals_brute_force(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300)
 
 
-def test_an_image_gives_the_same_detections_in_any_batch():
-    boxes, scores = crowd(6, 120, 5, seed=5)
-    boxes[1] *= 1e4  # far coordinates elsewhere in the batch
-    scores[2] = 0.0
-    scores[3, :100] *= 1e-3
-    settings = {"conf_thres": 0.25, "iou_thres": 0.6, "max_det": 50, "box_voting": False}
-    together = select_detections(boxes, scores, **settings)
-    for b in range(6):
-        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], **settings)
-        assert all(torch.equal(x[b], y[0]) for x, y in zip(together, alone))
-
-
 def test_the_class_filter_keeps_only_its_classes():
     boxes, scores = crowd(2, 60, 4, seed=6)
     for multi_label in (True, False):
