@@ -1,5 +1,6 @@
 """Images of any number of channels and of up to 16 bits are read as they were written; others get one line."""
 
+import os
 import struct
 import sys
 
@@ -32,16 +33,11 @@ def chunky_tiff(image, photometric):
     (height, width, channels), bits = image.shape, image.itemsize * 8
     extra = channels - (3 if photometric == 2 else 1)
     tags = [(256, [width]), (257, [height]), (258, [bits] * channels), (259, [1]), (262, [photometric]), (273, [0])]
-    tags += [
-        (277, [channels]),
-        (278, [height]),
-        (279, [image.nbytes]),
-        (284, [1]),
-        *([(338, [0] * extra)] * (extra > 0)),
-    ]
-    start = 8 + 2 + 12 * len(tags) + 4
-    start += sum(2 * len(values) for _, values in tags if len(values) > 2)
-    entries, rest, at = b"", b"", 8 + 2 + 12 * len(tags) + 4
+    tags += [(277, [channels]), (278, [height]), (279, [image.nbytes]), (284, [1])]
+    tags += [(338, [0] * extra)] * (extra > 0)
+    at = 8 + 2 + 12 * len(tags) + 4
+    start = at + sum(2 * len(values) for _, values in tags if len(values) > 2)
+    entries, rest = b"", b""
     for tag, values in tags:
         values = [start] if tag == 273 else values
         packed = struct.pack(f"<{len(values)}H", *values)
@@ -69,11 +65,8 @@ def test_arrays_and_pages_are_read_as_they_were_written(tmp_path, channels, bits
         assert read.dtype == image.dtype
         assert read.flags.c_contiguous
         np.testing.assert_array_equal(read, image, err_msg=name)
-        assert (
-            check_image(tmp_path / name, pixels=pixels)
-            == (20, 30)
-            == check_image(tmp_path / name, pixels=pixels, decode=True)
-        )
+        sizes = {check_image(tmp_path / name, pixels=pixels, decode=decode) for decode in (False, True)}
+        assert sizes == {(20, 30)}
         assert read_reduced(tmp_path / name, (10, 10), pixels=pixels)[1] == (20, 30)
 
 
@@ -146,6 +139,7 @@ def test_a_tiff_of_red_green_blue_and_alpha_is_read_in_this_order(tmp_path):
         ("a.npy", lambda p: np.save(p, np.full((2, 2, 5), None)), PixelFormat(5)),
         ("a.npy", lambda p: p.write_bytes(b"\x93NUMPY\x01\0\x10\0nonsense nonsense"), PixelFormat(5)),
         ("a.npy", lambda p: p.write_bytes(b"\xff\xd8 no array"), PixelFormat(5)),
+        ("a.npy", lambda p: np.save(p, samples(5)) or os.truncate(p, p.stat().st_size - 1), PixelFormat(5)),
         ("a.tif", lambda p: write_pages(p, samples(3)), PixelFormat(5)),
         ("a.jpg", lambda p: cv2.imwrite(str(p), samples(3)), PixelFormat(4)),
     ],
@@ -155,15 +149,6 @@ def test_other_images_are_refused_in_one_line_by_the_scan_and_by_the_reader(tmp_
     for refuse in (check_image, read_image):
         with refused():
             refuse(tmp_path / name, pixels=pixels)
-
-
-def test_truncated_arrays_are_found_without_reading_them(tmp_path):
-    np.save(tmp_path / "a.npy", samples(5))
-    whole = (tmp_path / "a.npy").read_bytes()
-    (tmp_path / "a.npy").write_bytes(whole[:-1])
-    for refuse in (check_image, read_image):
-        with refused():
-            refuse(tmp_path / "a.npy", pixels=PixelFormat(5))
 
 
 def test_people_see_gray_or_the_first_three_channels_in_8_bits():

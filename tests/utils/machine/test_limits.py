@@ -26,15 +26,18 @@ import resource, sys
 import cv2, torch, torch._dynamo, torch.utils.tensorboard, train
 from utils.entrypoint import run_main
 
-def limited(argv):
-    kind, amount = sys.argv[1], int(sys.argv[2])
-    if kind == "AS":  # that many bytes more than a process of torch's has
-        amount += int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    limit = getattr(resource, f"RLIMIT_{kind}")
-    resource.setrlimit(limit, (amount, resource.getrlimit(limit)[1]))
-    train.main(sys.argv[3:])
-
-run_main(limited)
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for limit, amount, *flags in (
+    (resource.RLIMIT_NOFILE, 16, "--workers", "2"),
+    (resource.RLIMIT_AS, held + (400 << 20), "--imgsz", "640", "--batch-size", "256"),
+):
+    usual = resource.getrlimit(limit)
+    resource.setrlimit(limit, (amount, usual[1]))
+    try:
+        run_main(train.main, [*sys.argv[1:], *flags])
+    except SystemExit as ended:
+        assert ended.code == 2
+    resource.setrlimit(limit, usual)
 """
 KILLING = """
 import multiprocessing, os, signal, sys
@@ -80,18 +83,13 @@ def line_of(ended: subprocess.CompletedProcess) -> str:
     return ended.stderr
 
 
-def test_too_little_memory_suggests_what_may_fit(world, tmp_path):
-    given = [*flags(world, tmp_path), "--imgsz", "640", "--batch-size", "256"]
-    line = line_of(run(LIMITED, "AS", str(400 << 20), *given))
-    assert "not enough memory on this machine" in line
-    assert "--batch-size 256 with --imgsz 640 is too much here: try --batch-size 128, --imgsz 448 or a smaller" in line
-    assert not (tmp_path / "runs").exists()
-
-
-def test_too_few_file_descriptors_is_one_line(world, tmp_path):
-    given = [*flags(world, tmp_path), "--workers", "2"]
-    line = line_of(run(LIMITED, "NOFILE", "16", *given))
-    assert "too many open files; raise the limit with ulimit -n" in line
+def test_too_few_file_descriptors_and_too_little_memory_are_one_line(world, tmp_path):
+    ended = run(LIMITED, *flags(world, tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    files, memory = ended.stderr.splitlines()
+    assert "too many open files; raise the limit with ulimit -n" in files
+    assert "not enough memory on this machine" in memory
+    assert "--batch-size 256 with --imgsz 640 is too much here: try --batch-size 128, --imgsz 448 or a" in memory
     assert not (tmp_path / "runs").exists()
 
 
