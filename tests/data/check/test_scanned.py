@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from data.index.load import load_index
 from data.labels.findings import CLIPPED
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
+from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.convert.__main__ import convert
 from utils.logger import get_logger
@@ -26,41 +26,13 @@ NAMES = ["cat", "dog", "DontCare"]
 OBJECTS = [(0, 16, 16, 80, 64), (1, 16, 16, 80, 65), (1, 120, 16, 168, 64), (2, 0, 80, 160, 128)]
 
 
-def write_yolo(data: EditableSet) -> dict:
-    rows = (((x1 + x2) / 320, (y1 + y2) / 256, (x2 - x1) / 160, (y2 - y1) / 128) for _, x1, y1, x2, y2 in OBJECTS)
-    data.write("train/0", "".join(f"{c} {' '.join(map(str, row))}\n" for (c, *_), row in zip(OBJECTS, rows)))
-    return {}
-
-
-def write_coco(data: EditableSet) -> dict:
-    annotations = [
-        {"id": i, "image_id": 0, "category_id": c, "bbox": [x1, y1, x2 - x1, y2 - y1]}
-        for i, (c, x1, y1, x2, y2) in enumerate(OBJECTS)
-    ]
-    images = [{"id": i, "file_name": f"{i}.png"} for i in range(4)]
-    categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
-    content = {"images": images, "annotations": annotations, "categories": categories}
-    (data.root / "train.json").write_text(json.dumps(content))
-    return {"annotations": {"train": "train.json"}}
-
-
-def write_voc(data: EditableSet) -> dict:
-    (data.root / "voc").mkdir()
-    text = "".join(
-        f"<object><name>{NAMES[c]}</name><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
-        "</bndbox></object>\n"
-        for c, x1, y1, x2, y2 in OBJECTS
-    )
-    (data.root / "voc" / "0.xml").write_text(f"<annotation>\n{text}</annotation>")
-    return {"annotations": {"train": "voc"}}
-
-
-@pytest.mark.parametrize("write", [write_yolo, write_coco, write_voc])
-def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, write):
-    data = EditableSet(tmp_path / "set")
+@pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "instances.json"}])
+def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotations):
+    sizes = dict.fromkeys(("0.png", "1.png"), (128, 160))
+    write_three_formats(tmp_path, NAMES, sizes, {"0.png": OBJECTS, "1.png": []})
     content = {"train": "images/train", "names": NAMES, "classes": {"dog": "cat"}, "ignore": ["DontCare"]}
-    data.yaml.write_text(yaml.safe_dump(content | write(data)))
-    spec = load_dataset_spec(data.yaml)
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(content | annotations))
+    spec = load_dataset_spec(tmp_path / "data.yaml")
     (split,) = scan_dataset(spec, ("train",), workers=0)
     trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
     assert split.index.names == trained.names == ("cat",)
