@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from data.check.scanned import scan_dataset, scan_issues
-from data.dataset import LoadImagesAndLabels
 from data.image_io.decode import read_bytes
 from data.image_io.shards import fingerprint_of
 from data.index.index import DatasetIndex
@@ -108,19 +107,6 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
         request = next(KeyedDistributedSampler(order, rank=0, world_size=1).requests(0, 0))
         samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.samples(request.keys)])
     assert samples[0] == samples[1]
-
-
-def test_arrays_of_more_channels_keep_their_format(tmp_path: Path):
-    data = EditableSet(tmp_path / "set")
-    for path in (tmp_path / "set" / "images").rglob("*.png"):
-        np.save(path.with_suffix(".npy"), np.arange(64 * 80 * 5, dtype=np.uint16).reshape(64, 80, 5))
-        path.unlink()
-    data.yaml.write_text(data.yaml.read_text() + "channels: 5\nbits: 16\n")
-    files, shards = (index_of(path) for path in (data.yaml, written(data.yaml, tmp_path / "out")))
-    assert files.pixels == shards.pixels
-    images = [LoadImagesAndLabels(index, imgsz=64).source_image(0) for index in (files, shards)]
-    assert images[0].shape == (52, 64, 5)
-    assert np.array_equal(*images)
 
 
 def test_joined_sets_may_be_in_shards(source: Path, tmp_path: Path):

@@ -409,13 +409,10 @@ def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
     data.describe(["cat", "dog"])
     data.write("train/0", "0 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")  # a typing error
     assert advice_of(data, tmp_path, caplog) == ""
-
-
-def test_ids_that_start_at_1_explain_why_most_objects_have_no_name(data, tmp_path):
     data.describe(["cat"])
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")
-    with refused():
+    with refused():  # most objects have no name
         load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
 
 

@@ -311,8 +311,11 @@ def opened(folder):
     return SharedStudy(SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9), space, folder, steps=3)
 
 
-def test_half_a_line_does_not_end_a_search(tmp_path):
-    """A process is killed, or the disk is full, while it appends to the journal."""
+def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
+    """A process is killed, or the disk is full, while it appends to the journal.
+
+    Without the old trials, a new one would continue the training of a lost one.
+    """
     study = opened(tmp_path)
     study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
     journal = tmp_path / "journal.log"
@@ -326,6 +329,9 @@ def test_half_a_line_does_not_end_a_search(tmp_path):
         claim.lock.release()
         assert [trial.last_step for trial in opened(tmp_path).trials()] == [None, 1]
         shutil.rmtree(tmp_path / "trials" / "0001")
+    journal.write_bytes(b"")
+    with refused():
+        opened(tmp_path)
 
 
 def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
@@ -335,15 +341,6 @@ def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "journal.log.lock").symlink_to(folder / "journal.log")
     assert opened(folder).claim().number == 0
-
-
-def test_a_journal_that_lacks_trials_is_refused(tmp_path):
-    """Else a new trial would continue the training of a lost one."""
-    study = opened(tmp_path)
-    study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
-    (tmp_path / "journal.log").write_bytes(b"")
-    with refused():
-        opened(tmp_path)
 
 
 @pytest.mark.slow
