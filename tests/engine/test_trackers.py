@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.logger import configure_logging
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
 
 
 class MemoryService(Service):
@@ -71,15 +73,18 @@ class MemoryService(Service):
         self.ends.append(is_complete)
 
 
-def process(folder: Path, service: MemoryService, epochs: range, *, complete: bool = True, **limits: float) -> None:
+def process(
+    folder: Path, service: Service, epochs: Sequence[int], *, settings: Mapping[str, Any] = SETTINGS,
+    row: Mapping[str, float] = MappingProxyType({}), complete: bool = True, **limits: float,
+) -> None:  # fmt: skip
     """The calls of one process, which starts or resumes at the first of ``epochs``."""
     results = CsvTracker(folder / "results.csv")
-    tracker = BackgroundTracker(service, results, folder / "tracked.json", **limits)
+    tracker = BackgroundTracker(service, results, folder / "note.json", **limits)
     for each in (results, tracker):
-        each.start({"lr0": 0.01, "model": "yolov8n"}, epochs[0])
+        each.start(settings, epochs[0])
     for epoch in epochs:
         for each in (results, tracker):
-            each.epoch(epoch, {"train/box": 1 / epoch, "metrics/AP": epoch / 10})
+            each.epoch(epoch, {"train/box": 1 / epoch, "metrics/AP": epoch / 10, **row})
     if complete:
         tracker.finish(folder)
     tracker.close()
@@ -95,7 +100,7 @@ def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
         (tmp_path / name).write_text(name)
     service = MemoryService()
     process(tmp_path, service, range(1, 4))
-    assert service.settings == {"lr0": 0.01, "model": "yolov8n"}
+    assert service.settings == SETTINGS
     assert service.epochs == [1, 2, 3]
     assert service.rows[1] == {"train/box": 0.5, "metrics/AP": 0.2}
     assert service.files == ["report.html", "results.csv", "results.png"]  # not the weights
@@ -181,26 +186,16 @@ def tracked(project: Path) -> list:
     return [(run, {m: client.get_metric_history(run.info.run_id, m) for m in run.data.metrics}, client) for run in runs]
 
 
-def follow(folder: Path, service, epochs: tuple[int, ...], settings: int = 0, **row: float) -> None:
-    results = CsvTracker(folder / "results.csv")
-    trackers = (results, BackgroundTracker(service, results, folder / "note.json", close_s=60))
-    for tracker in trackers:
-        tracker.start({f"setting{n}": n for n in range(settings)} | {"epochs": epochs[-1]}, epochs[0])
-    for epoch in epochs:
-        for tracker in trackers:
-            tracker.epoch(epoch, {"time": epoch * 2.0, "metrics/AP": epoch / 10} | row)
-    trackers[1].close()
-
-
 @pytest.mark.usefixtures("mlflow_store")
 def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
     folder = tmp_path / "runs" / "exp"
     folder.mkdir(parents=True)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        follow(folder, MlflowService(folder), epochs, settings=120)
+        settings = {f"setting{n}": n for n in range(120)} | {"epochs": epochs[-1]}
+        process(folder, MlflowService(folder), epochs, settings=settings, complete=False, close_s=60)
     ((run, history, _),) = tracked(tmp_path / "runs")
     assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
-    assert [m.step for m in history["time"]] == [1, 2, 3, 4, 5]
+    assert [m.step for m in history["train/box"]] == [1, 2, 3, 4, 5]
     assert len(run.data.params) == 121
     assert run.data.params["epochs"] == "3"
     assert run.info.run_name == "exp"
@@ -211,10 +206,10 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
     names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
-    follow(folder, MlflowService(folder), (1,), **dict.fromkeys(names, 0.5))
+    process(folder, MlflowService(folder), (1,), row=dict.fromkeys(names, 0.5), complete=False, close_s=60)
     assert "tried again" not in capsys.readouterr().out
     ((run, _, _),) = tracked(tmp_path)
-    assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "time"} <= run.data.metrics.keys()
+    assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "train/box"} <= run.data.metrics.keys()
     assert len(run.data.metrics) == 2 + len(names)
 
 
@@ -223,7 +218,7 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        follow(tmp_path, WandbService(tmp_path), epochs)
+        process(tmp_path, WandbService(tmp_path), epochs, complete=False, close_s=60)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'note.json').key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]

@@ -17,7 +17,7 @@ from torch import nn
 from models.build import build_starting_model
 from models.detector import Detector, build_detector, build_on_meta
 from models.heads.base import DetectionHead
-from models.layers.conv import BN_EPS, Conv, Upsample
+from models.layers.conv import Upsample
 from models.layers.csp import Attention
 from models.layers.gelan import ADown
 from models.registry import ANCHOR_HEAD, REGISTRY, Kind
@@ -222,26 +222,6 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_anchor_free_decoding_equals_a_loop(tiny) -> None:
-    detector = tiny()
-    assert detector.strides == (4, 8)
-    raw = [torch.randn(2, 64 + 3, *hw) * 3 for hw in ((2, 3), (1, 2))]
-    boxes, scores = detector.decode(raw)
-    row = 0
-    for level, stride in zip(raw, detector.strides):
-        for y in range(level.shape[2]):
-            for x in range(level.shape[3]):
-                for image in range(2):
-                    cell = level[image, :, y, x].double()
-                    sides = (cell[:64].view(4, 16).softmax(1) * torch.arange(16).double()).sum(1).tolist()
-                    signs = zip((x, y, x, y), (-1, -1, 1, 1), sides)
-                    expected = [(at + 0.5 + sign * side) * stride for at, sign, side in signs]
-                    assert boxes[image, row].tolist() == pytest.approx(expected, abs=1e-4)
-                    assert scores[image, row].tolist() == pytest.approx([_sigmoid(v) for v in cell[64:]], abs=1e-6)
-                row += 1
-    assert row == boxes.shape[1] == scores.shape[1]
-
-
 def test_anchor_decoding_equals_a_loop(nano: dict[str, Detector]) -> None:
     detector = nano["yolov5n"]
     raw = [torch.randn(1, 30, *hw) * 2 for hw in ((4, 2), (2, 1), (1, 1))]
@@ -307,13 +287,6 @@ assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_conv_equals_its_parts() -> None:
-    conv = Conv(3, 4, 3, 2).eval()
-    x = torch.rand(1, 3, 9, 9)
-    y = nn.functional.conv2d(x, conv.conv.weight, stride=2, padding=1) / math.sqrt(1 + BN_EPS)
-    torch.testing.assert_close(conv(x), y * y.sigmoid())
 
 
 def test_attention_equals_the_papers_formula() -> None:

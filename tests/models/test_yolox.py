@@ -22,24 +22,6 @@ def nano() -> Detector:
     return build_detector("yoloxnano", 4, seed=1)
 
 
-def test_decoding_equals_a_loop(nano: Detector) -> None:
-    raw = [torch.randn(2, 9, *hw, generator=torch.Generator().manual_seed(3)) for hw in ((4, 2), (2, 1), (1, 1))]
-    boxes, scores = nano.decode(raw)
-    row = 0
-    for level, stride in zip(raw, (8, 16, 32)):
-        for y in range(level.shape[2]):
-            for x in range(level.shape[3]):
-                v = level[1, :, y, x].double().tolist()
-                cx, cy = (x + v[0]) * stride, (y + v[1]) * stride
-                w, h = math.exp(v[2]) * stride, math.exp(v[3]) * stride
-                expected = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
-                assert boxes[1, row].tolist() == pytest.approx(expected, abs=1e-3)
-                p = [1 / (1 + math.exp(-z)) for z in v[4:]]
-                assert scores[1, row].tolist() == pytest.approx([p[0] * c for c in p[1:]], abs=1e-6)
-                row += 1
-    assert row == boxes.shape[1] == scores.shape[1]
-
-
 def test_biases_start_at_the_priors(nano: Detector) -> None:
     head = nano.head
     assert head.obj_preds[0].bias.sigmoid().item() == pytest.approx(8 / 6400, rel=1e-2)

@@ -77,7 +77,7 @@ def test_model_api_needs_nothing_but_the_path(detector, tmp_path: Path):
         pytest.importorskip(package)
     from model_api.models import DetectionModel
 
-    metadata = write_all(tmp_path, detector, ("a_openvino_model",))
+    metadata = write_all(tmp_path, detector, ("a_openvino_model",), graph=tiny_graph(NAMES))
     model = DetectionModel.create_model(str(tmp_path / "a_openvino_model" / "a.xml"), device="CPU")
     assert model.params.confidence_threshold == pytest.approx(metadata.confidence)
     assert model.params.iou_threshold == pytest.approx(0.7)

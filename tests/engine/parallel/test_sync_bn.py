@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import warnings
 
-import pytest
 import torch
 from torch import nn
 
@@ -86,33 +85,37 @@ def _as_on_a_gpu() -> None:
     sync_bn._has_kernels = lambda device: True
 
 
-def _share(ctx, cuts, by_kernels):
-    if by_kernels:
-        _as_on_a_gpu()
+def _share(ctx, cuts):
     model = convert_sync_bn(_network())
     images = torch.randn(7, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     grad = _run(model, images.tensor_split(cuts)[ctx.rank])
     for p in model.parameters():
         torch.distributed.all_reduce(p.grad)
-    keys = sorted(model.state_dict())
-    return grad, [p.grad for p in model.parameters()], dict(model.state_dict()), keys
+    return grad, [p.grad for p in model.parameters()], dict(model.state_dict())
 
 
-@pytest.mark.parametrize("by_kernels", [False, True])
-@pytest.mark.parametrize("cuts", [[5, 5], [0, 4]])  # 5, 0 and 2 images, or 0, 4 and 3: one rank has none
-def test_synchronized_statistics_equal_one_process_with_the_whole_batch(by_kernels, cuts):
+def _shares(ctx):
+    """With our operations and with the kernels; 5, 0 and 2 images, or 0, 4 and 3: one rank has none."""
+    shares = []
+    for replace_kernels in (lambda: None, _as_on_a_gpu):
+        replace_kernels()
+        shares += [_share(ctx, cuts) for cuts in ([5, 5], [0, 4])]
+    return shares
+
+
+def test_synchronized_statistics_equal_one_process_with_the_whole_batch():
     model = _network()
     images = torch.randn(7, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     expected = _run(model, images)
-    results = run_ranks(3, _share, cuts, by_kernels)
-    torch.testing.assert_close(torch.cat([r[0] for r in results]), expected, rtol=1e-10, atol=1e-12)
-    for grads, state in ((r[1], r[2]) for r in results):
-        for ours, theirs in zip(grads, model.parameters()):
-            torch.testing.assert_close(ours, theirs.grad, rtol=1e-10, atol=1e-12)
-        for key, value in model.state_dict().items():
-            if value.is_floating_point():
-                torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
-    assert results[0][3] == sorted(model.state_dict())
+    for results in zip(*run_ranks(3, _shares)):
+        torch.testing.assert_close(torch.cat([r[0] for r in results]), expected, rtol=1e-10, atol=1e-12)
+        for _, grads, state in results:
+            for ours, theirs in zip(grads, model.parameters()):
+                torch.testing.assert_close(ours, theirs.grad, rtol=1e-10, atol=1e-12)
+            assert state.keys() == model.state_dict().keys()
+            for key, value in model.state_dict().items():
+                if value.is_floating_point():
+                    torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
 
 
 def _average(ctx):

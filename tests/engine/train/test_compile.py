@@ -254,23 +254,25 @@ def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
     torch.testing.assert_close(weights_of(model), weights_of(plain_model), rtol=1e-3, atol=1e-4)
 
 
-def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -> torch.Tensor:
-    plan = Compilation(images=4) if is_compiled else None
-    step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
-    plan.apply(model, step.criterion)
-    for update, images in enumerate((4, 4, 3, 4), start=1):
-        cut = images // 2
-        first, last = ((0, cut), (cut, images))[ctx.rank]
-        step([make_batch(images, seed=update).shard(first, last)], [images], update)
-    return weights_of(model)
+def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tensor]:
+    """The weights after uncompiled and after compiled steps."""
+    weights = []
+    for plan in (None, Compilation(images=4)):
+        step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
+        if plan is not None:
+            plan.apply(model, step.criterion)
+        for update, images in enumerate((4, 4, 3, 4), start=1):
+            cut = images // 2
+            first, last = ((0, cut), (cut, images))[ctx.rank]
+            step([make_batch(images, seed=update).shard(first, last)], [images], update)
+        weights.append(weights_of(model))
+    return weights
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_bn", [False, True])
 def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
-    plain = run_ranks(2, _share_of_steps, sync_bn, False)
-    compiled = run_ranks(2, _share_of_steps, sync_bn, True, timeout_s=600)
-    for got, expected in zip(compiled, plain):
+    for expected, got in run_ranks(2, _shares_of_steps, sync_bn, timeout_s=600):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
