@@ -1,6 +1,6 @@
 """Detection from Python: a `Predictor` maps images to `Results`.
 
-from engine.inference.predictor import load
+from lockstep import load
 
 model = load("best.pt")
 for result in model(["a.jpg", "b.jpg"]):
