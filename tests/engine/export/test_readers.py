@@ -33,14 +33,10 @@ def detector():
     return lively(TINY_MODEL, NAMES).fuse()
 
 
-def decoded(detector, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
-        return detector.decode(detector(pixels))
-
-
+@torch.no_grad()
 def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Found:
     """The detections in one image after NMS without box voting, which keeps a box's best class only."""
-    boxes, scores = decoded(detector, pixels)
+    boxes, scores = detector.decode(detector(pixels))
     rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
     found = select_detections(boxes, scores, **rules)
     count = int(found.counts[0])

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference.results import Boxes, Results, boxes_of
+from engine.inference.results import Boxes, Results
 from tests.helpers.messages import refused
 from utils.drawing import detection_writer
-from utils.structures import DetectionTable
 
 HEIGHT, WIDTH = 40, 80
 NAMES = {0: "disc", 1: "box/größe"}
@@ -120,15 +119,3 @@ def test_records(result):
     assert result.verbose() == "1 disc, 2 box/größes"
     assert result[[]].verbose() == "nothing found"
     assert result[[]].summary() == []
-
-
-def test_float32_of_a_table():
-    table = DetectionTable(
-        np.zeros(2, int), np.array([[1 / 3, 0, 5, 6], [0, 1, 2, 3]]), np.array([0.7, 0.1]), np.array([79, 0])
-    )
-    boxes = boxes_of(table, (10, 20))
-    assert boxes.data.dtype == torch.float32
-    assert boxes.data.tolist() == np.float32([[1 / 3, 0, 5, 6, 0.7, 79], [0, 1, 2, 3, 0.1, 0]]).tolist()
-    empty = DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
-    assert boxes_of(empty, (10, 20)).shape == (0, 6)
-    assert boxes_of(empty, (10, 20)).xywhn.shape == (0, 4)
