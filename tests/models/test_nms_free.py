@@ -382,18 +382,11 @@ def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
     assert {name.split(".")[2] for name in report.unused} == {f"{ONE_TO_ONE}cv2", f"{ONE_TO_ONE}cv3"}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run of train.py with yolo26's kind of head; its data set and its folder."""
-    root = tmp_path_factory.mktemp("trained")
-    data, model = write_dataset(root / "set"), write_model(root / "pair.yaml", MODELS["no bins"])
-    given = ["--data", data, "--model", model, "--epochs", "2", *SMALL, "--project", root / "runs"]
-    call(train.main, *given, "--cache-dir", root / "cache")
-    return data, root / "runs" / "exp"
-
-
-def test_train_val_and_detect_work_with_two_heads(trained, tmp_path, capsys) -> None:
-    data, folder = trained
+def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
+    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "pair.yaml", MODELS["no bins"])
+    folder = tmp_path / "exp"
+    given = ["--data", data, "--model", model, "--epochs", "2", *SMALL, "--project", tmp_path]
+    call(train.main, *given, "--cache-dir", tmp_path / "cache")
     header = (folder / "results.csv").read_text().splitlines()[0]
     assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))
     assert read_checkpoint(folder / "last.pt")["model_spec"]["end2end"] is True

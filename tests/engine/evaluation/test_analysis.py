@@ -157,15 +157,18 @@ def test_each_error_type_by_example():
     assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("objects", "detections"), [(0, 0), (0, 3), (3, 0)])
-def test_no_detections_have_no_errors(objects, detections):
+def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size(objects, detections):
     zeros = np.zeros(objects, dtype=int)
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
     gt: GroundTruth = make_ground_truth(boxes, zeros, zeros > 0, zeros + 400.0, zeros, 2, 2)
     table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
-    split = split_errors(match_detections(gt, table, 2))
+    matches = match_detections(gt, table, 2)
+    split, sizes = split_errors(matches), score_sizes(matches)
     assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
-    assert np.isnan(split.cost).all() == (objects == 0)
+    for values in (split.cost, sizes.ap, sizes.recall):
+        assert np.isnan(values).all() == (objects == 0)
     if objects:
         np.testing.assert_array_equal(split.cost, 0)  # a class without detections stays at 0
 
@@ -193,12 +196,3 @@ def test_size_ranges_partition_the_objects():
     np.testing.assert_array_equal(sizes.targets[:, 0], result.class_targets)
     np.testing.assert_array_equal(sizes.ap[:, 0], result.class_ap)
     assert (sizes.targets[:, 1:].sum(1) >= sizes.targets[:, 0]).all()  # an object on a border counts in both ranges
-
-
-@pytest.mark.filterwarnings("error")
-def test_sizes_without_objects_are_nan():
-    nothing = np.zeros(0, dtype=int)
-    gt = make_ground_truth(np.zeros((0, 4)), nothing, nothing > 0, np.zeros(0), nothing, 2, 3)
-    sizes = score_sizes(match_detections(gt, make_table([0], [[0, 0, 5, 5]], [0.5], [1]), 3))
-    assert np.isnan(sizes.ap).all()
-    assert np.isnan(sizes.recall).all()
