@@ -69,7 +69,8 @@ def test_two_nodes_equal_one_process(tmp_path: Path):
 
 
 def clean_environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in LAUNCHED}
+    """Without the interpreter that forks processes outside of the namespaces."""
+    return {k: v for k, v in os.environ.items() if k not in (*LAUNCHED, "PYTHON_EXEC")}
 
 
 def ip(*words: str, check: bool = True) -> None:
