@@ -13,8 +13,7 @@ _NAMED_CLASSES = 5  # the rarest, in the log
 
 
 def inverse_frequency_weights(counts: np.ndarray) -> np.ndarray:
-    """Class weights float64 (C,) that sum to C, inversely proportional to the number of labels int64 (C,), at least
-    1."""
+    """Class weights float64 (C,) of sum C, inversely proportional to the number of labels int64 (C,), at least 1."""
     inverse = 1 / np.maximum(counts, 1)
     return inverse * len(counts) / inverse.sum()
 
@@ -52,8 +51,7 @@ def logged_repeat_factors(threshold: float, index: DatasetIndex) -> np.ndarray:
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
     pairs = np.unique(np.stack([index.classes, index.image_of_box], 1)[~index.crowd], axis=0)
     times = np.bincount(pairs[:, 0], factors[pairs[:, 1]], minlength=len(images))[rarest] / images[rarest]
-    shown = zip(rarest, times)
-    text = ", ".join(f"{index.names[c]} ({number_of(int(images[c]), 'image')}) {mean:.1f} times" for c, mean in shown)
+    texts = (f"{index.names[c]} ({number_of(int(images[c]), 'image')}) {n:.1f} times" for c, n in zip(rarest, times))
     repeated = number_of(round(factors.sum()), "image")
-    get_logger().info("--repeat-factor %g: %s per epoch; %s", threshold, repeated, text)
+    get_logger().info("--repeat-factor %g: %s per epoch; %s", threshold, repeated, ", ".join(texts))
     return factors

@@ -13,6 +13,7 @@ from typing import Any
 from data.labels.label_format import LabelFormat
 from utils.config.parser import class_numbers
 from utils.config.pixels import RGB8, PixelFormat
+from utils.config.settings import TrainConfig
 from utils.errors import UserError
 
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
@@ -35,6 +36,20 @@ class DataSource:
     cache_dir: str = ""  # see `cache_folder`
     known_root: str = ""  # folder of the data set in an earlier run, if a relative ``path`` of the YAML is not found
     stored_in: str = ""  # the checkpoint or exported file that names ``data``, for messages; empty: the command line
+
+    @classmethod
+    def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
+        """The training and validation splits; with ``--val-fraction`` the latter may be missing."""
+        return cls(
+            config.data,
+            ("train",) if config.val_fraction else ("train", "val"),
+            ("val",) if config.val_fraction else (),
+            tuple(config.classes),
+            config.stage,
+            config.cache_dir,
+            known_root,
+            stored_in,
+        )
 
 
 @dataclass(frozen=True, slots=True)

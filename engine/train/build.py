@@ -214,17 +214,7 @@ def open_run_data(ctx: DistributedContext, run: Run, teacher: TeacherFile | None
     images of a new run; a resumed run has those of its checkpoint."""
     config = run.config
     stored_in = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
-    source = DataSource(
-        config.data,
-        splits=("train",) if config.val_fraction else ("train", "val"),
-        optional=("val",) if config.val_fraction else (),
-        classes=tuple(config.classes),
-        stage=config.stage,
-        cache_dir=config.cache_dir,
-        known_root=run.data_root,
-        stored_in=stored_in,
-    )
-    spec = open_data(source, ctx)
+    spec = open_data(DataSource.of_training(config, known_root=run.data_root, stored_in=stored_in), ctx)
     if config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if not config.val_fraction:
