@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,11 +16,12 @@ from tests.helpers.tiny import write_dataset, write_model
 ROOT = Path(__file__).parents[3]
 
 
-def start(tmp_path: Path, data: Path, odd: str = "") -> subprocess.Popen:
+def start(tmp_path: Path, data: Path, odd: str = "", cache: Path | None = None) -> subprocess.Popen:
     command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["tests/robustness/odd_train.py" if odd else "train.py"]
     command += ["--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), "--project", str(tmp_path)]
     command += ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--epochs", "1", "--noplots"]
+    command += ["--cache-dir", str(cache)] if cache else []
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     environment |= {"STARTED_BY_TEST": str(tmp_path), "ODD": odd}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -44,15 +44,12 @@ def processes_of(tmp_path: Path) -> dict[int, bytes]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_leader_that_is_killed_during_the_scan_ends_the_run(tmp_path):
-    data = write_dataset(tmp_path / "set")
-    mark, plan = tmp_path / "mark", tmp_path / "plan.json"
-    calls = {"scan": (r"reads .*/labels/train/", "", r"reads .*/labels/train/")}
-    where = {"phase": "scan", "number": 3, "delay_s": 0, "kills": True}
-    plan.write_text(json.dumps({"phases": calls, "counts": str(tmp_path / "calls"), "mark": str(mark), **where}))
-    run = start(tmp_path, data, f"calls:{plan}")
-    deadline = time.monotonic() + 120
-    while not mark.exists() and time.monotonic() < deadline and run.poll() is None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    run = start(tmp_path, write_dataset(tmp_path / "set"), f"kill:{cache / 'calls'}:1", cache)  # as it writes the index
+    while not (cache / "calls").exists() or not (cache / "calls").stat().st_size:
         time.sleep(0.02)
+        assert run.poll() is None
     killed_at = time.monotonic()
     try:
         output, _ = run.communicate(timeout=30)
@@ -60,7 +57,7 @@ def test_a_leader_that_is_killed_during_the_scan_ends_the_run(tmp_path):
     finally:
         for pid in processes_of(tmp_path):
             os.kill(pid, signal.SIGKILL)
-    assert mark.exists(), output
+    assert "done:" not in output
     assert run.returncode != 0
     assert "died while the others waited for it" in output or "SIGKILL" in output
     assert "Traceback" not in output.split("torch/distributed")[0]
