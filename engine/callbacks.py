@@ -12,7 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,8 @@ class UserCallbacks(Hook):
 
     def start(self, trainer: Training) -> None:
         run, ctx = trainer.run, trainer.ctx
-        settings, model = {**asdict(run.config), **asdict(run.hyp)}, trainer.step.ema.module
-        stop = partial(trainer.control.request, Action.STOP)
-        self._state = RunState(run.folder, settings, ctx.rank, ctx.world_size, ctx.is_main, model, stop)
+        model, stop = trainer.step.ema.module, partial(trainer.control.request, Action.STOP)
+        self._state = RunState(run.folder, run.settings, ctx.rank, ctx.world_size, ctx.is_main, model, stop)
         self._call("on_start", trainer)
 
     def after_step(self, trainer: Training) -> None:

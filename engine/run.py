@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -46,6 +47,11 @@ class Run:
     lines: list[str]  # the first lines of the log
     data_root: str = ""  # the data set's folder, as far as the checkpoint knows it
     begun: bool = True  # whether the folder has been made
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All flags and hyper-parameters by name."""
+        return {**asdict(self.config), **asdict(self.hyp)}
 
 
 @contextmanager

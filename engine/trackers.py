@@ -11,14 +11,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.hooks.hook import Training
-from engine.hooks.results import CsvTracker, ResultFiles, Tracker, TrackerHook
+from engine.hooks.hook import Epoch, Hook, Training
+from engine.hooks.results import ResultsCsv
 from utils.errors import UserError, first_line
 from utils.files.safe_io import read_text, write_whole
 from utils.files.schema import Count, build
@@ -59,62 +59,56 @@ class Note:
             raise UserError(f"{path}: cannot be read or is damaged; move it away for a new tracked run") from None
 
 
-class Service:
-    """A run in a tracking service. `BackgroundTracker` calls the methods in one thread, in this order; any may raise
-    anything."""
+class Service(Protocol):
+    """A run in a tracking service. `Tracking` calls the methods in one thread, in this order; any may raise."""
 
-    name = ""
+    flag: str  # its name for ``--tracker``
+    name: str
 
-    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
-        """Starts the tracked run, or continues that of ``note``. Returns what the service has of it."""
-        raise NotImplementedError
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+        """Starts the tracked run for that in ``folder``, or continues that of ``note``. Returns what the service has of
+        it. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """The results of an epoch, from 1, by the names of results.csv."""
-        raise NotImplementedError
 
     def store(self, path: Path) -> None:
         """Stores a file of the complete run."""
-        raise NotImplementedError
 
     def close(self, *, is_complete: bool) -> None:
         """Ends the tracked run, for now if it is not complete."""
-        raise NotImplementedError
 
 
-class BackgroundTracker(Tracker):
-    """Brings ``service`` up to date with results.csv in a thread: each epoch is tracked once. An error costs one
-    warning; the next epoch tries again.
+class Tracking(Hook):
+    """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once. An error costs
+    one warning; the next epoch tries again. Comes after `ResultsCsv`.
 
     Args:
-        results: called before this tracker.
-        path: of the note.
         close_s, finish_s: the longest wait at the end for the service, for epochs alone and with files.
     """
 
-    def __init__(
-        self, service: Service, results: CsvTracker, path: Path, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S
-    ) -> None:
-        self._service, self._results, self._path = service, results, path
-        self._note = Note.read(path) if path.exists() else Note()
-        self._close_s, self._finish_s = close_s, finish_s
+    def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
+        self._service, self._close_s, self._finish_s = service, close_s, finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
-        self._settings: dict[str, Any] = {}
-        self._files: list[Path] = []
         self._is_open = self._is_complete = self._has_warned = False
 
-    def start(self, config: dict[str, Any], epoch: int) -> None:
-        self._settings = dict(config)
+    def start(self, trainer: Training) -> None:
+        run = trainer.run
+        self._folder, self._settings, self._table = run.folder, run.settings, trainer.hooks.get(ResultsCsv).table
+        self._path = run.folder / f"tracked_{self._service.flag}.json"
+        if run.checkpoint is None and run.config.exist_ok:
+            # Of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)
+            self._path.unlink(missing_ok=True)
+        self._note = Note.read(self._path) if self._path.exists() else Note()
         self._thread.start()
         self._update()
 
-    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         self._update()
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, trainer: Training) -> None:
         self._is_complete = True
-        self._files = [folder / name for name in REPORT_FILES if (folder / name).exists()]
 
     def close(self) -> None:
         if not self._thread.is_alive():
@@ -127,11 +121,11 @@ class BackgroundTracker(Tracker):
         if self._thread.is_alive():
             text = "%s: no answer in %.0f s; results.csv has all epochs"
             get_logger().warning(text, self._service.name, limit)
-        elif missing := sum(epoch > self._note.epoch for epoch in self._results.table.rows):
+        elif missing := sum(epoch > self._note.epoch for epoch in self._table.rows):
             get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(missing, "epoch"))
 
     def _update(self) -> None:
-        self._calls.put(partial(self._synchronize, dict(self._results.table.rows)))
+        self._calls.put(partial(self._synchronize, dict(self._table.rows)))
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -146,7 +140,7 @@ class BackgroundTracker(Tracker):
     def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
         """Logs the epochs that the service does not have."""
         if not self._is_open:
-            self._keep(self._service.open(self._note, self._settings))
+            self._keep(self._service.open(self._folder, self._note, self._settings))
             self._is_open = True
         for epoch, row in sorted(rows.items()):
             before = self._note
@@ -165,39 +159,40 @@ class BackgroundTracker(Tracker):
 
     def _end(self) -> None:
         if self._is_open:
-            for path in self._files:
-                self._service.store(path)
+            files = [self._folder / name for name in REPORT_FILES] if self._is_complete else []
+            for path in files:
+                if path.exists():
+                    self._service.store(path)
             self._service.close(is_complete=self._is_complete)
 
 
-class MlflowService(Service):
+class Mlflow:
     """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs."""
 
-    name = "MLflow"
+    flag, name = "mlflow", "MLflow"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._run_id = folder.resolve(), ""
+    def __init__(self) -> None:
         self._client: MlflowClient | None = None
+        self._run_id = ""
 
-    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        project, uri = self._folder.parent, os.environ.get("MLFLOW_TRACKING_URI")
-        self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{project / STORE}")
+        folder, uri = folder.resolve(), os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
         if note.key:
             client.update_run(note.key, status="RUNNING")
             self._run_id = note.key
             return Note(note.key, max((m.step for m in client.get_metric_history(note.key, "time")), default=0))
         if not self._run_id:  # else a first try has failed after this
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-            place = None if uri else (project / ARTIFACTS).as_uri()
+            place = None if uri else (folder.parent / ARTIFACTS).as_uri()
             found = client.get_experiment_by_name(title)
             experiment = found.experiment_id if found else client.create_experiment(title, artifact_location=place)
-            name = os.environ.get("MLFLOW_RUN_NAME") or self._folder.name
-            tags = {"folder": str(self._folder)}
-            self._run_id = client.create_run(experiment, tags=tags, run_name=name).info.run_id
-            get_logger().info("MLflow: run %s in %s", name, uri or project / STORE)
+            name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
+            self._run_id = client.create_run(experiment, tags={"folder": str(folder)}, run_name=name).info.run_id
+            get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
         parameters = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in settings.items()]
         for start in range(0, len(parameters), MOST_PARAMETERS):
             client.log_batch(self._run_id, params=parameters[start : start + MOST_PARAMETERS])
@@ -221,32 +216,28 @@ def _metric_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:LONGEST_NAME].rstrip("/")
 
 
-class WandbService(Service):
+class Wandb:
     """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
 
-    name = "Weights & Biases"
+    flag, name = "wandb", "Weights & Biases"
+    _run: WandbRun | None = None
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.resolve()
-        self._run: WandbRun | None = None
-
-    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
         import wandb
 
+        folder = folder.resolve()
         self._run = run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
-            name=os.environ.get("WANDB_NAME") or self._folder.name,
+            name=os.environ.get("WANDB_NAME") or folder.name,
             id=note.key or uuid.uuid4().hex[:16],
             resume="allow",
-            dir=os.environ.get("WANDB_DIR") or self._folder,
+            dir=os.environ.get("WANDB_DIR") or folder,
             config=dict(settings),
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
-        if run.offline:
-            get_logger().info("Weights & Biases: offline; upload with: wandb sync %s", Path(run.dir).parent)
-        else:
-            get_logger().info("Weights & Biases: %s", run.url)
+        where = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
+        get_logger().info("Weights & Biases: %s", where)
         return Note(run.id, max(run.step - 1, note.epoch))  # files of an offline run are not read back
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
@@ -259,11 +250,11 @@ class WandbService(Service):
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
-SERVICES: dict[str, Callable[[Path], Service]] = {"mlflow": MlflowService, "wandb": WandbService}
+SERVICES = {service.flag: service for service in (Mlflow, Wandb)}
 
 
-def check_services(names: Collection[str]) -> None:
-    """Imports the packages of the services. Raises UserError for one that is not installed or would ask for an
+def open_services(names: Sequence[str]) -> list[Tracking]:
+    """The hooks of the services. Raises UserError for one whose package is not installed, or that would ask for an
     account."""
     for name in names:
         for variable, value in QUIET[name].items():
@@ -283,20 +274,4 @@ def check_services(names: Collection[str]) -> None:
             raise UserError(
                 "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
             )
-
-
-class Services(TrackerHook):
-    """The services of ``--tracker``. Comes after `ResultFiles`. Raises UserError as `check_services`."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        check_services(names)
-        self._names = dict.fromkeys(names)
-
-    def open(self, trainer: Training) -> Sequence[Tracker]:
-        results, run = trainer.hooks.get(ResultFiles).results, trainer.run
-        paths = {name: run.folder / f"tracked_{name}.json" for name in self._names}
-        if run.checkpoint is None and run.config.exist_ok:
-            # Notes of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)
-            for path in paths.values():
-                path.unlink(missing_ok=True)
-        return [BackgroundTracker(SERVICES[name](run.folder), results, path) for name, path in paths.items()]
+    return [Tracking(SERVICES[name]()) for name in dict.fromkeys(names)]

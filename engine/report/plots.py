@@ -21,7 +21,7 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.results import ResultFiles, Results, Validation
+from engine.hooks.results import Results, TensorBoard, Validation
 from engine.report.page import ReportPage, Subject
 from engine.report.page import Validation as ScoredValidation
 from utils.boxes import cxcywh_to_xyxy
@@ -46,7 +46,7 @@ TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 class Plots(Hook):
     """Draws the plots on rank 0: batches and the graph before the first step, the rest after epochs. Comes after
-    `ResultFiles`, whose TensorBoard gets the pictures, too. Raises UserError if Matplotlib is not installed."""
+    `TensorBoard`, which gets the pictures, too. Raises UserError if Matplotlib is not installed."""
 
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
@@ -54,7 +54,7 @@ class Plots(Hook):
     def start(self, trainer: Training) -> None:
         run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
         self._folder, self._names, self._evaluator = run.folder, model.names, validation.evaluator
-        self._tensorboard = trainer.hooks.get(ResultFiles).tensorboard
+        self._tensorboard = trainer.hooks.get(TensorBoard)
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         subject = Subject(
             title=f"Training run {run.folder.name}",

@@ -20,7 +20,7 @@ from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Hook
 from engine.hooks.progress_bar import ProgressBar
-from engine.hooks.results import ClassWeights, ResultFiles, Results, Summary, Validation
+from engine.hooks.results import ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
@@ -161,7 +161,7 @@ def build_trainer(
         ProgressBar(),
         *([ClassWeights(train)] if config.image_weights else []),
         *([TimeLimit(config.time)] if config.time else []),
-        *([ResultFiles()] if ctx.is_main else []),
+        *([ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)] if ctx.is_main else []),
         *attached,
         validation,
         *([EarlyStopping(config.patience, fitness.name, validation.is_due)] if config.patience else []),
@@ -179,9 +179,9 @@ def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
 
         hooks.append(RemoteValidation(ctx, config, run.checkpoint))
     if config.tracker and ctx.is_main:
-        from engine.trackers import Services
+        from engine.trackers import open_services
 
-        hooks.append(Services(config.tracker))
+        hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
         from engine.report.plots import Plots
 

@@ -11,29 +11,32 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import train
-from engine.hooks.results import CsvTracker
-from engine.trackers import BackgroundTracker, MlflowService, Note, Service, WandbService
+from engine.checkpoint.checkpoint import Progress
+from engine.hooks.hook import Epoch, Hooks
+from engine.hooks.results import ResultsCsv
+from engine.trackers import Mlflow, Note, Service, Tracking, Wandb
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
+from utils.config.settings import TrainConfig
 from utils.logger import configure_logging
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
 
 
-class MemoryService(Service):
+class MemoryService:
     """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
 
-    name = "Memory"
+    flag, name = "note", "Memory"
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -53,7 +56,7 @@ class MemoryService(Service):
         if self.down:
             raise ConnectionError("no route to host\nsecond line")
 
-    def open(self, note: Note, settings: Mapping[str, Any]) -> Note:
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
         self._called()
         self.settings = dict(settings)
         self.keys.append(note.key)
@@ -73,21 +76,34 @@ class MemoryService(Service):
         self.ends.append(is_complete)
 
 
+class Process:
+    """A process of a run, which starts or resumes at epoch ``first``."""
+
+    def __init__(
+        self, folder: Path, service: Service, first: int = 1, settings: Mapping[str, Any] = SETTINGS, **limits: float
+    ) -> None:
+        self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
+        run = SimpleNamespace(folder=folder, settings=settings, checkpoint=None, config=TrainConfig())
+        hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
+        self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress)
+        hooks.call("start", self.trainer)
+
+    def track(self, epoch: int, row: Mapping[str, float] = MappingProxyType({})) -> None:
+        scores = {"train/box": 1 / epoch, "metrics/AP": epoch / 10, **row}
+        self.trainer.hooks.call("after_validation", self.trainer, Epoch(epoch, scores))
+
+
 def process(
-    folder: Path, service: Service, epochs: Sequence[int], *, settings: Mapping[str, Any] = SETTINGS,
-    row: Mapping[str, float] = MappingProxyType({}), complete: bool = True, **limits: float,
+    folder: Path, service: Service, epochs: Sequence[int], *, row: Mapping[str, float] = MappingProxyType({}),
+    complete: bool = True, **options: Any,
 ) -> None:  # fmt: skip
-    """The calls of one process, which starts or resumes at the first of ``epochs``."""
-    results = CsvTracker(folder / "results.csv")
-    tracker = BackgroundTracker(service, results, folder / "note.json", **limits)
-    for each in (results, tracker):
-        each.start(settings, epochs[0])
+    """A whole process, which starts or resumes at the first of ``epochs``."""
+    run = Process(folder, service, epochs[0], **options)
     for epoch in epochs:
-        for each in (results, tracker):
-            each.epoch(epoch, {"train/box": 1 / epoch, "metrics/AP": epoch / 10, **row})
+        run.track(epoch, row)
     if complete:
-        tracker.finish(folder)
-    tracker.close()
+        run.tracking.finish(run.trainer)
+    run.tracking.close()
 
 
 @pytest.fixture(autouse=True)
@@ -121,22 +137,19 @@ def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
 
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
     service = MemoryService()
-    results = CsvTracker(tmp_path / "results.csv")
-    tracker = BackgroundTracker(service, results, tmp_path / "tracked.json")
     service.down = True
-    tracker.start({"lr0": 0.01}, 1)
+    run = Process(tmp_path, service)
     for epoch in (1, 2):
-        results.epoch(epoch, {"train/box": 1.0})
-        tracker.epoch(epoch, {})
+        run.track(epoch)
     deadline = time.monotonic() + 10
     while not (out := capsys.readouterr().out) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert out == "warning: Memory: no route to host; tried again after each epoch\n"
     time.sleep(0.1)
     service.down = False
-    results.epoch(3, {"train/box": 1.0})
-    tracker.close()
-    assert (service.epochs, service.settings) == ([1, 2, 3], {"lr0": 0.01})
+    run.track(3)
+    run.tracking.close()
+    assert (service.epochs, service.settings) == ([1, 2, 3], SETTINGS)
     assert capsys.readouterr().out == ""
 
 
@@ -192,7 +205,7 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
     folder.mkdir(parents=True)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
         settings = {f"setting{n}": n for n in range(120)} | {"epochs": epochs[-1]}
-        process(folder, MlflowService(folder), epochs, settings=settings, complete=False, close_s=60)
+        process(folder, Mlflow(), epochs, settings=settings, complete=False, close_s=60)
     ((run, history, _),) = tracked(tmp_path / "runs")
     assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
     assert [m.step for m in history["train/box"]] == [1, 2, 3, 4, 5]
@@ -206,7 +219,7 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
     names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
-    process(folder, MlflowService(folder), (1,), row=dict.fromkeys(names, 0.5), complete=False, close_s=60)
+    process(folder, Mlflow(), (1,), row=dict.fromkeys(names, 0.5), complete=False, close_s=60)
     assert "tried again" not in capsys.readouterr().out
     ((run, _, _),) = tracked(tmp_path)
     assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "train/box"} <= run.data.metrics.keys()
@@ -218,7 +231,7 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        process(tmp_path, WandbService(tmp_path), epochs, complete=False, close_s=60)
+        process(tmp_path, Wandb(), epochs, complete=False, close_s=60)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'note.json').key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
@@ -304,9 +317,9 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, m
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from engine.trackers import check_services\n"
+        "from engine.trackers import open_services\n"
         "from utils.errors import UserError\n"
-        "try: check_services(['wandb'])\nexcept UserError as error: print(error)"
+        "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables

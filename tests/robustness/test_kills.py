@@ -30,13 +30,13 @@ import numpy as np
 import pytest
 import yaml
 
-from engine.hooks.results import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
+from utils.files.results_csv import ResultsTable
 
 ROOT = Path(__file__).parents[2]
 IMAGES, BATCH = 18, 4
@@ -215,7 +215,7 @@ def same_run(a: Path, b: Path) -> None:
     for kind in ("last.pt", "best.pt"):
         pair = [read_checkpoint(folder / kind) for folder in (a, b)]
         same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
-    one, two = (CsvTracker(folder / "results.csv").table.rows for folder in (a, b))
+    one, two = (ResultsTable.read(folder / "results.csv").rows for folder in (a, b))
     assert untimed(one.values()) == untimed(two.values())
 
 

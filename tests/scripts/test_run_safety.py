@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.hooks.results import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_run
@@ -18,6 +17,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.spawn import free_port
 from utils.files.checkpoint import read_checkpoint
+from utils.files.results_csv import ResultsTable
 
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
 COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
@@ -156,7 +156,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
     expected = [f"resume: {start}" for start in starts]
     assert len(changes) == len(expected), changes
     assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
-    assert len(CsvTracker(tmp_path / "exp" / "results.csv").table.rows) == 2
+    assert len(ResultsTable.read(tmp_path / "exp" / "results.csv").rows) == 2
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.errors import UserError
-from utils.files.safe_io import open_regular
+from utils.files.safe_io import open_regular, write_whole
 
 MOST_BYTES = 1 << 26
 
@@ -45,13 +45,18 @@ class ResultsTable:
         self.columns += [name for name in row if name not in self.columns]
         self.rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
 
-    def text(self) -> str:
-        """The content of the file. A cell without a value is empty."""
+    def keep(self, epochs: int) -> None:
+        """Drops the rows after the first so many epochs; with the last row, also the columns."""
+        self.rows = {epoch: row for epoch, row in self.rows.items() if epoch <= epochs}
+        self.columns = self.columns if self.rows else ["epoch"]
+
+    def write(self, path: Path) -> None:
+        """Replaces the file as a whole, so that a crash cannot leave half a line. A cell without a value is empty."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows[epoch] for epoch in sorted(self.rows))
-        return out.getvalue()
+        write_whole(path, out.getvalue())
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.hooks.results import TensorBoardTracker
+from engine.hooks.results import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
 from engine.report.plots import TimeBudget, add_graph, add_image, add_pr_curves, draw_batch
 from tests.helpers.fake_gpu import fake_gpu
@@ -107,7 +107,7 @@ def test_tensorboard_shows_images_curves_and_the_graph(tmp_path):
     model[1].eval()  # a frozen norm stays frozen
     before = {k: v.clone() for k, v in model.state_dict().items()}
     rng = torch.get_rng_state()
-    tracker = TensorBoardTracker(tmp_path)
+    tracker = TensorBoard(tmp_path)
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
     tracker.write(add_graph, model, torch.zeros(1, 3, 8, 8))

@@ -6,7 +6,6 @@ import io
 import numpy as np
 import pytest
 
-from engine.hooks.results import CsvTracker
 from tests.helpers.messages import refused
 from utils.files.results_csv import ResultsTable, read_columns
 
@@ -20,9 +19,10 @@ ROWS = {
 
 
 def test_columns_that_appear_later_are_empty_before(tmp_path):
-    tracker = CsvTracker(tmp_path / "results.csv")
+    table = ResultsTable()
     for epoch, row in ROWS.items():
-        tracker.epoch(epoch, row)
+        table.add(epoch, row)
+    table.write(tmp_path / "results.csv")
     one, two = csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text()))
     assert (one["epoch"], two["epoch"]) == ("1", "2")
     assert (one["metrics/AP"], float(two["metrics/AP"])) == ("", 0.2)
