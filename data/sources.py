@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import math
 import os
+import queue
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -20,50 +23,9 @@ from data.image_io.channels import to_format
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, read_image, unread_image, unread_summary
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
-from utils.files.safe_io import open_regular
+from utils.files.safe_io import open_regular, read_text
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
-
-
-class LiveStream:
-    """Reads ``capture`` in a thread and keeps only the newest frame, so a slow reader skips some. Releases it."""
-
-    def __init__(self, capture: cv2.VideoCapture) -> None:
-        self._capture = capture
-        self._changed = threading.Condition()
-        self._frame: np.ndarray | None = None  # the newest, until `next` returns it
-        self._number = 0  # frames read
-        self._ended = False
-        self._stop = False
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while not self._stop:
-            ok, frame = self._capture.read()
-            with self._changed:
-                self._ended = not ok
-                if ok:
-                    self._frame = frame
-                    self._number += 1
-                self._changed.notify()
-            if not ok:
-                return
-
-    def next(self, timeout_s: float) -> tuple[int, np.ndarray] | None:
-        """Number, from 0, and BGR image of a new frame; None when the stream has ended. Raises TimeoutError."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._frame is not None or self._ended, timeout_s):
-                raise TimeoutError
-            frame, self._frame = self._frame, None
-            return None if frame is None else (self._number - 1, frame)
-
-    def close(self) -> None:
-        self._stop = True
-        self._thread.join(timeout=1)
-        if not self._thread.is_alive():  # a blocked read still uses the capture; the thread ends with the process
-            self._capture.release()
-
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
@@ -97,6 +59,16 @@ class FileProblem:
         get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
 
 
+class _Options(NamedTuple):
+    """The arguments of `open_source`."""
+
+    vid_stride: int
+    max_frames: int
+    threads: int
+    ahead: Callable[[], int]
+    pixels: PixelFormat
+
+
 def open_source(
     source: str,
     *,
@@ -120,23 +92,13 @@ def open_source(
     Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
     which is skipped if the source has others.
     """
-    source = str(source)
+    source, options = str(source), _Options(vid_stride, max_frames, threads, ahead, pixels)
     if _is_stream(source):
-        return _in_format(_stream_frames(_shown(source), _open_stream(source), vid_stride, max_frames, ahead), pixels)
+        return _stream_frames(_shown(source), _open_stream(source), options)
     files, unread = _list_files(source, image_suffixes(pixels))
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
-    read = partial(_read_image, pixels=pixels)
-    return _in_format(_file_frames(files, source, read, vid_stride, max_frames, threads, ahead), pixels)
-
-
-def _in_format(items: Iterator[Frame | FileProblem], pixels: PixelFormat) -> Iterator[Frame | FileProblem]:
-    """Converts the frames of videos, which are RGB, to ``pixels``."""
-    with contextlib.closing(items):
-        for item in items:
-            if isinstance(item, Frame) and item.is_video and pixels != RGB8:
-                item = replace(item, image=to_format(item.image, item.path, pixels, is_rgb=True))
-            yield item
+    return _file_frames(files, source, options)
 
 
 def check_source(source: str) -> None:
@@ -159,82 +121,57 @@ def _shown(source: str) -> str:
     return re.sub("(?<=://)[^/?#]*@", "", source)
 
 
-def _kind_of(path: Path, images: frozenset[str]) -> str:
-    suffix = path.suffix.lower()
-    return "image" if suffix in images else "video" if suffix in VIDEO_SUFFIXES else ""
-
-
-def _check_kind(path: Path, named: str, images: frozenset[str]) -> None:
-    """Raises UserError, which begins with ``named``, if ``path`` is neither an image nor a video."""
-    if not _kind_of(path, images):
-        what = f"'{path.suffix}' is not the suffix of an image or a video"
-        raise UserError(f"{named}: {unread_image(path) or what}")
-
-
-def _select(paths: Iterable[Path], nothing: str, images: frozenset[str]) -> tuple[list[Path], list[str]]:
-    """See `_list_files`. Raises UserError, which begins with ``nothing``, if there is neither an image nor a video."""
+def _list_files(source: str, image_suffixes: frozenset[str]) -> tuple[list[Path], list[str]]:
+    """The images and videos that ``source`` names, at least one; and other images, as `unread_summary` takes them."""
+    if not source.strip():
+        raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
+    path, suffixes = Path(os.path.expanduser(source)), image_suffixes | VIDEO_SUFFIXES
+    if path.is_file():
+        return _read_list(path, suffixes) if path.suffix.lower() == ".txt" else [_checked(path, source, suffixes)], []
+    if path.is_dir():
+        found = path.iterdir()
+        nothing = f"no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
+    elif any(sign in source for sign in "*?["):
+        found, nothing = map(Path, glob.glob(str(path), recursive=True)), "the pattern matches no image or video"
+    else:
+        expected = "a source is an image, folder, glob, video, list, webcam or URL"
+        raise UserError(f"{source}: no such file or folder; {expected}")
     files, unread = [], []
-    for path in sorted(path for path in paths if not path.is_dir()):
-        if _kind_of(path, images):
+    for path in sorted(path for path in found if not path.is_dir()):
+        if path.suffix.lower() in suffixes:
             files.append(path)  # a broken link is reported later, like any file that cannot be read
         elif what := unread_image(path):
             unread.append(f"{path}: {what}")
     if not files:
-        raise UserError(f"{nothing}; {unread_summary(unread)}" if unread else nothing)
+        raise UserError(f"{source}: {nothing}" + (f"; {unread_summary(unread)}" if unread else ""))
     return files, unread
 
 
-def _list_files(source: str, images: frozenset[str]) -> tuple[list[Path], list[str]]:
-    """The images (files with the suffixes ``images``) and videos that ``source`` names, at least one; and others, as
-    `unread_summary` takes them."""
-    if not source.strip():
-        raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
-    path = Path(os.path.expanduser(source))
-    if path.is_dir():
-        nothing = f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
-        return _select(path.iterdir(), nothing, images)
-    if path.is_file():
-        if path.suffix.lower() == ".txt":
-            return _read_list(path, images), []
-        _check_kind(path, source, images)
-        return [path], []
-    if any(sign in source for sign in "*?["):
-        found = map(Path, glob.glob(str(path), recursive=True))
-        return _select(found, f"{source}: the pattern matches no image or video", images)
-    raise UserError(f"{source}: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL")
-
-
-def _read_list(path: Path, images: frozenset[str]) -> list[Path]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
-    files = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        file = path.parent / os.path.expanduser(line.strip())
-        if not file.is_file():
-            raise UserError(f"{path}:{number}: {line.strip()}: no such file")
-        _check_kind(file, f"{path}:{number}: {line.strip()}", images)
-        files.append(file)
+def _read_list(path: Path, suffixes: frozenset[str]) -> list[Path]:
+    files: dict[Path, None] = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if name := line.strip():
+            file = path.parent / os.path.expanduser(name)
+            if not file.is_file():
+                raise UserError(f"{path}:{number}: {name}: no such file")
+            files[_checked(file, f"{path}:{number}: {name}", suffixes)] = None
     if not files:
         raise UserError(f"{path}: the list names no file")
-    return list(dict.fromkeys(files))
+    return list(files)
 
 
-def _file_frames(
-    files: Sequence[Path],
-    source: str,
-    read_image: Callable[[Path], list[Frame | FileProblem] | None],
-    vid_stride: int,
-    max_frames: int,
-    threads: int,
-    ahead: Callable[[], int],
-) -> Iterator[Frame | FileProblem]:
-    usable = 0
-    for path, read in zip(files, map_ahead(read_image, files, threads=threads, ahead=ahead)):
-        for item in _read_video(path, vid_stride, max_frames, ahead) if read is None else read:
+def _checked(path: Path, named: str, suffixes: frozenset[str]) -> Path:
+    """``path``. Raises UserError, which begins with ``named``, unless it has one of the ``suffixes``."""
+    if path.suffix.lower() not in suffixes:
+        what = f"'{path.suffix}' is not the suffix of an image or a video"
+        raise UserError(f"{named}: {unread_image(path) or what}")
+    return path
+
+
+def _file_frames(files: Sequence[Path], source: str, options: _Options) -> Iterator[Frame | FileProblem]:
+    usable, read = 0, partial(_read_image, pixels=options.pixels)
+    for path, found in zip(files, map_ahead(read, files, threads=options.threads, ahead=options.ahead)):
+        for item in _read_video(path, options) if found is None else found:
             if isinstance(item, Frame):
                 usable += 1
             elif item.is_skipped and len(files) == 1:
@@ -260,9 +197,7 @@ def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | 
     return found
 
 
-def _read_video(
-    path: Path, vid_stride: int, max_frames: int, ahead: Callable[[], int]
-) -> Iterator[Frame | FileProblem]:
+def _read_video(path: Path, options: _Options) -> Iterator[Frame | FileProblem]:
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
     except OSError as error:
@@ -272,7 +207,7 @@ def _read_video(
     if not capture.isOpened():
         reason = f"{path}: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)"
         return iter([FileProblem(str(path), reason, True)])
-    return iterate_ahead(_video_frames(str(path), capture, vid_stride, max_frames), ahead)
+    return iterate_ahead(_video_frames(str(path), capture, options), options.ahead)
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:
@@ -305,23 +240,19 @@ def _length(capture: cv2.VideoCapture) -> int | None:
     return int(count) if math.isfinite(count) and count > 0 else None
 
 
-def _to_rgb(frame: np.ndarray) -> np.ndarray:
-    return cv2.cvtColor(frame, cv2.COLOR_GRAY2RGB if frame.ndim == 2 else cv2.COLOR_BGR2RGB)
-
-
-def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame | FileProblem]:
-    """Yields every ``stride``-th frame; the others are not decoded. A video that ends early is a problem."""
+def _video_frames(path: str, capture: cv2.VideoCapture, options: _Options) -> Iterator[Frame | FileProblem]:
+    """Yields every n-th frame; the others are not decoded. A video that ends early is a problem."""
     fps, total = _fps(capture), _length(capture)
     index = taken = 0
     try:
         while capture.grab():
-            if index % stride == 0:
+            if index % options.vid_stride == 0:
                 ok, frame = capture.retrieve()
                 if not ok:
                     break
-                yield Frame(path, index, _to_rgb(frame), fps, True, total)
+                yield Frame(path, index, to_format(frame, path, options.pixels), fps, True, total)
                 taken += 1
-                if taken == max_frames:
+                if taken == options.max_frames:
                     return
             index += 1
     finally:
@@ -330,34 +261,53 @@ def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames:
         yield FileProblem(path, f"{path}: ends after {index} of {total} frames (damaged?)", False)
 
 
-def _stream_frames(
-    source: str, capture: cv2.VideoCapture, stride: int, max_frames: int, ahead: Callable[[], int]
-) -> Iterator[Frame | FileProblem]:
+def _stream_frames(source: str, capture: cv2.VideoCapture, options: _Options) -> Iterator[Frame | FileProblem]:
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True
-        for item in iterate_ahead(_video_frames(source, capture, stride, max_frames), ahead):
+        for item in iterate_ahead(_video_frames(source, capture, options), options.ahead):
             is_empty = is_empty and not isinstance(item, Frame)
             yield item
         if is_empty:
             raise UserError(f"{source}: no frame can be read; download the video and give its path")
         return
-    fps = _fps(capture)
-    stream = LiveStream(capture)
-    taken, due = 0, 0
-    try:
-        while not (max_frames and taken == max_frames):
-            newest = stream.next(STREAM_TIMEOUT_S)
-            if newest is None:
-                break
-            index, frame = newest
-            if index < due:
-                continue
-            yield Frame(source, index, _to_rgb(frame), fps, True, None, is_live=True)
-            taken, due = taken + 1, index + stride
-    except TimeoutError:
-        raise UserError(f"{source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None
-    finally:
-        stream.close()
+    fps, taken, due = _fps(capture), 0, 0
+    with contextlib.closing(newest_frames(capture, source)) as frames:
+        for index, frame in frames:
+            if index >= due:
+                yield Frame(source, index, to_format(frame, source, options.pixels), fps, True, None, is_live=True)
+                taken, due = taken + 1, index + options.vid_stride
+                if taken == options.max_frames:
+                    return
     if not taken:
         raise UserError(f"{source}: ended before its first frame")
+
+
+def newest_frames(capture: cv2.VideoCapture, source: str) -> Iterator[tuple[int, np.ndarray]]:
+    """The numbers, from 0, and BGR images of the frames of a live stream; those that a slow reader cannot take are
+    skipped. Releases ``capture``. Raises UserError if none comes for `STREAM_TIMEOUT_S`."""
+    waiting: queue.SimpleQueue[tuple[int, np.ndarray] | None] = queue.SimpleQueue()
+    is_closed = threading.Event()
+
+    def read() -> None:
+        for number in itertools.count():
+            ok, frame = capture.read()
+            if ok:
+                with contextlib.suppress(queue.Empty):
+                    waiting.get_nowait()  # an older frame
+            waiting.put((number, frame) if ok else None)
+            if not ok or is_closed.is_set():
+                return
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        while (item := waiting.get(timeout=STREAM_TIMEOUT_S)) is not None:
+            yield item
+    except queue.Empty:
+        raise UserError(f"{source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None
+    finally:
+        is_closed.set()
+        thread.join(timeout=1)
+        if not thread.is_alive():  # a blocked read still uses the capture; the thread ends with the process
+            capture.release()

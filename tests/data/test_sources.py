@@ -2,6 +2,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from data import sources
-from data.sources import FileProblem, Frame, LiveStream, open_source
+from data.sources import FileProblem, Frame, newest_frames, open_source
 from tests.helpers.messages import refused
 from utils.errors import UserError
 
@@ -235,8 +236,8 @@ def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
     frames.close()
     assert set(threading.enumerate()) <= before
     retrieved = []
-    to_rgb = sources._to_rgb
-    monkeypatch.setattr(sources, "_to_rgb", lambda frame: retrieved.append(1) or to_rgb(frame))
+    to_format = sources.to_format
+    monkeypatch.setattr(sources, "to_format", lambda *args: retrieved.append(1) or to_format(*args))
     frames = open_source(str(video), ahead=lambda: 3)
     next(frames)
     frames.close()
@@ -269,22 +270,18 @@ class Camera:
 
 def test_a_live_stream_returns_the_newest_frame():
     camera = Camera(6)
-    stream = LiveStream(camera)
+    frames = newest_frames(camera, "camera")
     camera.gate.release()
-    assert stream.next(5)[0] == 0
-    for _ in range(4):
+    assert next(frames)[0] == 0
+    for _ in range(5):
         camera.gate.release()
-    while camera.number < 5 or stream._number < 5:
+    while camera.number < 6:
         pass
-    number, frame = stream.next(5)
-    assert number == 4  # 1, 2 and 3 were missed
-    assert (frame == 4).all()
-    with pytest.raises(TimeoutError):
-        stream.next(0.02)
-    for _ in range(2):
-        camera.gate.release()
-    assert [stream.next(5), stream.next(5)][-1] is None
-    stream.close()
+    camera.gate.release()
+    time.sleep(0.05)
+    ((number, frame),) = frames  # 1 to 4 were missed
+    assert number == 5
+    assert (frame == 5).all()
     assert camera.released
 
 
