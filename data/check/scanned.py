@@ -11,7 +11,7 @@ import numpy as np
 from data.check.issues import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED, Box, Issue
 from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
 from data.index.load import ScannedPart, load_index
-from data.labels.findings import UNKNOWN_CLASS, Finding, relative_name
+from data.labels.findings import UNKNOWN_CLASS, relative_name
 from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import xywh_to_xyxy
 
@@ -95,20 +95,18 @@ def _issues_of(split: CheckedSplit, part: ScannedPart) -> list[Issue]:
         lines = (line.split(": ", 2) for line in part.index.report.lines if line.count(": ") > 1)
         return [Issue(kind, text, split.name, (), split.relative(part, where)) for where, kind, text in lines]
 
-    def issue(found: Finding, images: tuple[str, ...] = (), boxes: tuple[Box, ...] = ()) -> Issue:
-        return Issue(found.kind, found.text, split.name, images, split.relative(part, found.where), boxes)
-
-    issues = [issue(finding) for finding in part.scan.general]
-    images = part.scan.source.images
-    for p in part.scan.found:
-        boxes = ()
-        if p.xyxy_px and np.isfinite(p.xyxy_px).all():
-            name = p.finding.text.partition(" is not ")[0].strip("'")  # of an unknown class
-            if p.finding.kind != UNKNOWN_CLASS:
-                name = learned_names(part)[p.class_id] or part.index.names[p.class_id]
+    issues = []
+    for found in part.scan.findings:
+        where, images, boxes = split.relative(part, found.where), (), ()
+        if found.image >= 0:
+            images = (split.relative(part, part.scan.source.images[found.image].name),)
+        if found.xyxy_px and np.isfinite(found.xyxy_px).all():
+            name = found.text.partition(" is not ")[0].strip("'")  # of an unknown class
+            if found.kind != UNKNOWN_CLASS:
+                name = learned_names(part)[found.class_id] or part.index.names[found.class_id]
             number = split.index.names.index(name) if name in split.index.names else IGNORED
-            boxes = (Box(name, number, p.xyxy_px, where=split.relative(part, p.finding.where)),)
-        issues.append(issue(p.finding, (split.relative(part, images[p.image].name),), boxes))
+            boxes = (Box(name, number, found.xyxy_px, where=where),)
+        issues.append(Issue(found.kind, found.text, split.name, images, where, boxes))
     return issues
 
 

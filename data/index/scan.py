@@ -6,11 +6,10 @@ Threads start quickly, share the listing, and are safe in a process that uses a 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +49,7 @@ from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
+from utils.machine.threads import map_ahead
 from utils.strings import FlatStrings
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
@@ -57,37 +57,23 @@ _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep 
 _UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
-class LocatedFinding(NamedTuple):
-    """A finding, and its position in the data set, by which the report is sorted."""
+class ScannedImage(NamedTuple):
+    """The size, labels and findings of an image."""
 
-    image: int
-    line: int  # -1: the image or the label file itself
-    finding: Finding
-    class_id: int = -1  # of a box whose geometry is the problem, and
-    xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
-
-
-class ScannedChunk(NamedTuple):
-    """Sizes, labels and findings of n consecutive images."""
-
-    image_hw: np.ndarray  # int32 (n, 2); (0, 0) if the image is unreadable
+    size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 9), see data.labels.clean
-    found: list[LocatedFinding]
-    hidden: int  # images whose damage only decoding shows
-    largest: int  # value of the 16-bit images; 0 without such images
-
-    def __len__(self) -> int:
-        return len(self.image_hw)
+    findings: list[Finding]
+    is_hidden: bool = False  # only decoding shows its damage
+    largest: int = 0  # value of a 16-bit image; 0 for other images
 
 
 class Scan(NamedTuple):
-    """A scanned split, and the positions of its images and findings in the files."""
+    """A scanned split, and the positions of its images in the files."""
 
     index: DatasetIndex  # N usable images with the classes of the labels
     source: LabelSource
     numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
-    found: list[LocatedFinding]  # findings about an image in ``source.images``
-    general: list[Finding]  # all others
+    findings: list[Finding]
 
 
 def scan_split(
@@ -100,31 +86,31 @@ def scan_split(
     count = len(source.images)
     decoded = np.full(count, decode_all)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
-    chunks = _read_all(spec, source, decoded, f"scanning {split}", settings)
-    hidden = sum(chunk.hidden for chunk in chunks)
+    images = _read_all(spec, source, decoded, f"scanning {split}", settings)
+    hidden = sum(image.is_hidden for image in images)
     if hidden and not decoded.all():
         get_logger().warning(
             "%s: decoding shows that %d of %d sampled images are damaged; decoding all images",
             split, hidden, decoded.sum(),
         )  # fmt: skip
         decoded[:] = True
-        chunks = _read_all(spec, source, decoded, f"decoding {split}", settings)
-    image_hw = np.concatenate([c.image_hw for c in chunks])
-    table = np.concatenate([c.table for c in chunks])
+        images = _read_all(spec, source, decoded, f"decoding {split}", settings)
+    image_hw = np.array([image.size_hw for image in images], np.int32)
+    table = np.concatenate([image.table for image in images])
     boxes, row_problems = clean_rows(table, image_hw, source.normalized)
-    found = [p for c in chunks for p in c.found]
-    unknown = [p for p in found if p.finding.kind == UNKNOWN_CLASS]
+    found = [finding for image in images for finding in image.findings]
+    unknown = [f for f in found if f.kind == UNKNOWN_CLASS]
     advice = [
-        ids_from_1([p.class_id for p in unknown], table[:, CLASS], len(spec.names)),
+        ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names)),
         other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized),
-        too_dark(max((c.largest for c in chunks), default=0), spec.pixels.bits),
+        too_dark(max(image.largest for image in images), spec.pixels.bits),
     ]
     misread = [Finding(split, MISREAD, text) for text in advice if text]
-    found += [_located(source, image, problem) for image, problem in row_problems]
+    found += [_finding(source, image, problem) for image, problem in row_problems]
     found += _unusable_labels(found, boxes, source)
-    found.sort(key=lambda p: (p.image, p.line))
+    found.sort(key=lambda f: (f.image, f.line))
     _check_labels_fit(unknown, found, len(boxes.image), spec, split, advice[0])
-    general = [*listing.findings, *source.findings, *misread]
+    findings = [*listing.findings, *source.findings, *misread, *found]
     numbers, arrays = _usable(image_hw, boxes, found)
     ids = source.image_ids
     index = DatasetIndex(
@@ -132,112 +118,81 @@ def scan_split(
         root=spec.root,
         paths=FlatStrings.of(source.images[i].name for i in numbers),
         **arrays,
-        report=ScanReport.of([*general, *(p.finding for p in found)]),
+        report=ScanReport.of(findings),
         image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
         category_ids=source.category_ids,
     )
-    return Scan(index.recounted(), source, np.array(numbers, np.int64), found, general)
+    return Scan(index.recounted(), source, np.array(numbers, np.int64), findings)
 
 
 def _read_all(
     spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
-) -> list[ScannedChunk]:
+) -> list[ScannedImage]:
     count = len(source.images)
-    starts = range(0, count, _CHUNK)
-    chunks: list[ScannedChunk] = []
 
-    def read(first: int) -> ScannedChunk:
-        return _read_chunk(range(first, min(first + _CHUNK, count)), spec, source, decoded)
+    def read(first: int) -> list[ScannedImage]:
+        return [_read_one(i, spec, source, bool(decoded[i])) for i in range(first, min(first + _CHUNK, count))]
 
-    def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
-        for chunk in results:
-            chunks.append(chunk)
-            yield from range(len(chunk))
-
-    pool = ThreadPoolExecutor(min(32, max(settings.workers, available_cores()))) if settings.workers else None
-    results = pool.map(read, starts) if pool else map(read, starts)
-    try:
-        for _ in progress(images_done(results), desc=title, total=count, enabled=settings.progress):
-            pass
-    finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)  # queued tasks, after a KeyboardInterrupt
-    return chunks
+    threads = min(32, max(settings.workers, available_cores())) if settings.workers else 1
+    images = itertools.chain.from_iterable(map_ahead(read, range(0, count, _CHUNK), threads=threads))
+    return list(progress(images, desc=title, total=count, enabled=settings.progress))
 
 
-def _read_chunk(images: range, spec: DatasetSpec, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
-    sizes, with_rows, labels, found, hidden = [], [], [], [], 0
-    largest = [0]
-    for i in images:
-        size, raw, problems, is_hidden = _read_one(i, spec, source, bool(decoded[i]), largest)
-        hidden += is_hidden
-        sizes.append(size)
-        found += problems
-        if raw is not None:
-            with_rows.append(i)
-            labels.append(raw)
-    return ScannedChunk(np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden, max(largest))
-
-
-def _read_one(
-    i: int, spec: DatasetSpec, source: LabelSource, decode: bool, largest: list[int]
-) -> tuple[tuple[int, int], RawLabels | None, list[LocatedFinding], bool]:
-    """Upright size, labels (None if there are none), findings, and whether only decoding shows damage. ``largest``: see
-    `check_image`."""
-    name = source.images[i].name
+def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> ScannedImage:
+    name, largest, empty = source.images[i].name, [0], row_table(i, [])
     path = os.path.join(spec.root, name)
     try:
         size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
     except UserError as error:
-        finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out")
-        return (0, 0), None, [LocatedFinding(i, -1, finding)], isinstance(error, HiddenDamageError)
+        finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out", i)
+        return ScannedImage((0, 0), empty, [finding], isinstance(error, HiddenDamageError), max(largest))
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        return size, None, [_located(source, i, RowProblem(-1, BAD_LABEL, f"{error}; image left out"))], False
+        raw = RawLabels([], [RowProblem(-1, BAD_LABEL, f"{error}; image left out")])
     if raw is None:
-        return size, None, [_located(source, i, RowProblem(-1, NO_LABEL, f"{name} is taken as background"))], False
+        raw = RawLabels([], [RowProblem(-1, NO_LABEL, f"{name} is taken as background")])
     problems = raw.problems
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"
         problems = [*problems, RowProblem(-1, SIZE, text)]
     scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
-    return size, raw, [_located(source, i, problem, scale) for problem in problems], False
+    findings = [_finding(source, i, problem, scale) for problem in problems]
+    return ScannedImage(size, row_table(i, raw.rows), findings, largest=max(largest))
 
 
-def _located(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> LocatedFinding:
+def _finding(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:
     """A problem of a row, or with line -1 of the whole file. ``scale``: from the units of its corners to pixels."""
-    finding = Finding(source.where(image, None if p.line < 0 else p.line), p.kind, p.text)
-    return LocatedFinding(image, p.line, finding, p.class_id, tuple(v * side for v, side in zip(p.xyxy, scale)))
+    where = source.where(image, None if p.line < 0 else p.line)
+    return Finding(where, p.kind, p.text, image, p.line, p.class_id, tuple(v * side for v, side in zip(p.xyxy, scale)))
 
 
-def _unusable_labels(found: list[LocatedFinding], boxes: Boxes, source: LabelSource) -> list[LocatedFinding]:
+def _unusable_labels(found: list[Finding], boxes: Boxes, source: LabelSource) -> list[Finding]:
     """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
     backgrounds these images would teach the model to ignore their objects."""
     with_boxes = set(np.unique(boxes.image).tolist())
-    first = {p.image: p for p in reversed(found) if p.finding.kind in _UNUSABLE and p.image not in with_boxes}
-    first |= {p.image: p for p in reversed(found) if p.finding.kind == NOT_FINITE}
+    first = {f.image: f for f in reversed(found) if f.kind in _UNUSABLE and f.image not in with_boxes}
+    first |= {f.image: f for f in reversed(found) if f.kind == NOT_FINITE}
     lost = []
-    for i, p in first.items():
+    for i, f in first.items():
         # Without what differs from row to row, so that equal causes can be counted.
-        why = f"no row can be used: {re.split(': |, got ', p.finding.text.removesuffix('; left out'))[0]}"
-        if p.finding.kind == NOT_FINITE:
+        why = f"no row can be used: {re.split(': |, got ', f.text.removesuffix('; left out'))[0]}"
+        if f.kind == NOT_FINITE:
             why = "a number is not finite"
-        elif p.finding.kind == OUTSIDE:
+        elif f.kind == OUTSIDE:
             pixels = "; coordinates in pixels?" if source.normalized else ""
             why = f"no row can be used: the boxes are outside the image{pixels}"
-        finding = Finding(source.where(i, p.line), BAD_LABEL, f"{why}; image left out")
-        lost.append(LocatedFinding(i, -1, finding))
+        lost.append(Finding(source.where(i, f.line), BAD_LABEL, f"{why}; image left out", i))
     return lost
 
 
 def _check_labels_fit(
-    unknown: list[LocatedFinding], found: list[LocatedFinding], boxes: int, spec: DatasetSpec, split: str, advice: str
+    unknown: list[Finding], found: list[Finding], boxes: int, spec: DatasetSpec, split: str, advice: str
 ) -> None:
-    others = boxes + sum(p.finding.kind in _UNUSABLE for p in found) - len(unknown)
+    others = boxes + sum(f.kind in _UNUSABLE for f in found) - len(unknown)
     if len(unknown) > others:
-        first = unknown[0].finding
+        first = unknown[0]
         raise UserError(
             f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + others:,} objects "
             f"in '{split}' have a class that is not in 'names' (first: {first.where}: {first.text})"
@@ -245,10 +200,10 @@ def _check_labels_fit(
         )
 
 
-def _usable(image_hw: np.ndarray, boxes: Boxes, found: list[LocatedFinding]) -> tuple[list[int], dict[str, np.ndarray]]:
+def _usable(image_hw: np.ndarray, boxes: Boxes, found: list[Finding]) -> tuple[list[int], dict[str, np.ndarray]]:
     """The numbers of the usable images, and the arrays of an index that has these."""
     keep = np.ones(len(image_hw), bool)
-    keep[[p.image for p in found if p.finding.kind in IMAGE_LOST]] = False
+    keep[[f.image for f in found if f.kind in IMAGE_LOST]] = False
     boxes = Boxes(*(column[keep[boxes.image]] for column in boxes))
     columns = boxes._asdict()
     per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]

@@ -65,10 +65,9 @@ IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE = range(9)
 NUM_COLUMNS = 9
 
 
-def row_table(images: list[int], labels: list[RawLabels]) -> np.ndarray:
-    """float64 (R, 9): the rows of all ``images``, in order."""
-    rows = [(image, *row) for image, raw in zip(images, labels) for row in raw.rows]
-    return np.array(rows, np.float64).reshape(-1, NUM_COLUMNS)
+def row_table(image: int, rows: list[tuple]) -> np.ndarray:
+    """float64 (R, 9): the rows of an image."""
+    return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
 
 
 class Boxes(NamedTuple):
@@ -88,7 +87,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     """Clips boxes to their images, removes boxes without area or outside the image, and marks exact repetitions.
 
     Args:
-        table: float64 (R, 9), see `row_table`; images ascending.
+        table: float64 (R, 9): `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
         normalized: corners and areas are fractions of the image size, not pixels.
 

@@ -44,6 +44,10 @@ class Finding(NamedTuple):
     where: str  # file, or file:line, relative to the data set
     kind: str  # one of the kinds above
     text: str
+    image: int = -1  # number in `LabelSource.images`; -1: about none of these
+    line: int = -1  # as `LabelSource.where` takes it; -1: the image or the label file itself
+    class_id: int = -1  # of a box whose geometry is the problem, and
+    xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind}: {self.text}"

@@ -15,7 +15,7 @@ import yaml
 from data.check.photos import Source, _render
 from data.check.scanned import scan_dataset, scan_issues
 from data.index.load import load_index
-from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, RawLabels, clean_rows, row_table
+from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table
 from data.labels.coco import read_coco
 from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, MISREAD, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
@@ -194,7 +194,7 @@ def test_malformed_coco_annotations_are_reported(tmp_path):
 
 
 def clean(*rows, hw=(100, 200), normalized=False):
-    boxes, findings = clean_rows(row_table([0], [RawLabels(list(rows), [])]), np.array([hw]), normalized)
+    boxes, findings = clean_rows(row_table(0, list(rows)), np.array([hw]), normalized)
     return boxes, [problem for _, problem in findings]
 
 
@@ -221,11 +221,11 @@ def test_useless_boxes_are_left_out_and_repetitions_marked():
 
 def test_equal_boxes_in_two_images_are_not_duplicates():
     row = (0, 1, 1, 5, 5, 16, 0, 1)
-    table = row_table([0, 2], [RawLabels([row], []), RawLabels([row], [])])
+    table = np.concatenate([row_table(0, [row]), row_table(2, [row])])
     boxes, findings = clean_rows(table, np.full((3, 2), 10), False)
     np.testing.assert_array_equal(boxes.image, [0, 2])
     assert findings == []
-    boxes, findings = clean_rows(row_table([], []), np.zeros((0, 2), int), True)
+    boxes, findings = clean_rows(row_table(0, []), np.zeros((0, 2), int), True)
     assert (boxes.boxes_xywh_px.shape, findings) == ((0, 4), [])
 
 
@@ -254,7 +254,7 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside_the_image(seed):
     rows = [f"{rng.integers(3)} " + " ".join(f"{v:g}" for v in rng.choice(pool, 4)) for _ in range(300)]
     raw = parse_yolo("\n".join(rows).encode(), 3)
     assert len(raw.rows) == 300
-    boxes, findings = clean_rows(row_table([0], [raw]), np.array([[120, 90]]), True)
+    boxes, findings = clean_rows(row_table(0, raw.rows), np.array([[120, 90]]), True)
     expected = reference(raw.rows, 120.0, 90.0)
     np.testing.assert_array_equal(boxes.classes, expected[:, 0])
     np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:5])
