@@ -1,4 +1,4 @@
-"""What a label format is, and the two ways to store labels: one file per image, or one file per split.
+"""What a label format is, and the labels of formats with one file per image.
 
 A format is a module of this package with a `LabelFormat`, imported by `data.spec.dataset_yaml.format_of`.
 """
@@ -9,11 +9,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from data.labels.clean import LabelFileError, RawLabels
-from data.labels.findings import ABSENT, UNLISTED, Finding
-from utils.errors import UserError
+from data.labels.findings import Finding
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
@@ -110,77 +109,3 @@ class LabelPerImage:
 
     def where(self, i: int, line: int | None = None) -> str:
         return self._files[i].name if line is None else f"{self._files[i].name}:{line}"
-
-
-class ImageEntry(NamedTuple):
-    """An image in an annotation file of a split. Lines of its labels are positions in the list of annotations."""
-
-    file_name: str  # with /
-    image_id: int | str
-    labels: RawLabels
-
-
-class LabelsPerSplit:
-    """A `LabelSource` of one file per split, in pixels. Images without an entry in it are left out."""
-
-    normalized = False
-
-    def __init__(
-        self,
-        name: str,
-        images: list[ImageFile],
-        entries: Sequence[ImageEntry],
-        *,
-        category_ids: tuple[int, ...],
-        annotation_ids: Sequence[Any],
-        findings: list[Finding],
-    ) -> None:
-        """
-        Args:
-            name: of the annotation file, relative to the data set's folder.
-            annotation_ids: by position in the list of annotations.
-
-        Raises UserError if no entry names one of ``images``.
-        """
-        self.findings, self.category_ids = findings, category_ids
-        self._name, self._annotation_ids = name, annotation_ids
-        self.images, matched = self._match(images, entries)
-        self.image_ids = [entry.image_id for entry in matched]
-        self._labels = [entry.labels for entry in matched]
-
-    def _match(
-        self, images: list[ImageFile], entries: Sequence[ImageEntry]
-    ) -> tuple[list[ImageFile], list[ImageEntry]]:
-        """Matches by ``file_name`` in the split's folder, else by the bare name where only one image has it."""
-        by_key = {image.key: i for i, image in enumerate(images)}
-        by_base: dict[str, list[int]] = {}
-        for i, image in enumerate(images):
-            by_base.setdefault(os.path.basename(image.name), []).append(i)
-        entry_of: dict[int, ImageEntry] = {}
-        for entry in entries:
-            alike = by_base.get(os.path.basename(entry.file_name), [])
-            i = by_key.get(os.path.normpath(entry.file_name), alike[0] if len(alike) == 1 else None)
-            if i is None or i in entry_of:
-                why = "is not among the split's images" if i is None else "is listed already"
-                where = f"{self._name}: image {entry.image_id}"
-                self.findings.append(Finding(where, ABSENT, f"{entry.file_name} {why}"))
-            else:
-                entry_of[i] = entry
-        for i, image in enumerate(images):
-            if i not in entry_of:
-                self.findings.append(Finding(image.name, UNLISTED, f"left out: {self._name} doesn't name it"))
-        matched = sorted(entry_of)
-        if not matched:
-            raise UserError(
-                f"{self._name}: names none of the split's {len(images)} images (first: {images[0].key}); "
-                "check 'annotations' against the split's folder"
-            )
-        return [images[i] for i in matched], [entry_of[i] for i in matched]
-
-    def read(self, i: int) -> RawLabels | None:
-        return self._labels[i]
-
-    def where(self, i: int, line: int | None = None) -> str:
-        if line is None:
-            return f"{self._name}: image {self.image_ids[i]}"
-        return f"{self._name}: annotation {self._annotation_ids[line]}"
