@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
@@ -22,7 +21,6 @@ from utils.program import report_error, write_result
 SPIN_COUNT = "20000"
 CHECK_FAILED, USER_ERROR, PIPE_CLOSED = 1, 2, 141
 PEER_GRACE_S = 2.0
-SAME_KEYSTROKE_S = 1.0
 
 _REFUSED = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
@@ -36,7 +34,6 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     sysexits.h, on which a batch system can requeue); 141 if the reader of the output is gone. Other exceptions are bugs
     and propagate.
     """
-    _reopen_closed_streams()
     # By default OpenMP's threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
     # process next to a training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
@@ -45,7 +42,6 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     # Matplotlib cannot be imported.
     os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
-    threading.excepthook, sys.unraisablehook = _thread_ended, _not_raised
     try:
         main(argv)
         sys.stdout.flush()
@@ -59,7 +55,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except Stopped as stop:
         sys.exit(stop.code)
     except KeyboardInterrupt:
-        _ignore_repeated_interrupts()
+        signal.signal(signal.SIGINT, lambda *_: None)  # a parent that forwards it sends it twice
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The interpreter flushes standard output once more when it exits; redirect that to /dev/null.
@@ -71,8 +67,6 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             write_result(error=f"{type(error).__name__}: {first_line(error)}")
             raise
         _fail(line)
-    finally:
-        decoder_warnings.pass_on()
 
 
 def _refusal(error: Exception) -> str | None:
@@ -85,34 +79,6 @@ def _refusal(error: Exception) -> str | None:
     return f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir"
 
 
-def _reopen_closed_streams() -> None:
-    """Redirects standard streams that the caller has closed (``>&-``) to /dev/null: else the next files to be opened
-    would get their descriptors, and a library's output."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            handle = os.open(os.devnull, os.O_RDWR)
-            if handle != number:
-                os.dup2(handle, number)
-                os.close(handle)
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-
-
-def _thread_ended(ended: threading.ExceptHookArgs) -> None:
-    """Ignores a full disk and the like in a thread (TensorBoard writes in one): the main thread will report it."""
-    error = ended.exc_value
-    if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
-        threading.__excepthook__(ended)
-
-
-def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
-    """Prints an exception that Python cannot raise, unless it is a Ctrl-C in a callback of an import."""
-    if ignored.exc_type is not KeyboardInterrupt:
-        sys.__unraisablehook__(ignored)
-
-
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
     """Within the block, SIGTERM (``timeout``, ``docker stop``) and SIGHUP (the terminal is closed) end the main thread
@@ -121,9 +87,7 @@ def exit_on_signals() -> Iterator[None]:
     def leave(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
 
-    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
-    signals = [number for number in signals if is_main and signal.getsignal(number) == signal.SIG_DFL]
+    signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
     for number in signals:
         signal.signal(number, leave)
     try:
@@ -131,18 +95,6 @@ def exit_on_signals() -> Iterator[None]:
     finally:
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _ignore_repeated_interrupts() -> None:
-    """Ctrl-C reaches a process twice if its parent forwards it; the second one must not interrupt the exit. A later one
-    ends the process at once."""
-    first = time.monotonic()
-
-    def handle(*_: object) -> None:
-        if time.monotonic() - first > SAME_KEYSTROKE_S:
-            os._exit(INTERRUPTED)
-
-    signal.signal(signal.SIGINT, handle)
 
 
 def _fail(message: str, code: int = USER_ERROR) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,27 +49,6 @@ def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys,
     assert err.count("\n") == bool(line)
 
 
-def test_a_full_disk_in_a_thread_is_left_to_the_main_thread(capsys, monkeypatch):
-    """Only that: any other exception of a thread is printed."""
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-
-    def fail(error):
-        raise error
-
-    def main(argv):
-        for error in (OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")):
-            thread = threading.Thread(target=fail, args=(error,))
-            thread.start()
-            thread.join()
-
-    run_main(main)
-    err = capsys.readouterr().err
-    assert "a bug" in err
-    assert "No space" not in err
-    with pytest.raises(OSError, match="a closed file"):
-        run_main(lambda _: fail(OSError(errno.EBADF, "a closed file")))
-
-
 def test_a_closed_output_pipe_causes_no_traceback():
     program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
     read, write = os.pipe()
@@ -99,23 +77,6 @@ def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
     for folder, exist_ok in (("runs", False), ("runs", True), (".", True), ("/proc/x", False)):
         with refused():
             increment_path(tmp_path / folder, "exp", exist_ok)
-
-
-def test_a_ctrl_c_in_a_callback_prints_nothing_and_other_exceptions_are_printed(capsys):
-    class Callback:
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        def __del__(self) -> None:
-            raise self.error
-
-    def main(argv: object) -> None:
-        Callback(KeyboardInterrupt())
-        assert capsys.readouterr().err == ""
-        Callback(ValueError("a bug"))
-        assert "ValueError: a bug" in capsys.readouterr().err
-
-    run_main(main)
 
 
 SPAWNING = """

@@ -13,40 +13,27 @@ from pathlib import Path
 
 def available_cores(root: Path = Path("/"), affinity_of: int = 0) -> int:
     """The number of cores that this process may use, at least 1: its CPU affinity (that of the process
-    ``affinity_of``), limited by the CPU quotas of its control groups (``docker --cpus``, a batch system), rounded down.
+    ``affinity_of``), limited by the CPU quotas of its control group (``docker --cpus``, a batch system), rounded down.
     ``root`` contains /proc and /sys."""
     allowed = len(os.sched_getaffinity(affinity_of)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The CPU quotas, in cores, of this process's control groups (version 1 or 2) and of their parents."""
+    """The CPU quotas, in cores, of this process's control group (version 2) and of its parents."""
+    mount = root / "sys/fs/cgroup"
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        path = (root / "proc/self/cgroup").read_text(encoding="utf-8").rpartition("0::")[2].strip()
     except OSError:
         return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        # A container may see its own group as the root, whatever its name in /proc is. Then only the root exists.
-        own = mount / path.lstrip("/")
-        for folder in (own, *own.parents):
-            if not folder.is_relative_to(mount):
-                break
-            if (quota := _quota(folder, is_first_version=bool(controllers))) is not None:
-                yield quota
-
-
-def _quota(folder: Path, *, is_first_version: bool) -> float | None:
-    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first_version else ("cpu.max",)
-    try:
-        text = " ".join((folder / name).read_text(encoding="utf-8") for name in names)
-        quota, period = map(int, text.split())
-    except (OSError, ValueError):  # no such group, or "max"
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+    # A container may see its own group as the root, whatever its name in /proc is. Then only the root exists.
+    own = mount / path.lstrip("/")
+    for folder in (own, *own.parents):
+        if not folder.is_relative_to(mount):
+            break
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+            quota, period = map(int, (folder / "cpu.max").read_text(encoding="utf-8").split())
+            yield quota / period
 
 
 def available_memory() -> int:
@@ -65,7 +52,6 @@ def available_memory() -> int:
 # Constants of mallopt(3), from glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 2**31 - 1  # mallopt takes an int
-_OLDER_LIMIT = 2**25
 _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
@@ -78,12 +64,10 @@ def keep_freed_memory() -> None:
     """
     if any(name in os.environ for name in _USERS_OWN):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is None:
-        return
-    if not mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES):  # older versions refuse more than half of a heap
-        mallopt(_M_MMAP_THRESHOLD, _OLDER_LIMIT)
-    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for limit in (2**25, _KEPT_BYTES):  # older versions refuse more than half of a heap
+            mallopt(_M_MMAP_THRESHOLD, limit)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def boot_id() -> str:

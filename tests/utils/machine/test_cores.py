@@ -49,18 +49,6 @@ def files(root: Path, **texts: str) -> Path:
         ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "max 100000\n"}, 6),
         ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "300000 100000\n"}, 3),
         ("0::/../other\n", {"cpu_dot_max": "500000 100000\n"}, 5),
-        (
-            "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/docker/a\n",  # its own group appears as the root
-            {"cpu__cpu_dot_cfs_quota_us": "300000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
-            3,
-        ),
-        (
-            "4:cpu,cpuacct:/job\n",
-            {"cpu__job__cpu_dot_cfs_quota_us": "700000\n", "cpu__job__cpu_dot_cfs_period_us": "100000\n"},
-            7,
-        ),
-        ("4:cpu:/\n", {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 16),
-        ("5:cpuset:/\n", {"cpu__cpu_dot_cfs_quota_us": "100000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 16),
     ],
 )
 def test_quotas_of_control_groups_limit_the_cores(tmp_path, cgroup, texts, expected):
