@@ -8,15 +8,14 @@ fliplr: 0.5                  # fixed, as in a recipe
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import typing
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import optuna
+from optuna import Trial
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from utils.config.parser import read_recipe, unknown_hyperparameter, with_overrides
 from utils.config.search_settings import SearchConfig
@@ -31,49 +30,22 @@ Scalar = float | int | None
 
 
 @dataclass(frozen=True)
-class Range:
-    name: str
-    low: float = 0.0
-    high: float = 0.0
-    is_log: bool = False
-    is_int: bool = False
-    choices: tuple[Scalar, ...] = ()
-
-    def suggest(self, trial: optuna.Trial) -> Scalar:
-        """The value of this trial, also if it was suggested before."""
-        if self.choices:
-            return trial.suggest_categorical(self.name, self.choices)
-        if self.is_int:
-            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.is_log)
-        return trial.suggest_float(self.name, self.low, self.high, log=self.is_log)
-
-    def __contains__(self, value: Scalar) -> bool:
-        if self.choices:
-            return value in self.choices
-        return value is not None and self.low <= value <= self.high
-
-    def plain(self) -> list | dict[str, list]:
-        """As a ranges file says it."""
-        if self.choices:
-            return {"choice": list(self.choices)}
-        return [self.low, self.high, *(["log"] if self.is_log else [])]
-
-
-@dataclass(frozen=True)
 class Space:
-    ranges: dict[str, Range]
+    ranges: dict[str, BaseDistribution]
+    written: dict[str, Any]  # the ranges as the file has them
     base: Hyperparameters
-    usual: Hyperparameters = Hyperparameters()  # what a recipe that leaves them out means
+    usual: Hyperparameters  # what a recipe that leaves them out means
 
-    def suggest(self, trial: optuna.Trial) -> dict[str, Scalar]:
-        return {name: each.suggest(trial) for name, each in self.ranges.items()}
+    def suggest(self, trial: Trial) -> dict[str, Scalar]:
+        """The values of this trial, also if they were suggested before."""
+        return {name: trial._suggest(name, each) for name, each in self.ranges.items()}
 
     def known_values(self, epochs: int) -> dict[str, Scalar]:
         """The fixed recipe's own values, as far as the ranges contain them; for null, what it means in a run of this
         length."""
         own = asdict(self.base)
         effective = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
-        return {n: value for n, each in self.ranges.items() for value in (effective[n], own[n]) if value in each}
+        return {n: value for n, each in self.ranges.items() for value in (effective[n], own[n]) if _holds(each, value)}
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
         """A recipe for --hyp: ``values`` of the searched hyper-parameters, and others that differ from the defaults."""
@@ -84,7 +56,13 @@ class Space:
     def plain(self) -> dict[str, Any]:
         """What must not change while a search goes on."""
         fixed = {f"hyper-parameter {k}": v for k, v in self.recipe({}).items() if k not in self.ranges}
-        return {f"the range of {name}": each.plain() for name, each in self.ranges.items()} | fixed
+        return {f"the range of {name}": value for name, value in self.written.items()} | fixed
+
+
+def _holds(distribution: BaseDistribution, value: Scalar) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    return value is not None and distribution.low <= value <= distribution.high
 
 
 def read_space(config: SearchConfig) -> Space:
@@ -97,56 +75,41 @@ def read_space(config: SearchConfig) -> Space:
     values = load_yaml(path)
     if not isinstance(values, dict) or not values:
         raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {FORMAT}")
-    fields = {field.name: field for field in dataclasses.fields(Hyperparameters)}
-    for name in values:
-        if name not in fields:
-            raise UserError(f"{path}: {unknown_hyperparameter(str(name))}")
-    ranges = {
-        name: _range(name, value, f"{path}: {name}")
+    written = {
+        name: value
         for name, value in values.items()
         # A list of mappings is a value of ``albumentations``.
         if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(item, dict) for item in value))
     }
-    if not ranges:
+    if not written:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
     usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
-    own = {k: v for k, v in values.items() if k not in ranges}
-    fixed = build(Hyperparameters, asdict(usual) | own, str(path))
+    own = {k: v for k, v in values.items() if k not in written}
+    fixed = build(Hyperparameters, asdict(usual) | own, str(path), unknown_hyperparameter)
+    ranges = {name: _distribution(name, value, str(path)) for name, value in written.items()}
     base = with_overrides(fixed, config.override)
     for item in config.override:
         if (name := item.partition("=")[0].strip()) in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
-    return Space(ranges, base, usual)
+    return Space(ranges, written, base, usual)
 
 
-def _range(name: str, value: Any, where: str) -> Range:
-    is_int = typing.get_type_hints(Hyperparameters)[name] in (int, int | None)
-    if isinstance(value, dict):
-        choices = value.get("choice")
-        if set(value) != {"choice"} or not isinstance(choices, list) or len(choices) < 2:
-            raise UserError(f"{where}: expected {{choice: [two or more values]}}, got {value!r}")
-        if any(isinstance(item, list | dict) for item in choices):
-            raise UserError(f"{where}: choices must be single values")
-        return Range(name, choices=tuple(_checked(name, item, where) for item in choices))
-    numbers, scale = value[:2], value[2:]
-    if scale not in ([], ["log"]) or len(numbers) < 2:
-        raise UserError(f"{where}: expected {FORMAT}, got {value!r}")
-    low, high = (_checked(name, number, where) for number in numbers)
-    if low is None or high is None:
-        raise UserError(f"{where}: null has no place in a range; use {{choice: [null, ...]}}, got {value!r}")
-    if not low < high:
-        raise UserError(f"{where}: the range must begin below its end, got {value!r}")
-    if scale and low <= 0:
-        raise UserError(f"{where}: a range with log must begin above 0, got {value!r}")
-    return Range(name, low, high, bool(scale), is_int)
+def _distribution(name: str, value: Any, path: str) -> BaseDistribution:
+    def checked(item: Any) -> Scalar:
+        """As the hyper-parameter holds it."""
+        return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
 
-
-def _checked(name: str, value: Any, where: str) -> Scalar:
-    """As the hyper-parameter holds it. Raises UserError for a value that it cannot have."""
-    found = getattr(build(Hyperparameters, {name: value}, where.removesuffix(f": {name}")), name)
-    if isinstance(found, float) and math.isnan(found):
-        raise UserError(f"{where}: must be a number, got {value!r}")
-    return found
+    is_int = typing.get_type_hints(Hyperparameters).get(name) in (int, int | None)
+    try:
+        match value:
+            case {"choice": [_, _, *_] as choices, **rest} if not rest and name != "albumentations":
+                return CategoricalDistribution([checked(item) for item in choices])
+            case [low, high] | [low, high, "log"] if None not in value:
+                kind = IntDistribution if is_int else FloatDistribution
+                return kind(checked(low), checked(high), log=len(value) == 3)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {name}: {error}") from None
+    raise UserError(f"{path}: {name}: expected {FORMAT}, got {value!r}")
 
 
 def values_text(values: dict[str, Any]) -> Iterator[str]:

@@ -6,7 +6,6 @@ interrupted.
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Scalar, Space
 from utils.config.search_settings import SearchConfig
-from utils.errors import UserError, first_line
+from utils.errors import UserError
 from utils.files.locks import FileLock
 
 JOURNAL = "journal.log"
@@ -41,7 +40,7 @@ class Claim:
 
 class SharedStudy:
     """The study in ``folder``, which is created if there is none. ``steps``: epochs or folds, after which a trial
-    reports its fitness. Raises UserError if the journal is damaged."""
+    reports its fitness. Raises UserError if the journal has lost trials."""
 
     def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
         self._config, self._space, self._folder = config, space, folder
@@ -54,26 +53,20 @@ class SharedStudy:
             "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=HALVING_FACTOR),
             "none": optuna.pruners.NopPruner(),
         }
-        with self.exclusive(), self._readable():
+        with self.exclusive():
             self.study = optuna.create_study(
                 study_name="search",
-                storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(journal))),
+                storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(folder / ".journal.lock"))),
                 direction="maximize",
                 load_if_exists=True,
                 pruner=pruners[config.pruner],
             )
             # A new trial would continue the training of one that the journal has lost.
-            folders = [path.name for path in (folder / TRIALS).glob("[0-9]*") if path.name.isdecimal()]
-            known = len(self.study.get_trials(deepcopy=False))
-            if lost := min((name for name in folders if int(name) >= known), default=""):
-                raise UserError(
-                    f"{journal}: has no trial {int(lost)}, although {TRIALS}/{lost} exists; restore the journal, or "
-                    "start anew with another --name"
-                )
+            if (lost := self.folder_of(len(self.trials()))).exists():
+                raise UserError(f"{journal}: has lost the trial in {lost}; restore it, or choose another --name")
 
     def trials(self) -> list[FrozenTrial]:
-        with self._readable():
-            return self.study.get_trials(deepcopy=False)
+        return self.study.get_trials(deepcopy=False)
 
     def folder_of(self, number: int) -> Path:
         return self._folder / TRIALS / f"{number:04}"
@@ -142,39 +135,16 @@ class SharedStudy:
             lock.acquire(math.inf)
             yield
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:  # what Optuna raises
-            reason = first_line(error)
-            raise UserError(f"{self._folder / JOURNAL}: damaged ({reason}); restore it, or start "
-                            "anew with another --name") from None  # fmt: skip
 
+class _JournalLock(FileLock):
+    """Ends with its process: Optuna's own lock stays when a process is killed. Half a line that a killed process or a
+    full disk has left is removed before another line is appended."""
 
-class _JournalLock(JournalFileSymlinkLock):
-    """A lock of the journal that ends with its process. Optuna's own is a file that stays when a process is killed:
-    others wait half a minute for it, or forever if the journal's path is relative.
-
-    Half a line that a killed process or a full disk has left is removed before another line is appended.
-    """
-
-    def __init__(self, journal: Path) -> None:
-        super().__init__(str(journal))
-        self._journal, self._lock = journal, FileLock(journal.with_name(f".{journal.name}.lock"))
-
-    def acquire(self) -> bool:
-        self._lock.acquire(math.inf)
-        with open(self._journal, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            if file.read(1) not in (b"", b"\n"):
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-        return True
-
-    def release(self) -> None:
-        self._lock.release()
+    def acquire(self, patience_s: float = math.inf) -> str:
+        holder = super().acquire(patience_s)
+        with open(self.path.with_name(JOURNAL), "r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+        return holder
 
 
 def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:
