@@ -25,6 +25,7 @@ from engine.evaluation.metrics import interpolated_precision, mean_known
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
+CORRECT, IGNORED = -1, -2  # outcomes of detections besides the kinds
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
 SIZES = ("all", "small", "medium", "large")  # of `AREA_RANGES`
 
@@ -69,15 +70,12 @@ class ErrorSplit(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Outcomes of the ranked detections and of the objects of `Matches`, and the false positives."""
+    """What became of the ranked detections and the objects of `Matches`."""
 
-    true_positive: np.ndarray  # bool (D,)
-    counted: np.ndarray  # bool (D,) False: in a crowd region
+    outcome: np.ndarray  # int64 (D,) `CORRECT`, `IGNORED` (in a crowd region), or the kind of a false positive
+    target: np.ndarray  # int64 (D,) the object that an error of CLASS or LOCATION is about, else -1
     found: np.ndarray  # bool (M,) objects that a true positive matches
     missed: np.ndarray  # bool (M,) objects that nothing matches and no error explains
-    row: np.ndarray  # int64 (F,) of the ranked detections
-    kind: np.ndarray  # int64 (F,)
-    target: np.ndarray  # int64 (F,) the object that an error of CLASS or LOCATION is about, else -1
 
 
 def find_errors(matches: Matches) -> Errors:
@@ -88,14 +86,18 @@ def find_errors(matches: Matches) -> Errors:
     its own class (which a better detection matched), else of BOTH if it has at least 0.1 with an object of another
     class, else of BACKGROUND. Unmatched objects are MISSED unless an error of one of the first two kinds is about them.
     """
-    true_positive, counted, matched_target = _outcomes(matches)
-    plain = ~matches.objects.crowd
-    found, explained = np.zeros(plain.size, dtype=bool), np.zeros(plain.size, dtype=bool)
-    found[matched_target[true_positive]] = True
-    row = np.flatnonzero(counted & ~true_positive)
-    kind, target = _classify(matches, row)
-    explained[target[target >= 0]] = True
-    return Errors(true_positive, counted, found, plain & ~found & ~explained, row, kind, target)
+    assignment, plain = matches.assignment, ~matches.objects.crowd
+    matched, ignored = assignment.matched[:, 0, 0], assignment.ignored[:, 0, 0]
+    outcome = np.full(matches.ranked.scores.size, BACKGROUND)
+    outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IGNORED, CORRECT)
+    false = np.flatnonzero(outcome == BACKGROUND)
+    target = np.full(outcome.size, -1)
+    outcome[false], target[false] = _classify(matches, false)
+    found = np.zeros(plain.size, dtype=bool)
+    found[assignment.target[matched & ~ignored]] = True
+    missed = plain & ~found
+    missed[target[target >= 0]] = False
+    return Errors(outcome, target, found, missed)
 
 
 def split_errors(matches: Matches) -> ErrorSplit:
@@ -106,11 +108,10 @@ def split_errors(matches: Matches) -> ErrorSplit:
     objects are no longer counted. (If errors of CLASS and of LOCATION are about one object, the authors' tool fixes
     only the better of the two.)
     """
-    ranked, classes = matches.ranked, matches.num_classes
-    errors, plain = find_errors(matches), ~matches.objects.crowd
-    true_positive, counted, found, missed = errors[:4]
-    object_classes = matches.object_classes
-    targets = np.bincount(object_classes[plain], minlength=classes)
+    ranked, classes, object_classes = matches.ranked, matches.num_classes, matches.object_classes
+    errors = find_errors(matches)
+    true_positive, counted = errors.outcome == CORRECT, errors.outcome != IGNORED
+    targets = np.bincount(object_classes[~matches.objects.crowd], minlength=classes)
     base = _ap(ranked.classes, ranked.scores, true_positive, counted, targets)
 
     def cost(of_class: np.ndarray, tp: np.ndarray, counted: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -119,21 +120,20 @@ def split_errors(matches: Matches) -> ErrorSplit:
 
     columns = []
     for kind in range(len(KINDS)):
-        of_class, fixed_tp, fixed_counted, remaining = ranked.classes, true_positive.copy(), counted.copy(), targets
+        of_class, fixed_tp, remaining = ranked.classes, true_positive.copy(), targets
+        fixed_counted = counted & (errors.outcome != kind)
         if kind == MISSED:
-            remaining = targets - np.bincount(object_classes[missed], minlength=classes)
-        else:
-            fixed_counted[errors.row[errors.kind == kind]] = False
+            remaining = targets - np.bincount(object_classes[errors.missed], minlength=classes)
         if kind in (CLASS, LOCATION):
-            row, target = _best_on_each(errors, kind, ranked.scores, found)
+            row = _best_on_each(errors, kind, ranked.scores)
             fixed_tp[row] = fixed_counted[row] = True
             of_class = of_class.copy()
-            of_class[row] = object_classes[target]
+            of_class[row] = object_classes[errors.target[row]]
         columns.append(cost(of_class, fixed_tp, fixed_counted, remaining))
     class_cost = np.stack(columns, 1)
-    kinds = len(KINDS)
-    cell = np.r_[ranked.classes[errors.row] * kinds + errors.kind, object_classes[missed] * kinds + MISSED]
-    matched_targets = np.bincount(object_classes[found], minlength=classes)
+    kinds, false = len(KINDS), errors.outcome >= 0
+    cell = np.r_[ranked.classes[false] * kinds + errors.outcome[false], object_classes[errors.missed] * kinds + MISSED]
+    matched_targets = np.bincount(object_classes[errors.found], minlength=classes)
     return ErrorSplit(
         ap=_mean(base, targets),
         counts=np.bincount(cell, minlength=classes * kinds).reshape(classes, kinds).astype(np.int64),
@@ -142,19 +142,6 @@ def split_errors(matches: Matches) -> ErrorSplit:
         false_positive_cost=_mean(cost(ranked.classes, true_positive, true_positive, targets), targets),
         false_negative_cost=_mean(cost(ranked.classes, true_positive, counted, matched_targets), targets),
     )
-
-
-def _outcomes(matches: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which detections are true positives, and which count at all (not those in a crowd region): bool (D,) each; and
-    their objects: int64 (D,), -1 for none."""
-    size, assignment = matches.ranked.scores.size, matches.assignment
-    true_positive, counted = np.zeros(size, dtype=bool), np.ones(size, dtype=bool)
-    target = np.full(size, -1, dtype=np.int64)
-    matched, ignored = assignment.matched[:, 0, 0], assignment.ignored[:, 0, 0]
-    true_positive[assignment.overlapping] = matched & ~ignored
-    counted[assignment.overlapping] = ~(matched & ignored)
-    target[assignment.overlapping] = assignment.target
-    return true_positive, counted, target
 
 
 def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -191,14 +178,12 @@ def _keep_best(
     best[row[last]], best_target[row[last]] = overlap[order][last], target[order][last]
 
 
-def _best_on_each(errors: Errors, kind: int, scores: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each unmatched object, the error of a kind about it with the highest score: its row, and the object."""
-    candidate = np.flatnonzero(errors.kind == kind)
-    candidate = candidate[~found[errors.target[candidate]]]
-    row, target = errors.row[candidate], errors.target[candidate]
-    order = np.lexsort((row, -scores[row], target))
-    _, first = np.unique(target[order], return_index=True)
-    return row[order][first], target[order][first]
+def _best_on_each(errors: Errors, kind: int, scores: np.ndarray) -> np.ndarray:
+    """For each unmatched object, the error of a kind about it with the highest score: rows of the detections."""
+    row = np.flatnonzero(errors.outcome == kind)
+    row = row[~errors.found[errors.target[row]]]
+    row = row[np.lexsort((row, -scores[row], errors.target[row]))]
+    return row[np.unique(errors.target[row], return_index=True)[1]]
 
 
 def _ap(

@@ -23,7 +23,7 @@ from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
 from engine.report.advice import BALANCING, Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
-from engine.report.image_errors import KIND_LEGEND, find_image_errors, worst_gallery
+from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
@@ -155,7 +155,7 @@ class ReportPage:
         split, index = list(self._subject.indexes.items())[-1]
         names, truth, result = index.names, index.ground_truth(), validation.result
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
-        errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
+        errors = ImageErrors(truth, validation.detections, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
         issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, KINDS, LOCATION, MISSED, split_errors
+from engine.evaluation.analysis import CORRECT, IGNORED, KINDS, split_errors
 from engine.evaluation.matching import match_detections
-from engine.report.image_errors import CORRECT, IGNORED, find_image_errors, worst_images
+from engine.report.image_errors import ImageErrors, worst_images
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
 
+CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(len(KINDS))
 IDS = (30, 4, 100, 7, 1)  # not in the order of the images
 
 
@@ -48,9 +49,9 @@ def scene():
 
 def test_each_detection_has_its_outcome_in_its_image():
     gt, table, detections = scene()
-    errors = find_image_errors(gt, table, 2, 0.25)
+    errors = ImageErrors(gt, table, 2, 0.25)
     found = {(int(i), int(c), round(float(s), 3)): int(o) for i, c, s, o in
-             zip(errors.image, errors.classes, errors.scores, errors.outcome)}  # fmt: skip
+             zip(errors.image, errors.detections.classes, errors.detections.scores, errors.outcome)}  # fmt: skip
     assert found == {d[:3]: d[7] for d in detections if d[7] is not None}
     missed = set(zip(errors.object_image[errors.missed].tolist(), errors.object_classes[errors.missed].tolist()))
     assert missed == {(0, 1), (2, 1)}
@@ -63,23 +64,22 @@ def test_each_detection_has_its_outcome_in_its_image():
 @pytest.mark.parametrize("seed", range(3))
 def test_counts_are_those_of_the_error_split(seed: int):
     gt, table, classes = random_case(seed)
-    errors = find_image_errors(gt, table, classes, 0.0)
+    errors = ImageErrors(gt, table, classes, 0.0)
     split = split_errors(match_detections(gt, table, classes))
     np.testing.assert_array_equal(errors.counts().sum(0), split.counts.sum(0))
     for kind in range(len(KINDS)):
-        image, of_class = errors.of_class(kind)
+        of_class = errors.error_class[errors.error_kind == kind]
         np.testing.assert_array_equal(np.bincount(of_class, minlength=classes), split.counts[:, kind])
-        np.testing.assert_array_equal(np.bincount(image, minlength=gt.num_images), errors.counts()[:, kind])
 
 
 def test_worst_images_come_first_and_rare_errors_have_an_example():
     gt, table, _ = scene()
-    errors = find_image_errors(gt, table, 2, 0.25)
+    errors = ImageErrors(gt, table, 2, 0.25)
     assert worst_images(errors, 10) == [0, 3, 2]
     assert worst_images(errors, 2) == [0, 3]  # of the other images' errors, most are in image 3
     nothing = make_table([], [], [], [])
-    assert worst_images(find_image_errors(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
-    assert [find_image_errors(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
+    assert worst_images(ImageErrors(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
+    assert [ImageErrors(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
     none = np.zeros(0, int)
-    errors = find_image_errors(make_ground_truth(none, none, none, none, none, 2, 2), nothing, 2, 0.25)
+    errors = ImageErrors(make_ground_truth(none, none, none, none, none, 2, 2), nothing, 2, 0.25)
     assert (worst_images(errors, 5), errors.backgrounds()) == ([], 0)
