@@ -142,7 +142,8 @@ class Batch:
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of these tensors, which another stream allocated, until ``stream`` has used them."""
         for tensor in (self.images, self.targets.rows, self.indices, self.original_hw, self.letterbox):
-            tensor.record_stream(stream)
+            if tensor.device.type != "cpu":  # validation leaves some on the host
+                tensor.record_stream(stream)
 
     def shard(self, start: int, end: int) -> Batch:
         """Images ``start``..``end - 1``, exactly as if they had been collated alone."""

@@ -10,8 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,36 +23,14 @@ from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, Targets, to_float
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
 
 if TYPE_CHECKING:
     from data.loading.loader import ValidationLoader
     from models.losses.base import Criterion
 
-T = TypeVar("T")
 Stitch = Callable[[DetectionTable, np.ndarray], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
-
-
-class _Moved(NamedTuple):
-    """A batch, and what is needed of it on the device."""
-
-    batch: Batch
-    images: Tensor
-    targets: Targets
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """See `Batch.record_stream`."""
-        self.images.record_stream(stream)
-        self.targets.rows.record_stream(stream)
-
-
-class _Pending(NamedTuple):
-    """Detections that are being copied to the host."""
-
-    detections: Detections
-    ready: torch.cuda.Event | None
-    batch: Batch
 
 
 class PhaseTimer:
@@ -78,19 +56,6 @@ class PhaseTimer:
         if self._device.type == "mps":
             torch.mps.synchronize()
         self._seconds[name] += time.perf_counter() - started
-
-    def waits(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yields the items of ``iterable`` and times how long the host waits for each."""
-        iterator = iter(iterable)
-        while True:
-            started = time.perf_counter()
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self._seconds["wait"] += time.perf_counter() - started
-            yield item
 
     def seconds(self) -> dict[str, float]:
         """Totals so far; waits for the device."""
@@ -169,19 +134,17 @@ class Evaluator:
         seen: list[np.ndarray] = []
         first_image: list[int] = []
         losses: list[Tensor] = []
-        pending: _Pending | None = None
         complete = True
         started = time.perf_counter()
-        on_host = timer.waits(self.progress(loader))
-        batches = Prefetcher(on_host, device=self.ctx.device, render=self._move)
-        for batch, images, targets in batches:
+        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device, render=self._move)
+        for batch in batches:
             if should_stop():
                 complete = False
                 break
             if batch.images.shape[0] == 0:
                 continue
             seen.append(batch.indices.numpy())
-            images = to_float(images, self.ctx.device, dtype, channels_last)
+            images = to_float(batch.images, self.ctx.device, dtype, channels_last)
             with (
                 timer.phase("inference"),
                 torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),
@@ -191,19 +154,15 @@ class Evaluator:
             batches.prefetch(1)  # before NMS, for which the host waits
             with timer.phase("nms"):
                 detections = self.postprocess(model, raw)
+            detections = Detections(*(t.cpu() for t in detections))
             if self.criterion is not None:
                 first_image.append(int(batch.indices[0]))
-                output = self.criterion(raw, targets, teacher_maps)
+                output = self.criterion(raw, batch.targets, teacher_maps)
                 sums = torch.stack([output.total.float(), output.normalizer.float()])
                 losses.append(torch.cat([sums, output.parts.float()]))
-            # The copy is read one batch later, when it has arrived.
-            if pending is not None:
-                tables.append(_to_table(pending))
-            pending = self._send(detections, batch)
-            self.preview = self.preview or (batch, pending.detections)
-        if pending is not None:
-            tables.append(_to_table(pending))
-        seconds = timer.seconds() | {"total": time.perf_counter() - started}
+            tables.append(_to_table(detections, batch))
+            self.preview = self.preview or (batch, detections)
+        seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
         found, visited = DetectionTable.concatenate(tables), np.concatenate([np.zeros(0, np.int64), *seen])
         if self.stitch is not None and complete:
             found, visited = self.stitch(found, visited)
@@ -217,16 +176,10 @@ class Evaluator:
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
 
-    def _move(self, batch: Batch) -> _Moved:
-        return _Moved(batch, batch.images.to(self.ctx.device, non_blocking=True), batch.targets.to(self.ctx.device))
-
-    def _send(self, detections: Detections, batch: Batch) -> _Pending:
-        on_gpu, ready = self.ctx.device.type == "cuda", None
-        host = Detections(*(t.to("cpu", non_blocking=on_gpu) for t in detections))  # from a GPU into pinned memory
-        if on_gpu:
-            ready = torch.cuda.Event()
-            ready.record()
-        return _Pending(host, ready, batch)
+    def _move(self, batch: Batch) -> Batch:
+        """What the model and the loss need on the device."""
+        images = batch.images.to(self.ctx.device, non_blocking=True)
+        return replace(batch, images=images, targets=batch.targets.to(self.ctx.device))
 
 
 def training_evaluator(
@@ -274,12 +227,9 @@ def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:
     return parts[0] if len(parts) == 1 else [torch.cat(levels) for levels in zip(*parts)]
 
 
-def _to_table(pending: _Pending) -> DetectionTable:
-    """Detections of a batch in original pixels, clipped to the image."""
-    if pending.ready is not None:
-        pending.ready.synchronize()
-    boxes, scores, classes, counts = (t.numpy() for t in pending.detections)
-    batch = pending.batch
+def _to_table(detections: Detections, batch: Batch) -> DetectionTable:
+    """Detections of a batch, on the host, in original pixels, clipped to the image."""
+    boxes, scores, classes, counts = (t.numpy() for t in detections)
     row, slot = np.nonzero(np.arange(boxes.shape[1]) < counts[:, None])
     gains_and_pads = batch.letterbox.numpy()[row].T
     height, width = batch.original_hw.numpy().astype(np.float64)[row].T

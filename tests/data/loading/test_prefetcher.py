@@ -87,7 +87,7 @@ def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, is_decided,
 def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):
     told = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
-    batch = make_batch(2)
+    batch = make_batch(2).to("meta")
     batch.record_stream("stream")
     held = []
     map_tensors(batch, held.append)
