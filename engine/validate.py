@@ -160,6 +160,8 @@ def _report(
     if not config.noplots:
         from engine.report.plots import Subject, write_plots
 
-        write_plots(folder, Subject.of_checkpoint(config, ctx, index, stride), result, evaluator, errors)
+        title = f"Validation of {Path(config.weights).name}"
+        subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
+        write_plots(folder, subject, result, evaluator, errors)
     log.info("results are in %s", folder)
     write_result(folder=str(folder))

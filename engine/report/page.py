@@ -63,12 +63,6 @@ class Subject:
     indexes: dict[str, DatasetIndex]  # by split: that of the training, if it is known, and last the validated one
     fitness: Fitness = Fitness("AP", "AP")
 
-    @classmethod
-    def of_checkpoint(cls, config: ValConfig, ctx: DistributedContext, index: DatasetIndex, stride: int) -> Subject:
-        """The validation of ``config.weights`` on ``index``, at ``config.imgsz`` pixels."""
-        title = f"Validation of {Path(config.weights).name}"
-        return cls(title, config, None, ctx, config.imgsz, stride, {config.task: index})
-
     @property
     def epochs(self) -> int:
         """Of the run; 0 for the validation of a checkpoint."""
@@ -101,7 +95,7 @@ class ReportPage:
         try:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():
-                write_whole(self._folder / name, picture.png)
+                write_whole(self._folder / f"{name}.png", picture.png)
             subtitle = f"Written {page.now()}" + (", before the first validation." if validation is None else ".")
             if validation is not None and validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
@@ -118,6 +112,7 @@ class ReportPage:
             censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
             indexes = list(subject.indexes.values())
             self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
+        content = {} if validation is None else self._validation_content(validation)
         found = Findings(
             history=history,
             epochs=subject.epochs,
@@ -127,19 +122,14 @@ class ReportPage:
             train=next((c for c in self._data["censuses"] if c.split == "train"), None),
             fitness=subject.fitness,
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
+            result=validation and validation.result,
+            errors=content.get("error_split"),
+            suspects=len(content.get("issues", ())),
+            backgrounds=content["errors"].backgrounds() if content else 0,
         )
-        content = {"validation": validation}
-        if validation is not None:
-            content |= self._validation_content(validation)
-            found = replace(
-                found,
-                result=validation.result,
-                errors=content["error_split"],
-                suspects=len(content["issues"]),
-                backgrounds=content["errors"].backgrounds(),
-            )
         return content | {
             "subject": subject,
+            "validation": validation,
             "summary": {
                 "How it went": [*how_it_went(found)],
                 "Where the model is wrong": [*where_it_is_wrong(found)],
@@ -184,16 +174,15 @@ class ReportPage:
 
 
 def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
-    """By file name, the pictures on the page that are also files of the run's folder."""
-    sheets = {"results.png": content["history"], "labels.png": content["data"]["figures"].get("train", {})}
+    """By name, the pictures on the page that are also PNG files of the run's folder."""
+    sheets = {"results": content["history"], "labels": content["data"]["figures"].get("train", {})}
     files = {
         name: Picture(tile_images([picture.pixels for picture in shown.values()], SHEET_COLUMNS))
         for name, shown in sheets.items()
         if shown
     }
-    if content["validation"] is not None:
-        shown = content["curves"] | content["confusion"] | content["costs"]
-        files |= {f"{name}.png": picture for name, picture in shown.items()}
+    for name in ("curves", "confusion", "costs"):
+        files |= content.get(name, {})
     return files
 
 
@@ -236,8 +225,7 @@ def _device_name(device: torch.device) -> str:
 
 def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
     """The scores of all classes together, then of each, the best first."""
-    precision, recall = (np.nan_to_num(v) for v in (result.curve_precision, result.curve_recall))
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    f1 = np.nan_to_num(result.curve_f1)
     best = np.where(f1.max(1) > 0, [f1.max(1), result.curve_confidence[f1.argmax(1)]], np.nan)
     values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *best], 1).tolist()
     order = np.argsort(-np.nan_to_num(result.class_metrics["AP50"], nan=-1.0), kind="stable")
