@@ -3,19 +3,13 @@ a validation."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import io
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import ErrorSplit
@@ -28,9 +22,7 @@ from utils.boxes import cxcywh_to_xyxy
 from utils.config.pixels import as_rgb8
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
-from utils.errors import first_line
 from utils.files.results_csv import read_columns
-from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.structures import Batch, Detections, EvalResult
 
@@ -45,8 +37,8 @@ TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
 class Plots(Hook):
-    """Draws the plots on rank 0: batches and the graph before the first step, the rest after epochs. Comes after
-    `TensorBoard`, which gets the pictures, too. Raises UserError if Matplotlib is not installed."""
+    """Draws the plots on rank 0: batches before the first step, the rest after epochs. Comes after `TensorBoard`, which
+    gets the pictures, too. Raises UserError if Matplotlib is not installed."""
 
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
@@ -69,8 +61,6 @@ class Plots(Hook):
         self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)
         if run.checkpoint is None:
             self._draw_batches(trainer.loader)
-            side = 2 * model.stride  # the graph of larger images is the same
-            self._tensorboard.write(add_graph, model, torch.zeros(1, model.channels, side, side))
             self._page.write({})
 
     def after_validation_saved(self, trainer: Training, epoch: Epoch) -> None:
@@ -191,16 +181,3 @@ def add_pr_curves(writer: SummaryWriter, result: EvalResult, names: Sequence[str
         fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
         counts = tp, fp, np.zeros(PR_POINTS), targets - tp
         writer.add_pr_curve_raw(f"pr/{names[index]}", *counts, precision, recall, epoch, num_thresholds=PR_POINTS)
-
-
-def add_graph(writer: SummaryWriter, model: nn.Module, example: Tensor) -> None:
-    """The graph of ``model``, traced with the input ``example``.
-
-    Traces a copy on the CPU, where ``example`` is: on a GPU, cuDNN would search for kernels of this type and size,
-    which training does not use. A model that cannot be traced costs one warning."""
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # of the tracer
-            writer.add_graph(copy.deepcopy(model).cpu().eval(), example, use_strict_trace=False)
-    except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run
-        get_logger().warning("no model graph in TensorBoard: %s", first_line(error))

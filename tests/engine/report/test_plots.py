@@ -6,12 +6,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from engine.hooks.results import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
-from engine.report.plots import TimeBudget, add_graph, add_image, add_pr_curves, draw_batch
-from tests.helpers.fake_gpu import fake_gpu
+from engine.report.plots import TimeBudget, add_image, add_pr_curves, draw_batch
 from utils.structures import Batch, Detections, EvalResult, Targets
 
 NAMES = ("Katze", "größer", "снег", "猫")
@@ -98,39 +96,18 @@ def test_detection_sheet_pairs_labels_with_predictions():
     assert not sheet[:48, 198:].any()
 
 
-def test_tensorboard_shows_images_curves_and_the_graph(tmp_path):
+def test_tensorboard_shows_images_and_curves(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
-    model.train()
-    model[1].eval()  # a frozen norm stays frozen
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    rng = torch.get_rng_state()
     tracker = TensorBoard(tmp_path)
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
-    tracker.write(add_graph, model, torch.zeros(1, 3, 8, 8))
     tracker.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0}).Reload()
     assert events.Images("mosaic")[0].width == 4
     assert "pr/cat" in events.Tags()["tensors"]
     assert "pr/dog" not in events.Tags()["tensors"]  # no ground truth
-    assert events.Tags()["graph"]
-    assert (model.training, model[0].training, model[1].training) == (True, True, False)
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert torch.equal(rng, torch.get_rng_state())
-
-
-def test_the_graph_of_a_model_on_a_gpu_is_traced_on_the_cpu(caplog):
-    writer = Mock()
-    with fake_gpu(), torch.device("cuda"):
-        add_graph(writer, nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8, device="cpu"))
-    model, example = writer.add_graph.call_args.args
-    assert [next(model.parameters()).device.type, example.device.type] == ["cpu", "cpu"]
-    writer.add_graph.side_effect = RuntimeError("not today\nsecond line")
-    add_graph(writer, nn.Identity(), torch.zeros(1))
-    assert caplog.messages == ["no model graph in TensorBoard: not today"]
 
 
 def test_counts_of_pr_curves_reproduce_precision_and_recall():
