@@ -74,8 +74,10 @@ _REDUCED = {
 _MAX_BYTES = 1 << 31  # of a file
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 but DHT, JPG and DAC
+_SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: TEM, RST0..RST7
 _ORIENTATION_TAG = 0x0112
+_MIRRORS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # by orientation, those from 5 on transposed first: code of cv2.flip
 
 OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
 
@@ -92,6 +94,7 @@ class Header(NamedTuple):
     kind: str  # "jpeg", "png", "webp", "tiff", "npy" or "other"
     orientation: int = 1  # 1..8
     size: tuple[int, int] | None = None  # of a JPEG: height and width as stored, before orientation
+    coded_at: int = 0  # of a sequential JPEG of one scan: where its coded data begins, bytes
 
     @property
     def upright_hw(self) -> tuple[int, int]:
@@ -232,11 +235,8 @@ def orient(image: np.ndarray, orientation: int) -> np.ndarray:
     """Applies an EXIF orientation, 1 to 8."""
     if orientation in (5, 6, 7, 8):
         image = cv2.transpose(image)
-    # After transposing 5 to 8: 5 is complete, 6 needs mirrored columns, 8 mirrored rows, 7 both.
-    mirror_columns, mirror_rows = orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)
-    if mirror_columns or mirror_rows:
-        image = cv2.flip(image, -1 if mirror_columns and mirror_rows else 1 if mirror_columns else 0)
-    return image
+    mirror = _MIRRORS.get(orientation)
+    return image if mirror is None else cv2.flip(image, mirror)
 
 
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
@@ -283,7 +283,7 @@ def read_header(data: bytes, path: str | os.PathLike) -> Header:
 
 
 def _read_jpeg(data: bytes) -> Header:
-    size, orientation, at = None, 1, 2
+    size, orientation, at, components = None, 1, 2, b""
     while at + 4 <= len(data):
         if data[at] != 0xFF:
             raise ValueError(f"no marker at byte {at}")
@@ -298,6 +298,7 @@ def _read_jpeg(data: bytes) -> Header:
             raise ValueError(f"bad segment length at byte {at}")
         if marker in _JPEG_FRAMES and at + 9 <= len(data):
             size = struct.unpack(">HH", data[at + 5 : at + 9])
+            components = data[at + 9 : at + 10] if marker in _SEQUENTIAL else b""
         elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
             orientation = exif_orientation(data[at + 10 : at + 2 + length])
         elif marker == 0xDA:
@@ -306,7 +307,8 @@ def _read_jpeg(data: bytes) -> Header:
                 raise ValueError("truncated: no end marker")
             if not size or not all(size):
                 raise ValueError("no size in the header")
-            return Header("jpeg", orientation, size)
+            is_whole = components == data[at + 4 : at + 5] != b""  # one scan has them all
+            return Header("jpeg", orientation, size, at + 2 + length if is_whole else 0)
         at += 2 + length
     raise ValueError("truncated in the header")
 
@@ -321,17 +323,14 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _read_png(data: bytes) -> Header:
-    orientation, kinds = 1, [b""]
+    orientation, kind = 1, b""
     for kind, begin, end in png_chunks(data):
         if end + 4 > len(data):
             raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
         if kind == b"eXIf":
             orientation = exif_orientation(data[begin:end])
-        kinds.append(kind)
-    if kinds[-1] != b"IEND":
+    if kind != b"IEND":
         raise ValueError("truncated: no end chunk")
-    if b"IHDR" not in kinds:
-        raise ValueError("no header chunk")
     return Header("png", orientation)
 
 

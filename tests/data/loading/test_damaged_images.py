@@ -13,8 +13,8 @@ import pytest
 
 import train
 from data.check.scanned import scan_dataset
-from data.image_io.decode import read_image
-from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
+from data.image_io.decode import read_header, read_image
+from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect
 from data.index import scan
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
@@ -43,9 +43,9 @@ def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "ze
 def test_a_damaged_middle_is_detected_from_the_bytes(kind):
     for seed in range(8):
         data = photo(seed, 1024)
-        assert coded_data_defect(data, plain_jpeg(data)) == ""
-        data = with_middle(data, kind)
-        assert coded_data_defect(data, plain_jpeg(data))
+        start = read_header(data, "").coded_at
+        assert coded_data_defect(data, start) == ""
+        assert coded_data_defect(with_middle(data, kind), start)
 
 
 def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa: F811
@@ -62,7 +62,7 @@ def test_a_uniform_image_is_not_damaged(tmp_path):
     """Its coded data repeat, so it is decoded, and found to be undamaged."""
     for name, value in (("white", 255), ("gray", 90)):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
-        assert coded_data_defect(data, plain_jpeg(data))
+        assert coded_data_defect(data, read_header(data, "").coded_at)
         (tmp_path / name).write_bytes(data)
         assert check_image(tmp_path / name) == (600, 600)
 
@@ -113,7 +113,7 @@ def test_an_image_that_cannot_be_decoded_any_more_ends_a_run_in_a_line(tmp_path,
 
 def test_images_are_decoded_without_standard_error(tmp_path):
     (tmp_path / "a.jpg").write_bytes(photo(0))
-    code = "import os; os.close(2); from data.image_io.decode import read_image; "
+    code = "import os; os.close(2); from data.image_io.decode import read_header, read_image; "
     done = run_python("-c", f"{code}print(read_image({str(tmp_path / 'a.jpg')!r}).shape)")
     assert done.stdout == "(320, 320, 3)\n"
 
