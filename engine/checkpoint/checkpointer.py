@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,55 +19,21 @@ from engine.checkpoint.checkpoint import (
     put_means,
     weights_part,
 )
-from engine.optim.model_tensors import copy_from_flat, flatten
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
 from utils.machine.threads import BackgroundWriter
 
 
-class Snapshot:
-    """A copy of plain data and tensors on the CPU that does not follow training.
-
-    CUDA tensors of a type are copied together, in stream order, to pinned memory without the host waiting for it;
-    `content` waits.
-    """
-
-    def __init__(self, value: dict[str, Any]) -> None:
-        moves: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)  # from the device, to the host
-        self._value = self._copied(value, moves)
-        self._arriving: list[tuple[Tensor, tuple[Tensor, ...]]] = []
-        for dtype, pairs in moves.items():
-            on_device, on_host = zip(*pairs)
-            flat = flatten(on_device)
-            pinned = torch.empty(flat.shape, dtype=dtype, pin_memory=True)
-            self._arriving.append((pinned.copy_(flat, non_blocking=True), on_host))
-        self._arrival = threading.Lock()
-        self._ready: torch.cuda.Event | None = None
-        if torch.cuda.is_initialized():
-            self._ready = torch.cuda.Event()
-            self._ready.record()
-
-    def content(self, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """The copy, or the part of it with these keys, when it has arrived."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        with self._arrival:
-            while self._arriving:
-                copy_from_flat(*self._arriving.pop())
-        return {key: value for key, value in self._value.items() if keys is None or key in keys}
-
-    def _copied(self, value: Any, moves: dict[torch.dtype, list[tuple[Tensor, Tensor]]]) -> Any:
-        if isinstance(value, Tensor) and value.is_cuda:
-            moves[value.dtype].append((value, torch.empty(value.shape, dtype=value.dtype)))
-            return moves[value.dtype][-1][1]
-        if isinstance(value, Tensor):
-            return value.detach().to("cpu", copy=True).contiguous()
-        if isinstance(value, dict):
-            return {k: self._copied(v, moves) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._copied(v, moves) for v in value]
-        return value
+def copied(value: Any) -> Any:
+    """A copy of plain data and tensors on the CPU that does not follow training. The host waits for the device."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [copied(item) for item in value]
+    return value
 
 
 class Checkpointer:
@@ -131,19 +93,18 @@ class Checkpointer:
             rank_buffers=buffers,
             hooks=hooks or {},
         )
-        content = checkpoint.content()
-        taken, weights = Snapshot(content), weights_part(content).keys()
-        files: dict[Path, Callable[[], dict[str, Any]]] = {}
+        content = copied(checkpoint.content())
+        files: dict[Path, dict[str, Any]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
-            files[self.best] = partial(taken.content, weights)
+            files[self.best] = weights_part(content)
         if self.period > 0 and progress.batch == 0 and progress.epoch % self.period == 0:
-            files[self.periodic(progress.epoch)] = taken.content
-        files[self.last] = taken.content
+            files[self.periodic(progress.epoch)] = content
+        files[self.last] = content
         self.submit(files)
 
-    def submit(self, files: dict[Path, Callable[[], dict[str, Any]]]) -> None:
-        """Writes what the functions return, in the background."""
+    def submit(self, files: dict[Path, dict[str, Any]]) -> None:
+        """Writes these contents, which must not change, in the background."""
         self._writer.submit(files)
 
     def periodic(self, epoch: int) -> Path:
@@ -161,8 +122,7 @@ class Checkpointer:
         """`wait`, then `check`."""
         self._writer.finish()
 
-    def _write(self, content_of: Callable[[], dict[str, Any]], path: Path) -> None:
-        content = content_of()
+    def _write(self, content: dict[str, Any], path: Path) -> None:
         if not all(bool(torch.isfinite(t).all()) for t in content["ema"].values() if t.is_floating_point()):
             raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
         try:

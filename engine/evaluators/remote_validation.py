@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
 from engine.checkpoint.checkpoint import Checkpoint, Progress, weights_part
-from engine.checkpoint.checkpointer import Snapshot
+from engine.checkpoint.checkpointer import copied
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.hooks.results import Validation
@@ -263,7 +262,7 @@ class RemoteValidation(Hook):
 
     def _take(self, trainer: Training) -> None:
         state = trainer.step.ema.module.state_dict() if self._ctx.is_main else {}
-        self._pending.ema = Snapshot({"ema": state}).content()["ema"]
+        self._pending.ema = copied(state)
         self._pending.progress = asdict(trainer.progress)
 
     def _settle(self, trainer: Training) -> Action | None:
@@ -297,14 +296,13 @@ class RemoteValidation(Hook):
         checkpointer, number = trainer.checkpointer, pending.epoch.number
         progress = pending.progress | {name: getattr(trainer.progress, name) for name in OF_RESULTS}
         result = {"progress": progress, "metrics": pending.epoch.metrics}
-        files: dict[Path, Callable[[], dict[str, Any]]] = {}
         if pending.epoch.is_best:
             content = weights_part({**vars(checkpointer.description), "ema": pending.ema, **result})
-            files[checkpointer.best] = content.copy
+            checkpointer.submit({checkpointer.best: content})
         if checkpointer.period and number % checkpointer.period == 0:
+            checkpointer.finish()  # so that the file is there
             periodic = checkpointer.periodic(number)
-            files[periodic] = lambda: {**read_checkpoint(periodic), "hooks": {}, **result}
-        checkpointer.submit(files)
+            checkpointer.submit({periodic: {**read_checkpoint(periodic), "hooks": {}, **result}})
 
     def _setup(self, trainer: Training) -> dict[str, Any]:
         """What the evaluating processes know of the run."""

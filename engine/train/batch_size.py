@@ -6,22 +6,18 @@ from __future__ import annotations
 import copy
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.ddp import resolve_virtual_ranks
-from engine.parallel.sync_bn import convert_sync_bn
 from engine.run import Run
 from engine.train.compile import plan_compilation
-from engine.train.step import LEAST_SEARCHED, build_step, may_search
+from engine.train.step import LEAST_SEARCHED, build_step
 from models.losses.base import Criterion
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
@@ -29,7 +25,7 @@ from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import Batch, Targets
+from utils.structures import Batch, Targets, ignored_class
 
 MOST_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
@@ -110,30 +106,20 @@ def batch_that_fits(
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     side = largest_side(run, model)
     has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
-    copies = 2 if has_graphs else 1
-    with _own_group(ctx, config) as group:
 
-        def peak_bytes_of(images: int, search: bool = False) -> int | None:
-            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, group, pixels, search))
-            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
-            return None if peak is None else copies * peak
+    def peak_bytes_of(images: int) -> int | None:
+        peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, pixels))
+        # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
+        return 2 * peak if peak and has_graphs else peak
 
-        with _keys_of_its_own():
-            peak_bytes_of(1)  # loads the kernels, which need memory themselves
-            limit = memory.limit()
-            own = largest_that_fits(peak_bytes_of, limit)
-        if own == 0:
-            raise UserError(
-                f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
-                f"that {ctx.device} has left; use a smaller --imgsz or model"
-            )
-        own = -max_over_ranks(ctx, -own)
-        # The kernels that the run will search for may need more memory.
-        while own > 1 and may_search(config):
-            peak = peak_bytes_of(own, search=True)
-            if not max_over_ranks(ctx, peak is None or peak > limit):
-                break
-            own = own - 1 if own <= 16 else (own - 1) // 8 * 8
+    peak_bytes_of(1)  # loads the kernels, which need memory themselves
+    limit = memory.limit()
+    own = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit))
+    if own == 0:
+        raise UserError(
+            f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
+            f"that {ctx.device} has left; use a smaller --imgsz or model"
+        )
     batch_size = own * shards * samples_per_image(config)
     get_logger().info(
         "--batch-size -1: %d (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
@@ -173,51 +159,34 @@ def largest_side(run: Run, model: nn.Module) -> int:
 
 
 def prepare_step(
-    ctx: DistributedContext,
-    run: Run,
-    model: nn.Module,
-    criterion: Criterion,
-    images: int,
-    group: dist.ProcessGroup | None = None,
-    pixels: PixelFormat = RGB8,
-    search: bool = False,
+    ctx: DistributedContext, run: Run, model: nn.Module, criterion: Criterion, images: int, pixels: PixelFormat = RGB8
 ) -> TakeStep:
     """Returns a step like the run's, on copies of its objects, which does not wait for other processes. Under DDP the
     run keeps all gradients allocated; here the second copy of the model takes their place.
 
     Args:
         images: per shard of the batch; the step takes this process's shards.
-        group: of this process alone, for ``--sync-bn``; None without it.
-        search: whether cuDNN searches for the fastest kernels, as in a long run.
     """
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    batch_size = images * shards * samples_per_image(config)
-    accumulate = step_plan(replace(config, batch_size=batch_size), 1).accumulate
-    alone = {"compile": False, "zero": False, "sync_bn": 0}
+    config = replace(config, batch_size=images * shards * samples_per_image(config))
+    accumulate = step_plan(config, 1).accumulate
     model = copy.deepcopy(model)
+    alone = replace(config, virtual_ranks=own if virtual else 0, compile=False, zero=False, sync_bn=0)
     step = build_step(
         DistributedContext.single(ctx.device),
-        replace(
-            run,
-            config=replace(config, batch_size=batch_size, virtual_ranks=own if virtual else 0, **alone),
-            hyp=replace(run.hyp, lr_mult=1.0),  # chosen when the images are known; nothing counts as loaded here
-        ),
+        replace(run, config=alone, hyp=replace(run.hyp, lr_mult=1.0)),  # chosen when the images are known
         model,
         criterion,
         pretrained={},
-        plan=StepPlan(accumulate, 1, LEAST_SEARCHED if search else 1),
+        plan=StepPlan(accumulate, 1, LEAST_SEARCHED),  # cuDNN searches for kernels as in a long run
         images=own * images,
     )
-    if group is not None:  # after the EMA has copied the model, as under DDP
-        convert_sync_bn(model, group)
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
     side, boxes = largest_side(run, model), BOXES * samples_per_image(config)
-    blank = partial(
-        blank_batch, own * images, side, boxes, model.num_classes, ctx.device, pixels, ignores=config.keep_old
-    )
-    batches = [blank() for _ in range(2 * accumulate)]
+    labels = box_labels(boxes, model.num_classes, ignores=config.keep_old)
+    batches = [blank_batch(own * images, side, labels, ctx.device, pixels) for _ in range(2 * accumulate)]
 
     def take_step() -> None:
         used = batches[: min(accumulate, 2)]
@@ -227,57 +196,22 @@ def prepare_step(
     return take_step
 
 
-@contextmanager
-def _keys_of_its_own() -> Iterator[None]:
-    """cuDNN keeps the kernels that it takes without a search, by shape, type and whether TF32 is allowed, and the run
-    would take them instead of searching (pytorch: aten/src/ATen/native/cudnn/Conv_v8.cpp). So the other TF32 setting
-    is used meanwhile; to float16 and bfloat16 it makes no difference, and float32 is measured again by the last check.
-    """
-    convolutions = torch.backends.cudnn.conv
-    before = convolutions.fp32_precision
-    convolutions.fp32_precision = "ieee" if before == "tf32" else "tf32"
-    try:
-        yield
-    finally:
-        convolutions.fp32_precision = before
+def box_labels(boxes: int, classes: int, *, ignores: bool) -> np.ndarray:
+    """Labels of small boxes in rows: float32 (boxes, 5), as in `Sample`. ``ignores``: class 0 is ignored everywhere."""
+    number = np.arange(boxes)
+    centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
+    labels = np.stack([number % classes, *centers, np.full(boxes, 0.05), np.full(boxes, 0.05)], 1)
+    region = [[ignored_class(0), 0.5, 0.5, 1, 1]] * ignores
+    return np.float32([*labels, *region])
 
 
-@contextmanager
-def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
-    """A group of this process alone, since each process searches independently; None without ``--sync-bn``."""
-    if not (ctx.is_distributed and config.sync_bn):
-        yield None
-        return
-    group = dist.new_group([ctx.rank], backend=ctx.backend, use_local_synchronization=True)
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
-
-
-def blank_batch(
-    images: int,
-    side: int,
-    boxes: int,
-    classes: int,
-    device: torch.device,
-    pixels: PixelFormat = RGB8,
-    *,
-    ignores: bool = False,
-) -> Batch:
-    """Black images with ``boxes`` small boxes each, in rows. ``ignores``: class 0 is ignored everywhere."""
-    number = torch.arange(boxes)
-    centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
-    own = torch.cat([(number % classes)[:, None], centers, torch.full((boxes, 2), 0.05)], 1)
-    image = torch.arange(images).repeat_interleave(boxes)[:, None]
-    ignore = np.float32([[i, 0, 0.5, 0.5, 1, 1] for i in range(images)]) if ignores else None
-    batch = Batch(
-        images=torch.empty(0, dtype=torch.uint8),
-        targets=Targets(torch.cat([image, own.repeat(images, 1)], 1), (boxes,) * images, ignore),
+def blank_batch(images: int, side: int, labels: np.ndarray, device: torch.device, pixels: PixelFormat) -> Batch:
+    """Black images, each with ``labels``."""
+    shape = (images, side, side, pixels.channels)
+    return Batch(
+        images=torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2),
+        targets=Targets.of([labels] * images).to(device, non_blocking=False),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), side, dtype=torch.int32),
         letterbox=torch.zeros((images, 4), dtype=torch.float64),
     )
-    shape = (images, side, side, pixels.channels)
-    black = torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2)
-    return replace(batch.to(device, non_blocking=False), images=black)

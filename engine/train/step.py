@@ -181,11 +181,6 @@ def kernel_search(is_on: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = False
 
 
-def may_search(config: TrainConfig) -> bool:
-    """Whether the batches of a run have one size, for which a search for kernels can be worth its time."""
-    return not (config.deterministic or config.multi_scale or config.rect)
-
-
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that no step of these processes could have."""
     if config.pipeline > 1:
@@ -243,12 +238,14 @@ def build_step(
 
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=images, shards=shards)
+    has_one_size = not (config.deterministic or config.multi_scale or config.rect)
+    searches = has_one_size and plan.total * plan.accumulate >= LEAST_SEARCHED
     settings = StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
-        benchmark_images=images if may_search(config) and plan.total * plan.accumulate >= LEAST_SEARCHED else 0,
+        benchmark_images=images if searches else 0,
     )
     strategy = build_strategy(ctx, config, model, optimizer, plan, partial(settings.autocast, ctx.device))
     if compilation is not None:

@@ -14,13 +14,12 @@ from torch import nn
 
 import utils.files.safe_io as whole_file
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
-from engine.checkpoint.checkpointer import Checkpointer, Snapshot
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import build_optimizer
 from engine.optim.model_tensors import ModelEma
 from models.detector import build_detector
 from models.weights.load import load_detector
 from tests.helpers.messages import refused
-from tests.helpers.same_content import same_content
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.files.schema import build
@@ -77,31 +76,6 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     with torch.no_grad():
         bare[0].weight.add_(1)  # training goes on
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], content["model"]["0.weight"])
-
-
-def test_a_snapshot_of_a_gpu_pins_memory_once_for_each_type(monkeypatch):
-    """900 pinned tensors of their own would take longer than all copies."""
-    state = parts()
-    state.model.to(memory_format=torch.channels_last)
-    value = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict(), "none": [None, 3]}
-    value["half"] = torch.ones(2, 0, 3, dtype=torch.float16)
-    expected = Snapshot(value).content()
-    pinned, empty = [], torch.empty
-
-    def noted(*shape, pin_memory: bool = False, **options):
-        pinned.extend([options["dtype"]] if pin_memory else [])
-        return empty(*shape, **options)
-
-    monkeypatch.setattr(torch, "empty", noted)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    snapshot = Snapshot(value)
-    monkeypatch.undo()
-    with torch.no_grad():
-        for parameter in state.model.parameters():
-            parameter.zero_()
-    assert sorted(map(str, pinned)) == ["torch.float16", "torch.float32", "torch.int64"]
-    for _ in range(2):  # for last.pt and for best.pt
-        same_content(snapshot.content(), expected)
 
 
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):

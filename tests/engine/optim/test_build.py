@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.checkpoint.checkpointer import Snapshot
+from engine.checkpoint.checkpointer import copied
 from engine.optim.build import RULES, build_optimizer, choose_optimizer, split_parameters
 from engine.optim.muon import orthogonalize
 from engine.optim.schedule import Schedule
@@ -215,7 +215,7 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
         for step in range(4):
             if interrupted and step == 2:
                 file = io.BytesIO()
-                torch.save(Snapshot({"optimizer": optimizer.state_dict()}).content(), file)
+                torch.save(copied({"optimizer": optimizer.state_dict()}), file)
                 file.seek(0)
                 optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
                 optimizer.load_state_dict(torch.load(file)["optimizer"])
