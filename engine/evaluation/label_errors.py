@@ -14,7 +14,7 @@ Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in orig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,13 +48,15 @@ def find_label_errors(
         table: all detections of the model; those below `LEAST_SCORE` are not used.
         class_ap50: float (C,) of these detections; errors about classes below `LEAST_AP50` are left out.
     """
-    truth, num_classes = split.index.ground_truth(), len(split.index.names)
+    truth = split.index.ground_truth()
     seen = np.flatnonzero(table.scores > LEAST_SCORE)
     seen = seen[np.argsort(table.image_index[seen], kind="stable")]
-    table = DetectionTable(*(getattr(table, name)[seen] for name in table.__slots__))
-    pairs = _pairs(truth, table)
+    table = table.take(seen)
+    # All pairs of a detection and a label, of any classes.
+    objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
+    pairs = all_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
     matched = _match(truth, table, pairs)
-    scores, suggested = _label_scores(truth, table, pairs, matched, num_classes)
+    scores, suggested = _label_scores(truth, table, pairs, matched)
     trust = np.where(class_ap50 >= LEAST_AP50, np.minimum(class_ap50 / GOOD_AP50, 1), 0)
     scores *= trust[truth.classes]
     is_other = suggested[0] >= 0
@@ -63,7 +65,7 @@ def find_label_errors(
     least_score = max(least_score, np.finfo(float).tiny)
     rows = np.flatnonzero(~truth.crowd & (scores.max(0) >= least_score))
     errors = [(float(scores[best[row], row]), kinds[best[row]], suggested[best[row], row], row) for row in rows]
-    rows, real = _unlabeled(table, pairs, matched, num_classes)
+    rows, real = _unlabeled(table, pairs, matched)
     unlabeled = zip(rows, real * trust[table.classes[rows]])
     errors += [(float(score), MISSED, detection, None) for detection, score in unlabeled if score >= least_score]
     errors.sort(key=lambda error: -error[0])
@@ -126,13 +128,6 @@ class _Match(NamedTuple):
     overlap: np.ndarray  # float64 (M,) IoU with it; 0: none
 
 
-def _pairs(truth: GroundTruth, table: DetectionTable) -> Pairs:
-    """All pairs of a detection and a label, of any classes, with an IoU of at least `TOUCHING`."""
-    image = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets))
-    objects = Objects(image, truth.boxes_xywh_px, truth.crowd)
-    return all_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
-
-
 def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
     pairs = Pairs(*(column[pairs.overlap >= NEAR_OBJECT] for column in pairs))
     scores = table.scores[pairs.detection]
@@ -162,7 +157,7 @@ def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> t
 
 
 def _label_scores(
-    truth: GroundTruth, table: DetectionTable, pairs: Pairs, matched: _Match, num_classes: int
+    truth: GroundTruth, table: DetectionTable, pairs: Pairs, matched: _Match
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores float64 (3, M) that labels are swapped, moved or spurious, and the suggested detections int64 (3, M)."""
     count = len(truth.classes)
@@ -178,40 +173,42 @@ def _label_scores(
     rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]
     moved, moved_to = np.zeros(count), np.full(count, -1)
     moved_to[rows] = matched.detection[rows]
-    low = _deviations_below(matched.overlap[rows], truth.classes[rows], num_classes)
-    overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows], num_classes)
+    low = _deviations_below(matched.overlap[rows], truth.classes[rows])
+    overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
     apart = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2  # people draw boxes loosely, too
     moved[rows] = _posterior(table.scores[moved_to[rows]] * apart, np.maximum(overlaps_less, np.exp(-low)))
 
-    seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes, num_classes)
+    seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes)
     spurious = _posterior((1 - near) ** 2, np.maximum(seen_less, near))
     return np.stack([swapped, moved, spurious]), np.stack([other_detection, moved_to, np.full(count, -1)])
 
 
-def _deviations_below(overlap: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:
+    for c in np.unique(classes):
+        yield np.flatnonzero(classes == c)
+
+
+def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """How far IoUs (n,) are below the median of their class, in robust standard deviations of the class; at least 0."""
     result = np.zeros(len(overlap))
-    for c in range(num_classes):
-        of_class = classes == c
-        agreed = overlap[of_class & (overlap >= SAME_OBJECT)]
+    for rows in _rows_by_class(classes):
+        agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
         if agreed.size:
             median = np.median(agreed)
             deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), LEAST_DEVIATION)
-            result[of_class] = np.maximum((median - overlap[of_class]) / deviation, 0)
+            result[rows] = np.maximum((median - overlap[rows]) / deviation, 0)
     return result
 
 
-def _fraction_below(values: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The fraction of the class's values that are at most as large, float64 (n,)."""
     result = np.ones(len(values))
-    for c in range(num_classes):
-        of_class = classes == c
-        ordered = np.sort(values[of_class])
-        result[of_class] = np.searchsorted(ordered, values[of_class], side="right") / max(len(ordered), 1)
+    for rows in _rows_by_class(classes):
+        result[rows] = np.searchsorted(np.sort(values[rows]), values[rows], side="right") / len(rows)
     return result
 
 
-def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match) -> tuple[np.ndarray, np.ndarray]:
     """Detections without a label, int64 (n,), the best of those that overlap each other, and their scores (n,). The
     most confident one is first, and so remains first among equal scores."""
     is_matched = matched.label >= 0
@@ -222,7 +219,7 @@ def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match, num_classes
     rows = rows[np.argsort(-table.scores[rows], kind="stable")]
     used = np.sort(np.r_[np.flatnonzero(is_matched), rows])
     precision = np.zeros(len(table.scores))
-    precision[used] = _local_precision(table.scores[used], is_matched[used], table.classes[used], num_classes)
+    precision[used] = _local_precision(table.scores[used], is_matched[used], table.classes[used])
     real = np.minimum(precision[rows], MAX_PRECISION)
     return rows, _posterior(real, (1 - real) / (1 - ERROR_RATE))
 
@@ -239,16 +236,15 @@ def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
     return is_best
 
 
-def _local_precision(scores: np.ndarray, is_matched: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+def _local_precision(scores: np.ndarray, is_matched: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The fraction of matched detections among those of the class with similar scores, float64 (n,), rising with the
     score."""
     result = np.zeros(len(scores))
-    for c in range(num_classes):
-        rows = np.flatnonzero(classes == c)
+    for rows in _rows_by_class(classes):
         rows = rows[np.argsort(scores[rows], kind="stable")]
         total = np.r_[0, np.cumsum(is_matched[rows])]
         half = max(MIN_NEIGHBORS, len(rows) // 50)
         low = np.maximum(np.arange(len(rows)) - half, 0)
         high = np.minimum(np.arange(len(rows)) + half + 1, len(rows))
-        result[rows] = np.maximum.accumulate((total[high] - total[low]) / (high - low)) if len(rows) else 0
+        result[rows] = np.maximum.accumulate((total[high] - total[low]) / (high - low))
     return result

@@ -99,17 +99,17 @@ class Outcomes(NamedTuple):
         return true_positive, false_positive
 
 
-def match_detections(
-    gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int | None = None
-) -> Matches:
-    """Assigns the best ``max_det`` detections (default: ``gt.max_det``) of each class in each image to the objects, as
-    COCO's evaluation does."""
-    _check_classes(gt.classes, num_classes, "labels")
-    _check_classes(table.classes, num_classes, "detections")
+def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> Matches:
+    """Assigns the best ``gt.max_det`` detections of each class in each image to the objects, as COCO's evaluation
+    does."""
+    for what, classes in (("labels", gt.classes), ("detections", table.classes)):
+        if classes.size and not 0 <= classes.min() <= classes.max() < num_classes:
+            span = f"{classes.min()}..{classes.max()}"
+            raise ValueError(f"class ids of the {what} span {span}, expected 0..{num_classes - 1}")
     rank_of_image = image_ranks(gt.image_ids)
     group = rank_of_image[table.image_index] * num_classes + table.classes
     order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
-    order = order[_position_in_run(group[order]) < (gt.max_det if max_det is None else max_det)]
+    order = order[_position_in_run(group[order]) < gt.max_det]
     ranked = Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
     gt_group = rank_of_image[gt.image_of_box] * num_classes + gt.classes
     order = np.argsort(gt_group, kind="stable")
@@ -117,13 +117,6 @@ def match_detections(
     ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
     assignment = _assign_coco(ranked.group, ranked.boxes_xyxy, objects, ignored)
     return Matches(ranked, objects, ignored, assignment, num_classes)
-
-
-def _check_classes(classes: np.ndarray, num_classes: int, what: str) -> None:
-    if classes.size and not (classes.min() >= 0 and classes.max() < num_classes):
-        raise ValueError(
-            f"class ids of the {what} span {classes.min()}..{classes.max()}, expected 0..{num_classes - 1}"
-        )
 
 
 def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.matching import Objects, Outcomes, all_pairs, match_by_overlap, match_detections, sort_by_class
+from utils.config.parser import class_numbers, typed_classes
 from utils.errors import UserError
 from utils.files.schema import suggestion
 from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_of
@@ -79,15 +80,8 @@ class Fitness:
                 hint = suggestion(text, [*titles.values(), *names])
                 known = ", ".join(titles.values())
                 raise UserError(f"--fitness {text}: neither a metric ({known}) nor a class of the data set{hint}")
-        if wanted in names:
-            index = list(names).index(wanted)
-        elif wanted.isascii() and wanted.isdecimal() and int(wanted) < len(names):
-            index = int(wanted)
-        else:
-            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            raise UserError(
-                f"--fitness {text}: no class '{wanted}'{suggestion(wanted, names)}; the classes are {shown}"
-            )
+        chosen = [wanted] if wanted in names else typed_classes([wanted])
+        (index,) = class_numbers(chosen, dict(enumerate(names)), "the data set", flag="--fitness")
         return cls(metric, f"{titles[metric]}:{names[index]}", index)
 
     @property
@@ -107,20 +101,17 @@ class Fitness:
             raise UserError(f"--fitness {self.name}: the validation images have no object of this class to score")
 
 
-def score_detections(
-    gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int | None = None
-) -> EvalResult:
+def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> EvalResult:
     """Scores detections against labels.
 
     AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
-    ``max_det`` (default: ``gt.max_det``) detections of each class in each image, crowd as ignore regions, size ranges
-    by ``area_px``. Equal scores rank by the order of ``gt.image_ids``, then of the table, as they would from a
-    predictions file.
+    ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
+    scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
     Precision, recall and F1 are at IoU 0.5, at the confidence with the best mean F1. Above the best score of a class
     its precision stays that of this score. Classes without objects are nan, and the means leave them out.
     """
-    matches = match_detections(gt, table, num_classes, max_det=max_det)
+    matches = match_detections(gt, table, num_classes)
     outcomes, targets = sort_by_class(matches), matches.targets()
     precision = interpolated_precision(outcomes, targets)
     curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])

@@ -165,15 +165,7 @@ def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) 
     scores = np.round(table.scores, 8)
     categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
     with atomic_write(path) as file:
-        file.write(b"[")
-        separator = "\n"
-        for start in range(0, scores.size, 4096):
-            part = slice(start, start + 4096)
-            columns = (v[part].tolist() for v in (table.image_index, categories, boxes, scores))
-            rows = [
-                f'{{"image_id": {image_ids[i]}, "category_id": {c}, "bbox": {b}, "score": {s}}}'
-                for i, c, b, s in zip(*columns)
-            ]
-            file.write((separator + ",\n".join(rows)).encode())
-            separator = ",\n"
-        file.write(b"\n]\n")
+        for number, (i, category, box, score) in enumerate(zip(table.image_index, categories, boxes, scores)):
+            row = f'"image_id": {image_ids[i]}, "category_id": {category}, "bbox": {box.tolist()}, "score": {score}'
+            file.write(f"{',' if number else '['}\n{{{row}}}".encode())
+        file.write(b"\n]\n" if scores.size else b"[]\n")

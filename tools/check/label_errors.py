@@ -46,7 +46,7 @@ def label_issues(
     issues, tables, results = [], {}, {}
     for split in splits:
         table = tables[split.name] = detect_all(predictor, split.index)
-        truth = split.index.ground_truth()
-        result = results[split.name] = score_detections(truth, table, len(split.index.names), max_det=max_det)
+        truth = replace(split.index.ground_truth(), max_det=max_det)
+        result = results[split.name] = score_detections(truth, table, len(split.index.names))
         issues += find_label_errors(split, table, result.class_metrics["AP50"], least_score)
     return sorted(issues, key=lambda issue: -issue.score), tables, results

@@ -113,7 +113,9 @@ def read_recipe(
     return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[usual])))
 
 
-def class_numbers(classes: Iterable[int | str], names: Mapping[int, str], owner: str) -> tuple[int, ...]:
+def class_numbers(
+    classes: Iterable[int | str], names: Mapping[int, str], owner: str, flag: str = "--classes"
+) -> tuple[int, ...]:
     """The numbers of ``classes``, given by number or name, among ``names`` of ``owner`` ("the model").
 
     Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
@@ -123,10 +125,10 @@ def class_numbers(classes: Iterable[int | str], names: Mapping[int, str], owner:
     for c in classes:
         if isinstance(c, str) and c not in numbers:
             hint = suggestion(c, numbers) or f"; its classes: {', '.join(numbers)}"
-            raise UserError(f"--classes {c}: {owner} has no class of this name{hint}")
+            raise UserError(f"{flag} {c}: {owner} has no class of this name{hint}")
         number = numbers[c] if isinstance(c, str) else operator.index(c)
         if number not in names:
-            raise UserError(f"--classes {number}: {owner} has classes 0 to {len(names) - 1}")
+            raise UserError(f"{flag} {number}: {owner} has classes 0 to {len(names) - 1}")
         found.append(number)
     return tuple(found)
 

@@ -110,7 +110,7 @@ def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(w
     line = error_of(capsys, train.main, "--resume", root / "old" / "last.pt", "--epochs", "3", "--fitness", "F1")
     assert "the run being resumed has 'AP'" in line
     line = error_of(capsys, train.main, *flags, "--fitness", "AP:drak", "--name", "unknown")
-    assert "no class 'drak' (did you mean 'dark'?); the classes are light, dark" in line
+    assert "--fitness drak: the data set has no class of this name (did you mean 'dark'?)" in line
     assert not (root / "unknown").exists()
 
 
