@@ -22,25 +22,16 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of the values of ``tensors``, concatenated (1-D). 1-D tensors and scalars, which batch norms have, are not
-    reshaped one by one."""
-    if not tensors:
-        return torch.zeros(0)
-    if all(t.dim() == 0 for t in tensors):
-        return torch.stack(list(tensors))
-    return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors])
+    """A copy of the values of ``tensors``, concatenated (1-D)."""
+    return torch.cat([t.reshape(-1) for t in tensors]) if tensors else torch.zeros(0)
 
 
 @torch.no_grad()
 def copy_from_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies ``flat`` (1-D), as `flatten` returns it, into ``tensors``."""
-    if not tensors:
-        return
-    if all(t.dim() == 0 for t in tensors):
-        pieces = flat.unbind()
-    else:
-        pieces = flat.split([t.numel() for t in tensors])
-    torch._foreach_copy_(tensors, [p if p.dim() == t.dim() else p.view(t.shape) for p, t in zip(pieces, tensors)])
+    pieces = flat.split([t.numel() for t in tensors])
+    if tensors:
+        torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors)])
 
 
 def dense_format(tensor: Tensor) -> torch.memory_format | None:

@@ -1,4 +1,4 @@
-"""Buffers are converted to one vector and back: equal values, in few operations."""
+"""Buffers are converted to one vector and back: equal values, in few kernels."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def test_flat_tensors_round_trip(shapes):
     assert all(t.any() for t in tensors)  # a copy
 
 
-@pytest.mark.parametrize(("virtual_ranks", "most"), [(0, 4), (2, 16)])
-def test_statistics_are_saved_and_restored_in_few_operations(monkeypatch, virtual_ranks, most):
-    """A loop would reshape each of yolov8n's 114 buffers twice, and copy each of its 57 counters with a separate
-    kernel."""
+@pytest.mark.parametrize(("virtual_ranks", "most"), [(0, 8), (2, 32)])
+def test_statistics_are_saved_and_restored_in_few_kernels(monkeypatch, virtual_ranks, most):
+    """A loop would copy each of yolov8n's 114 statistics and 57 counters with a kernel of its own."""
     step = build_step("yolov8n", amp="off", classes=3, virtual_ranks=virtual_ranks)
     count = KernelCount()
 
@@ -46,8 +45,7 @@ def test_statistics_are_saved_and_restored_in_few_operations(monkeypatch, virtua
         for function in (flatten, copy_from_flat):
             monkeypatch.setattr(module, function.__name__, counted(function))
     step(make_batches(1, 2, 64, step.ctx.device), [2], 1)
-    assert 0 < count.operations.total() <= most + 4
-    assert count.kernels.total() <= 2 * most
+    assert 0 < count.kernels.total() <= most
     assert not count.waits
 
 

@@ -1,4 +1,4 @@
-"""Muon on a CPU, and as on a GPU: matrices of several shapes are padded to a common one, all in one vector."""
+"""Muon on a CPU, and as on a GPU: matrices of several shapes are padded to a common one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import defaultdict
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from engine.optim import muon
 from engine.optim.build import split_parameters
@@ -15,7 +14,6 @@ from engine.optim.muon import Muon, iteration_dtype, orthogonalize, plan_batches
 from models.detector import build_detector, build_on_meta
 from models.spec import load_spec
 from tests.helpers.kernel_count import KernelCount
-from tests.helpers.ranks import run_ranks
 
 SHAPES = [
     (8, 3, 3, 3), (16, 8, 1, 1), (8, 16, 1, 1), (16, 1, 3, 3), (5, 24), (24, 5), (16, 8, 3, 3), (8, 16), (1, 7), (8, 8),
@@ -98,16 +96,15 @@ def test_on_a_cpu_the_bits_equal_the_plain_formulation(nesterov, channels_last):
         assert torch.equal(optimizer.state[a]["momentum_buffer"], momentum)
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16)], ids=str)
-def test_the_type_of_the_iteration_changes_only_rounding(monkeypatch, shape):
+def test_the_type_of_the_iteration_changes_only_rounding(monkeypatch):
     """A CPU without instructions for bfloat16 iterates in float32, which is ten times as fast there."""
-    x, found = torch.randn(shape, generator=torch.Generator().manual_seed(0)), {}
+    x, found = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(0)), {}
     for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(muon, "cpu_multiplies_bf16", lambda fast=fast: fast)
         iteration_dtype.cache_clear()
         assert iteration_dtype("cpu") == dtype
         assert iteration_dtype("cuda") == torch.bfloat16
-        found[dtype] = orthogonalize(x)
+        found[dtype] = orthogonalize(x.to(dtype))
     iteration_dtype.cache_clear()
     exact = x.double() / x.double().norm(dim=(-2, -1), keepdim=True)
     for _ in range(5):
@@ -173,31 +170,6 @@ def test_parameters_without_a_gradient_do_not_change():
         assert torch.equal(optimizer.state[p]["momentum_buffer"], momentum) == (n in absent)
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["written exact", "written padded"])
-def test_padded_and_plain_updates_continue_each_others_state(monkeypatch, first):
-    """Also state with other strides than the weights, as it is read from a file."""
-    whole, halves = make_parameters(), make_parameters()
-    reference = Muon(whole, **OPTIONS)
-    take_steps(reference, whole, range(4))
-    monkeypatch.setattr(muon, "pads_matrices", lambda device: first)
-    optimizer = Muon(halves, **OPTIONS)
-    take_steps(optimizer, halves, range(2))
-    state = optimizer.state_dict()
-    assert state["state"].keys() == reference.state_dict()["state"].keys()
-    for values in state["state"].values():
-        assert list(values) == ["momentum_buffer"]
-        values["momentum_buffer"] = values["momentum_buffer"].contiguous().clone()
-    monkeypatch.setattr(muon, "pads_matrices", lambda device: not first)
-    optimizer = Muon(halves, **OPTIONS)
-    optimizer.load_state_dict(state)
-    take_steps(optimizer, halves, range(2, 4))
-    for start, a, b in zip(make_parameters(), whole, halves):
-        assert (a - b).norm() < 0.01 * (a - start).norm()
-        same = (reference.state[a]["momentum_buffer"], optimizer.state[b]["momentum_buffer"])
-        torch.testing.assert_close(*same, rtol=0, atol=0)
-
-
-@pytest.mark.usefixtures("padded")
 def test_gradients_may_have_another_memory_layout():
     """A channels_last kernel with a contiguous gradient."""
     a, b = make_parameters(), make_parameters()
@@ -214,7 +186,7 @@ def test_gradients_may_have_another_memory_layout():
 def test_padding_gives_few_batches_with_little_waste(name):
     model = build_on_meta(load_spec(name), 80)
     shapes = [(p.shape[0], p[0].numel()) for p in split_parameters(model)["weight"]]
-    batches = plan_batches(shapes)
+    batches = plan_batches(shapes, padded=True)
     assert sorted(number for batch in batches for number in batch.members) == list(range(len(shapes)))
     for batch in batches:
         for number in batch.members:
@@ -229,48 +201,21 @@ def test_padding_gives_few_batches_with_little_waste(name):
 
 
 def test_very_different_shapes_are_not_padded_to_one():
-    assert len(plan_batches([(1024, 9216)] * 3 + [(16, 32)] * 500)) == 2
-    assert plan_batches([]) == []
+    assert len(plan_batches([(1024, 9216)] * 3 + [(16, 32)] * 500, padded=True)) == 2
+    assert plan_batches([], padded=True) == []
 
 
-@pytest.mark.parametrize(("is_padded", "most"), [pytest.param(True, 140, marks=pytest.mark.slow), (False, 760)])
-def test_a_padded_step_launches_few_kernels(monkeypatch, is_padded, most):
-    """With small batches a GPU is limited by their number: without padding, yolov8n's 63 matrices take about 740."""
-    monkeypatch.setattr(muon, "pads_matrices", lambda device: is_padded)
+def test_a_padded_step_launches_few_kernels(monkeypatch):
+    """With small batches a GPU is limited by their number: without padding, yolov8n's 63 matrices take about 900."""
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: True)
     parameters = split_parameters(build_detector("yolov8n", 80).to(memory_format=torch.channels_last))["weight"]
     optimizer = Muon(parameters, **OPTIONS)
     optimizer.found_inf = torch.zeros(())
     for p in parameters:
         p.grad = torch.ones_like(p)
-    optimizer.step()  # state and index are made here
+    optimizer.step()  # state and plan are made here
     with KernelCount() as count:
         optimizer.step()
-    assert most / 2 < count.kernels.total() <= most
-    assert count.operations.total() <= (450 if is_padded else 2000)
+    # Foreach operations on views launch a kernel for each.
+    assert count.kernels.total() + 2 * len(parameters) <= 320
     assert not count.waits
-
-
-def _sharded(ctx) -> tuple[list[Tensor], dict | None]:
-    muon.pads_matrices = lambda device: True  # of this process, which ends here
-    parameters = make_parameters()
-    optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=Muon, **OPTIONS)
-    for seed in range(3):
-        set_gradients(parameters, seed)
-        optimizer.step()
-    optimizer.consolidate_state_dict(to=0)
-    return [p.detach() for p in parameters], optimizer.state_dict() if ctx.is_main else None
-
-
-def test_sharded_state_equals_the_unsharded_one(monkeypatch):
-    """Each process pads its own parameters; the gathered state equals the unsharded one."""
-    monkeypatch.setattr(muon, "pads_matrices", lambda device: True)
-    parameters = make_parameters()
-    optimizer = Muon(parameters, **OPTIONS)
-    take_steps(optimizer, parameters, range(3))
-    (one, consolidated), (two, _) = run_ranks(2, _sharded)
-    for start, a, b, c in zip(make_parameters(), parameters, one, two):
-        assert torch.equal(b, c)
-        assert (a - b).norm() < 0.01 * (a - start).norm()
-    for number, values in optimizer.state_dict()["state"].items():
-        assert torch.equal(values["momentum_buffer"], consolidated["state"][number]["momentum_buffer"])
-    Muon(make_parameters(), **OPTIONS).load_state_dict(consolidated)
