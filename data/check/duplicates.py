@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import cv2
 import numpy as np
 
 from data.check.issues import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN, Issue
-from data.check.scanned import CheckedSplit, neighbors_in_runs
+from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_reduced
 from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.errors import UserError
@@ -27,10 +26,9 @@ from utils.logger import progress
 from utils.strings import counted
 
 SIDE = 32  # of thumbnails
-MAX_DISTANCE = 7  # bits; with 8 bands of 8 bits, hashes this close agree in at least one band
+MAX_DISTANCE = 7  # bits
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 2.0  # standard deviation of a thumbnail, gray levels
-_BANDS = MAX_DISTANCE + 1
 _CHUNK_PAIRS = 1 << 14  # thumbnails compared at a time
 
 
@@ -63,26 +61,13 @@ def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def hash_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The number of bits in which hashes differ, uint64 (N,) twice to int64 (N,)."""
-    return np.bitwise_count(a ^ b).astype(np.int64)
-
-
 def close_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs of hashes, uint64 (N,), that differ in at most `MAX_DISTANCE` bits, each once, in chunks (a, b).
-
-    Two such hashes have at least one of eight bytes in common, so only hashes with an equal byte are compared.
-    """
-    bands = hashes[:, None] >> np.arange(0, 64, 64 // _BANDS, dtype=np.uint64) & np.uint64(0xFF)
-    for band in range(_BANDS):
-        order = np.argsort(bands[:, band], kind="stable")
-        for first, second in neighbors_in_runs(bands[order, band]):
-            a, b = order[first], order[second]
-            near = np.flatnonzero(hash_distance(hashes[a], hashes[b]) <= MAX_DISTANCE)
-            a, b = a[near], b[near]
-            new = ~(bands[a, :band] == bands[b, :band]).any(1)  # else an earlier band has given the pair
-            if new.any():
-                yield a[new], b[new]
+    """All pairs of hashes, uint64 (N,), that differ in at most `MAX_DISTANCE` bits, each once, in chunks (a, b). Takes
+    14 s for 118,000 hashes."""
+    for i in range(len(hashes) - 1):
+        near = np.flatnonzero(np.bitwise_count(hashes[i + 1 :] ^ hashes[i]) <= MAX_DISTANCE)
+        if near.size:
+            yield np.full_like(near, i), near + i + 1
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -139,18 +124,16 @@ def read_signatures(
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
     readable = np.ones(len(paths), bool)
     warnings: dict[int, str] = {}
-    lock = threading.Lock()
 
     def read(i: int) -> None:
         def on_warning(_: str, warning: str) -> None:
-            with lock:
-                warnings[i] = warning
+            warnings[i] = warning
 
         try:
             image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), on_warning, pixels)
         except UserError as error:
             readable[i] = False
-            on_warning("", str(error).removeprefix(f"{paths[i]}: "))
+            warnings[i] = str(error).removeprefix(f"{paths[i]}: ")
         else:
             thumbnails[i] = thumbnail(as_rgb8(image))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,18 +110,6 @@ def _issues_of(split: CheckedSplit, part: ScannedPart) -> list[Issue]:
     return issues
 
 
-def neighbors_in_runs(keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs of positions (a, b), a < b, with equal ``keys`` (N,), which are adjacent, in chunks of equal b - a."""
-    if not len(keys):
-        return
-    start = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
-    end = np.repeat(np.r_[start[1:], len(keys)], np.diff(np.r_[start, len(keys)]))
-    first, distance = np.arange(len(keys)), 1
-    while (first := first[first + distance < end[first]]).size:
-        yield first, first + distance
-        distance += 1
-
-
 def box_pairs(split: CheckedSplit) -> list[Issue]:
     """Pairs of boxes of an image with an IoU above `SAME_IOU`. Crowd regions, and repetitions, which the scan reports,
     are left out."""
@@ -129,8 +117,9 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
     rows = np.flatnonzero(~index.crowd & ~index.repeated)
     image = index.image_of_box[rows]
     x, y, w, h = index.boxes_xywh_px[rows].T
-    issues = []
-    for a, b in neighbors_in_runs(image):
+    issues, distance = [], 1
+    while (a := np.flatnonzero(image[distance:] == image[:-distance])).size:  # rows of an image are adjacent
+        b, distance = a + distance, distance + 1
         width = np.minimum(x[a] + w[a], x[b] + w[b]) - np.maximum(x[a], x[b])
         height = np.minimum(y[a] + h[a], y[b] + h[b]) - np.maximum(y[a], y[b])
         overlap = np.maximum(width, 0) * np.maximum(height, 0)
