@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 
 from utils.errors import UserError
-from utils.files.folders import temporary_folder
+from utils.files.folders import replace_path, temporary_folder
 from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
@@ -37,9 +37,8 @@ MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
-    """Renders the demo set into ``root``, unless it is there already, and returns its YAML. Images have ``size`` x
-    ``size`` pixels. The set is written next to ``root`` and renamed, so that ``root`` is always complete. Raises
-    UserError: ``root`` contains something else, or cannot be written."""
+    """Renders the demo set of ``size`` x ``size`` pixels into ``root``, unless it is there already, and returns its
+    YAML. ``root`` is always complete. Raises UserError: it contains something else, or cannot be written."""
     root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
     if _is_complete(root, wanted):
@@ -49,14 +48,8 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(root) as scratch:
-            _write_set(scratch / "fresh", wanted)
-            if root.exists() and not _is_complete(root, wanted):
-                root.rename(scratch / "old")
-            try:
-                (scratch / "fresh").rename(root)
-            except OSError:
-                if not _is_complete(root, wanted):  # by another process
-                    raise
+            _write_set(scratch / "set", wanted)
+            replace_path(scratch / "set", root)
     except OSError as error:
         raise UserError(f"{root}: cannot write the demo data set ({error.strerror or error})") from None
     return root / YAML_NAME
@@ -89,9 +82,7 @@ def _write_set(folder: Path, wanted: dict[str, int]) -> None:
 
 def _write_image(folder: Path, wanted: dict[str, int], split: str, number: int) -> None:
     image, labels = demo_image(split, number, size=wanted["size"], seed=wanted["seed"])
-    ok, encoded = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])
-    if not ok:
-        raise OSError("JPEG encoding failed")
+    _, encoded = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])
     rows = "".join("{:.0f} {:.6f} {:.6f} {:.6f} {:.6f}\n".format(*row) for row in labels)
     (folder / "images" / split / f"{number:05d}.jpg").write_bytes(encoded.tobytes())
     (folder / "labels" / split / f"{number:05d}.txt").write_text(rows, encoding="ascii")

@@ -21,9 +21,12 @@ from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 6  # increase it when the arrays or their meaning change
-# Arrays with a row per box, and all arrays.
-_OF_BOXES = ("boxes_xywh_px", "classes", "crowd", "area_px", "repeated", "line")
-ARRAYS = ("image_hw", "offsets", *_OF_BOXES)
+# The type, and the shape of a row, of arrays with a row per box, and of all arrays.
+_OF_BOXES = {
+    **{"boxes_xywh_px": (np.float64, (4,)), "classes": (np.int32, ()), "crowd": (np.bool_, ())},
+    **{"area_px": (np.float64, ()), "repeated": (np.bool_, ()), "line": (np.int32, ())},
+}
+ARRAYS = {"image_hw": (np.int32, (2,)), "offsets": (np.int64, ())} | _OF_BOXES
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 
@@ -71,9 +74,8 @@ class DatasetIndex(LabelArrays):
 
     def take(self, images: np.ndarray) -> DatasetIndex:
         """The index of ``images``, int64 (n,), in this order, with the report of all."""
-        counts = np.diff(self.offsets)[images]
-        offsets = np.r_[0, np.cumsum(counts)].astype(np.int64)
-        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[images] - offsets[:-1], counts)
+        rows, position = self._rows(images)
+        offsets = np.r_[0, np.cumsum(np.bincount(position, minlength=len(images)))].astype(np.int64)
         boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
         texts = {"paths": self.paths, "image_ids": self.image_ids}
         texts = {name: flat and FlatStrings.of(flat[i] for i in images.tolist()) for name, flat in texts.items()}
@@ -90,6 +92,13 @@ class DatasetIndex(LabelArrays):
         own = {"images": len(self), "backgrounds": backgrounds, "boxes": len(self.classes) - crowd, "crowd": crowd}
         return replace(self, report=replace(self.report, totals=self.report.totals | own | totals))
 
+    def _rows(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the boxes of ``images``, which may repeat, and the position of their image in ``images``."""
+        starts = self.offsets[images]
+        counts = self.offsets[images + 1] - starts
+        position = np.repeat(np.arange(len(images)), counts)
+        return np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position], position
+
     def labels(self, i: int) -> np.ndarray:
         """`labels_of` image i."""
         return self.labels_of(np.array([i]))[0]
@@ -98,10 +107,7 @@ class DatasetIndex(LabelArrays):
         """Labels of ``images``, int64 (m,), which may repeat: float32 (n, 5) of class (of a region to ignore, see
         `ignored_class`), cx, cy, w, h normalized to the image; and int64 (n,), the position of its image in
         ``images``."""
-        starts = self.offsets[images]
-        counts = self.offsets[images + 1] - starts
-        position = np.repeat(np.arange(len(images)), counts)
-        rows = np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position]
+        rows, position = self._rows(images)
         labels = np.empty((len(rows), 5), np.float32)
         labels[:, 0] = np.where(self.crowd[rows], ignored_class(self.classes[rows]), self.classes[rows])
         boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from data.image_io.shards import open_shards
+from data.index.index import ARRAYS
 from data.labels.clean import MIN_SIDE_PX
 from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
@@ -47,26 +48,18 @@ def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict
 def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:
     """Raises ValueError for labels that no scan returns, or what wrong types raise."""
     boxes, classes, names = len(arrays["classes"]), arrays["classes"], meta["names"]
-    layout = {
-        "image_hw": (np.int32, (count, 2)),
-        "offsets": (np.int64, (count + 1,)),
-        "boxes_xywh_px": (np.float64, (boxes, 4)),
-        "classes": (np.int32, (boxes,)),
-        "crowd": (np.bool_, (boxes,)),
-        "area_px": (np.float64, (boxes,)),
-        "repeated": (np.bool_, (boxes,)),
-        "line": (np.int32, (boxes,)),
-    }
-    wrong = [name for name, expected in layout.items() if (arrays[name].dtype, arrays[name].shape) != expected]
+    for name, (dtype, row) in ARRAYS.items():
+        rows = {"image_hw": count, "offsets": count + 1}.get(name, boxes)
+        if (arrays[name].dtype, arrays[name].shape) != (dtype, (rows, *row)):
+            raise ValueError(f"wrong array {name}")
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
     facts = {
-        f"array {wrong[:1]}": not wrong,
-        "offsets": not wrong and offsets[0] == 0 and offsets[-1] == boxes and bool((np.diff(offsets) >= 0).all()),
-        "image_hw": bool((image_hw > 0).all()),
-        "classes": bool(((classes >= -1) & (classes < len(names))).all()),
-        "crowd": bool((arrays["crowd"].view(np.uint8) <= 1).all()),
-        "repeated": bool((arrays["repeated"].view(np.uint8) <= 1).all()),
-        "area_px": bool(np.isfinite(arrays["area_px"]).all()),
+        "offsets": offsets[0] == 0 and offsets[-1] == boxes and (np.diff(offsets) >= 0).all(),
+        "image_hw": (image_hw > 0).all(),
+        "classes": ((classes >= -1) & (classes < len(names))).all(),
+        "crowd": (arrays["crowd"].view(np.uint8) <= 1).all(),
+        "repeated": (arrays["repeated"].view(np.uint8) <= 1).all(),
+        "area_px": np.isfinite(arrays["area_px"]).all(),
         "totals": meta["totals"]["images"] == count,
         "category_ids": len(meta["category_ids"]) in (0, len(names)),
     }

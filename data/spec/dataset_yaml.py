@@ -67,12 +67,11 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     for split in annotations:
         if split not in splits and isinstance(values["annotations"], dict):
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
-    for part in (part for source in splits.values() for part in source.parts):
-        if part.pixels != pixels:
-            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
     label_names = _read_names(values, splits, path)
     tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
     for part in (part for source in splits.values() for part in source.parts):
+        if part.pixels != pixels:
+            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
         if part.tile not in (0, tile):
             raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
     if_missing = "correct its paths"
