@@ -89,7 +89,7 @@ class Process:
         hooks.call("start", self.trainer)
 
     def track(self, epoch: int, row: Mapping[str, float] = MappingProxyType({})) -> None:
-        scores = {"train/box": 1 / epoch, "metrics/AP": epoch / 10, **row}
+        scores = {"time": 1.0, "train/box": 1 / epoch, "metrics/AP": epoch / 10, **row}
         self.trainer.hooks.call("after_validation", self.trainer, Epoch(epoch, scores))
 
 
@@ -118,7 +118,7 @@ def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
     process(tmp_path, service, range(1, 4))
     assert service.settings == SETTINGS
     assert service.epochs == [1, 2, 3]
-    assert service.rows[1] == {"train/box": 0.5, "metrics/AP": 0.2}
+    assert service.rows[1] == {"time": 1.0, "train/box": 0.5, "metrics/AP": 0.2}
     assert service.files == ["report.html", "results.csv", "results.png"]  # not the weights
     assert service.ends == [True]
     assert service.threads == {"Memory"}
@@ -223,7 +223,7 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     assert "tried again" not in capsys.readouterr().out
     ((run, _, _),) = tracked(tmp_path)
     assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "train/box"} <= run.data.metrics.keys()
-    assert len(run.data.metrics) == 2 + len(names)
+    assert len(run.data.metrics) == 3 + len(names)
 
 
 def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monkeypatch, capsys):
@@ -233,7 +233,7 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
         process(tmp_path, Wandb(), epochs, complete=False, close_s=60)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'note.json').key}"}
+    assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'tracked_wandb.json').key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
 
 
