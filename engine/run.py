@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import shutil
-import sys
-import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +28,7 @@ from utils.logger import configure_logging, continue_in_file, get_logger
 from utils.program import write_result
 from utils.strings import counted
 
-LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
+LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
 LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
 
@@ -67,7 +64,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=lines
     )
     launchers = all_objects(ctx, ctx.launcher)
-    former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
+    former = broadcast_object(ctx, run_of_launch(config, launchers) if ctx.is_main else None)
     if former is not None:
         folder, path = former, former / "last.pt"
     elif config.resume is None:
@@ -97,7 +94,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
                 what = few if run.config.epochs < done else f"all epochs are done ({done})"
                 raise UserError(f"{path}: {what}; to continue, set more: --resume --epochs N")
         if ctx.is_main:
-            note_launch(config.project, launchers, folder)
+            note_launch(folder, launchers)
         yield run
 
 
@@ -123,67 +120,30 @@ def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
 
 @contextmanager
 def _new_run(ctx: DistributedContext, run: Run) -> Iterator[Run]:
-    config, launchers = run.config, all_objects(ctx, ctx.launcher)
+    config, launchers, folder = run.config, all_objects(ctx, ctx.launcher), run.folder
+    made: list[Path] = []  # folders, innermost first
     with ExitStack() as stack:
-        folder, made = run.folder, []
         with torch_distributed_zero_first(ctx):
             if ctx.is_main:
-                folder, made, lock = _new_folder(config)
-                stack.callback(lock.release)
+                absent = [path for path in (folder, *folder.parents) if not path.exists()]
+                named, folder = folder, increment_path(config.project, config.name, config.exist_ok)
+                made = [folder, *(path for path in absent if path != named)] if folder != named or absent else []
+                stack.callback(_lock_run(folder).release)
+                if others := sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name)):
+                    text = "%s: has %s of an earlier run; this run overwrites those of its own epochs"
+                    get_logger().warning(text, folder, ", ".join(path.name for path in others))
         folder = Path(broadcast_object(ctx, folder))
-        stack.enter_context(_discarding_unbegun(ctx, config.project, folder, made))  # while nobody else has it
         if ctx.is_main:
-            note_launch(config.project, launchers, folder)
-        yield replace(run, folder=folder, begun=True)
-
-
-def _new_folder(config: TrainConfig) -> tuple[Path, list[Path], FileLock]:
-    """A new folder, the folders that were made for it (innermost first), and its lock, acquired."""
-    named = Path(config.project) / config.name
-    while True:
-        absent = [p for p in (named, *named.parents) if not p.exists()]
-        folder = increment_path(config.project, config.name, config.exist_ok)
-        made = [folder, *(p for p in absent if p != named)] if not config.exist_ok or named in absent else []
-        if others := sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name)):
-            text = "%s: has %s of an earlier run; this run overwrites those of its own epochs"
-            get_logger().warning(text, folder, ", ".join(path.name for path in others))
-        with suppress(FileNotFoundError):  # removed meanwhile by a run that failed before its first checkpoint
-            return folder, made, _lock_run(folder)
-
-
-@contextmanager
-def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, made: list[Path]) -> Iterator[None]:
-    """If the block fails before the first checkpoint, removes the folders in ``made``, innermost first. The stacks of a
-    stalled run keep its folder. The caller holds the run's lock."""
-    try:
-        yield
-    except BaseException as error:
-        if made:
-            _release(ctx, error)
-        if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt")):
-            shutil.rmtree(folder, ignore_errors=True)
-            # The record of this launch, if it is the only one: other lines may be of live runs, this one does no harm.
-            launches = Path(project) / LAUNCHES
-            lines = launches.read_text(encoding="utf-8").splitlines() if launches.is_file() else []
-            if all(line.endswith(f"\t{folder.resolve()}") for line in lines):
-                launches.unlink(missing_ok=True)
-            for outer in made[1:]:
-                with suppress(OSError):  # other runs are in it
-                    outer.rmdir()
-        raise
-
-
-def _release(ctx: DistributedContext, error: BaseException) -> None:
-    """Closes files and frees memory that the failed frames still hold; a lack of them may be why the run failed. Errors
-    of objects that were half built (torch's loader iterator) are hidden."""
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None
-    try:
-        traceback.clear_frames(error.__traceback__)
-        if not ctx.is_distributed:  # to collect what belongs to a broken group takes longer than the launcher waits
-            gc.collect()
-    finally:
-        sys.unraisablehook = hook
+            note_launch(folder, launchers)
+        try:
+            yield replace(run, folder=folder, begun=True)
+        except BaseException:  # while nobody else can use the folder; the stacks of a stalled run keep it
+            if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt")):
+                shutil.rmtree(folder, ignore_errors=True)
+                for outer in made[1:]:
+                    with suppress(OSError):  # other runs are in it
+                        outer.rmdir()
+            raise
 
 
 @contextmanager
@@ -232,27 +192,22 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     return Run(path.parent, config, hyp, checkpoint, lines, data_root=root if config.data == source else "")
 
 
-def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> None:
-    """Records that the torchrun processes ``launchers`` (`DistributedContext.launcher`) train the run in ``folder``, so
-    that a restart by any of them finds it."""
-    new = set(launchers) - {""}
-    if new:
-        Path(project).mkdir(parents=True, exist_ok=True)
-        with open(Path(project) / LAUNCHES, "a", encoding="utf-8", opener=open_direct) as file:
-            file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
+def note_launch(folder: Path, launchers: Sequence[str]) -> None:
+    """Records that the torchrun processes ``launchers`` train the run in ``folder``, so that a restart by any of them
+    finds it."""
+    if any(launchers):
+        write_whole(folder / LAUNCHERS, "\n".join(filter(None, launchers)))
 
 
-def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:
+def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
     """The folder of the run that one of ``launchers`` has trained before, which makes this a restart; or None."""
-    path = Path(project) / LAUNCHES
-    if not any(launchers) or not path.is_file():
+    if not any(launchers):
         return None
-    found = None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        launcher, _, folder = line.rpartition("\t")
-        if launcher in launchers and Path(folder).is_dir():
-            found = Path(folder)
-    return found
+    paths = [*Path(config.project).glob(f"*/{LAUNCHERS}")]
+    if config.resume:  # last.pt or its folder, which may be elsewhere
+        paths += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
+    own = [path for path in paths if path.is_file() and {*path.read_text("utf-8").splitlines()} & {*launchers}]
+    return max(own, key=lambda path: path.stat().st_mtime).parent if own else None
 
 
 def prepare_process(

@@ -16,7 +16,6 @@ import engine.run
 from engine.run import Run, claim_folder, prepare_process
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.folders import increment_path
 from utils.files.locks import FileLock
 
 CPU = DistributedContext.single("cpu")
@@ -27,27 +26,6 @@ def _restored_kernels() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     yield
     torch.use_deterministic_algorithms(before)
-
-
-def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monkeypatch):
-    """With --exist-ok, two starts may use one folder; the other one removes it between our finding it and our locking
-    it."""
-    name, found = tmp_path / "exp", []
-
-    def find(*given: object) -> Path:
-        folder = increment_path(*given)
-        if not found:
-            folder.rmdir()
-        found.append(folder)
-        return folder
-
-    monkeypatch.setattr(engine.run, "increment_path", find)
-    name.mkdir()
-    run = run_with(name, project=str(tmp_path), exist_ok=True)
-    with claim_folder(CPU, replace(run, begun=False)) as opened:
-        assert opened.folder == name
-        assert (name / engine.run.LOCK_NAME).exists()
-    assert found == [name, name]
 
 
 def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):

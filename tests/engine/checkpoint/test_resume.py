@@ -110,13 +110,15 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     """One of the launchers of the earlier start is enough, because nodes come and go."""
+    here = TrainConfig(project=str(tmp_path / "runs"))
     for name in ("exp", "exp2"):
-        (tmp_path / name).mkdir()
-    assert run_of_launch(tmp_path, ["job node0 1"]) is None
-    note_launch(tmp_path, ["job node0 1", "job node1 2"], tmp_path / "exp")
-    note_launch(tmp_path, ["", ""], tmp_path / "exp2")  # without torchrun nothing is stored
-    assert run_of_launch(tmp_path, ["job node1 2", "job node2 9"]) == tmp_path / "exp"
-    assert run_of_launch(tmp_path, ["job node0 7"]) is None
-    assert run_of_launch(tmp_path, [""]) is None
-    (tmp_path / "exp").rmdir()
-    assert run_of_launch(tmp_path, ["job node0 1"]) is None
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert run_of_launch(here, ["job node0 1"]) is None
+    note_launch(tmp_path / "runs" / "exp", ["job node0 1", "job node1 2"])
+    note_launch(tmp_path / "runs" / "exp2", ["", ""])  # without torchrun nothing is stored
+    exp = tmp_path / "runs" / "exp"
+    for project, resume in (("runs", None), ("elsewhere", exp), ("elsewhere", exp / "last.pt")):
+        config = TrainConfig(project=str(tmp_path / project), resume=resume and str(resume))
+        assert run_of_launch(config, ["job node1 2", "job node2 9"]) == exp
+    assert run_of_launch(here, ["job node0 7"]) is None
+    assert run_of_launch(here, [""]) is None
