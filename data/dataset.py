@@ -14,7 +14,8 @@ from data.sampler import BatchRequest, full_size_requests, validation_requests
 from utils.structures import Sample, SampleKey
 
 if TYPE_CHECKING:
-    from data.cache.open import ImageCache
+    from data.cache.disk import DiskCache
+    from data.cache.ram import RamCache
 
 
 class LoadImagesAndLabels:
@@ -27,7 +28,9 @@ class LoadImagesAndLabels:
     epochs = 0  # of the whole run, in training
     tiles = None  # of the images, if these are the samples
 
-    def __init__(self, index: DatasetIndex, *, imgsz: int | None, image_cache: ImageCache | None = None) -> None:
+    def __init__(
+        self, index: DatasetIndex, *, imgsz: int | None, image_cache: RamCache | DiskCache | None = None
+    ) -> None:
         """``imgsz``: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
         ``image_cache``: of the same index and imgsz."""
         self.index = index

@@ -1,4 +1,4 @@
-"""What image caches have in common: decoding in threads, names of files, and removing them."""
+"""What image caches have in common: decoding in threads, names of files, space, and removing them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import numpy as np
 from data.image_io.decode import read_source
 from data.index.index import DatasetIndex
 from utils.errors import UserError
+from utils.files.folders import USABLE_FRACTION, cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
+from utils.strings import format_bytes
 
 T = TypeVar("T")
 _SUFFIXES = (".lmdb", ".tree", ".pixels")
@@ -36,6 +38,24 @@ class Decoding(NamedTuple):
         """The results of ``function`` for ``images``, in order."""
         done = map_ahead(function, images, threads=self.threads)
         return progress(done, desc=title, total=len(images), enabled=self.show_progress)
+
+
+def made_folder(cache_dir: str, flag: str) -> Path:
+    """The folder of caches. Raises UserError, which begins with ``flag``, if it cannot be created."""
+    folder = cache_folder(cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{flag}: {folder}: cannot be created ({reason}); choose another --cache-dir") from None
+    return folder
+
+
+def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str) -> None:
+    """Raises UserError unless ``size`` bytes fit into the ``free`` ones."""
+    if size > USABLE_FRACTION * free:
+        need = f"needs {format_bytes(size)} in {place}, but only {format_bytes(free)} is free"
+        raise UserError(f"{flag}: {need}; {remedy}")
 
 
 def cache_path(folder: Path, index: DatasetIndex, imgsz: int, kind: str) -> Path:

@@ -17,14 +17,14 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path, discard, remove_older
+from data.cache.decoding import Decoding, cache_path, check_space, discard, made_folder, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import exchange_items
@@ -34,10 +34,8 @@ from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
-from utils.machine.limits import DISK_FULL
 from utils.machine.threads import map_ahead
 from utils.strings import format_bytes
 
@@ -66,9 +64,6 @@ class DiskCache:
         self._inode = os.stat(path).st_ino
         self._is_verified = np.zeros(len(source_hw), bool)
         _environment(path, self._inode)
-
-    def __len__(self) -> int:
-        return len(self.source_hw)
 
     def __getitem__(self, index: int) -> np.ndarray:
         """(h, w, C), read-only; a copy that outlives the mapping."""
@@ -101,14 +96,24 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
 
 def open_disk_cache(
     index: DatasetIndex,
-    folder: Path,
+    cache_dir: str,
     imgsz: int,
     decoding: Decoding,
-    ctx: DistributedContext | None,
-    leaders: Subgroup | None,
+    ctx: DistributedContext | None = None,
+    leaders: Subgroup | None = None,
 ) -> DiskCache:
-    """Adds missing images to the node's cache and opens it, see `open_image_cache`."""
-    source_hw = reduced_sizes(index.image_hw, imgsz)
+    """Adds missing images to the node's cache in the folder ``cache_dir``, and maps it. Call it under
+    `torch_distributed_zero_first`.
+
+    Args:
+        imgsz: longer side of the source images, pixels.
+        ctx: None: this process is alone. Required with ``leaders``.
+        leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the caches
+            of all nodes. None: each node decodes all images.
+
+    Raises UserError: there is not enough disk space, or an image cannot be decoded.
+    """
+    folder, source_hw = made_folder(cache_dir, "--cache disk"), reduced_sizes(index.image_hw, imgsz)
     path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         remove_older(folder, index)
@@ -133,8 +138,8 @@ class _Writer:
 
     def fill(self) -> None:
         """Decodes all missing images; waits while another run fills the file."""
-        if _is_complete(self.path):
-            return
+        if self.path.with_suffix(_TREE_SUFFIX).exists() and _stored_images(self.path, len(self.index)).all():
+            return  # before the lock, which a read-only folder cannot have
         with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
             if len(missing):
@@ -177,31 +182,26 @@ class _Writer:
         return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
 
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
+        import lmdb
+
         get_logger().info(
             "--cache disk: %d of %d images, %s in all, into %s",
             count, len(self.index), format_bytes(int(self.sizes.sum())), self.path,
         )  # fmt: skip
-        with self._explained(), contextlib.closing(self._open()) as environment:
-            batch: list[tuple[bytes, memoryview]] = []
-            batch_bytes = 0
-            for i, pixels in progress(
-                images, desc="caching images (disk)", total=count, enabled=self.decoding.show_progress
-            ):
-                batch.append((_KEY.pack(i), b"".join((pixels, _CRC.pack(zlib.crc32(pixels))))))
-                batch_bytes += len(pixels)
-                if batch_bytes >= _BATCH_BYTES:
-                    _commit(environment, batch)
-                    batch, batch_bytes = [], 0
-            _commit(environment, batch)
-
-    def _mark_complete(self) -> None:
-        """Writes the checksum of the file's tree next to it. The file must hold all images."""
-        tree = self.path.with_suffix(_TREE_SUFFIX)
-        if not tree.exists():
-            with self._explained():
-                pages = _tree_pages(self.path)
-                meta = {"bytes": self.path.stat().st_size, "sum": _checksum(self.path, pages)}
-                write_arrays(tree, meta, {"pages": pages})
+        shown = progress(images, desc="caching images (disk)", total=count, enabled=self.decoding.show_progress)
+        try:
+            with contextlib.closing(self._open()) as environment:
+                transaction, written = environment.begin(write=True), 0
+                for i, pixels in shown:
+                    transaction.put(_KEY.pack(i), b"".join((pixels, _CRC.pack(zlib.crc32(pixels)))))
+                    written += len(pixels)
+                    if written >= _BATCH_BYTES:
+                        transaction.commit()
+                        transaction, written = environment.begin(write=True), 0
+                transaction.commit()
+        except lmdb.Error as error:
+            remedy = "choose another --cache-dir or --cache none"
+            raise UserError(f"--cache disk: {self.path}: cannot be written ({error}); {remedy}") from None
 
     def _open(self) -> lmdb.Environment:
         """Opens the file for writing, with space for all images. Raises UserError if the disk is too small."""
@@ -209,46 +209,20 @@ class _Writer:
 
         # Every image takes whole pages, and the tree takes less than 1 % more.
         size = int((-(-(self.sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
-        present = self.path.stat().st_size if self.path.exists() else 0
-        free = shutil.disk_usage(self.path.parent).free
-        if size - present > USABLE_FRACTION * free:
-            raise UserError(
-                f"--cache disk: needs {format_bytes(size - present)} more in {self.path.parent}, "
-                f"but only {format_bytes(free)} is free; choose another --cache-dir or --cache none"
-            )
+        present, folder = self.path.stat().st_size if self.path.exists() else 0, self.path.parent
+        remedy = "choose another --cache-dir or --cache none"
+        check_space(size - present, folder, shutil.disk_usage(folder).free, "--cache disk", remedy)
         return lmdb.open(
             os.fspath(self.path), subdir=False, lock=False, readahead=False, meminit=False, map_size=max(size, present)
         )
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        import lmdb
-
-        try:
-            yield
-        except (OSError, lmdb.DiskError) as error:
-            if isinstance(error, OSError) and error.errno not in DISK_FULL:
-                raise
-            raise UserError(
-                f"--cache disk: {self.path.parent} is full; choose another --cache-dir or --cache none"
-            ) from None
-        except lmdb.Error as error:
-            raise UserError(f"--cache disk: {self.path}: cannot be written ({error})") from None
-
-
-def _commit(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview]]) -> None:
-    """Writes a batch to the disk. LMDB reports a short write as an error, so a failed batch is retried once."""
-    import lmdb
-
-    for may_fail in (True, False):
-        try:
-            with environment.begin(write=True) as transaction:
-                for key, value in batch:
-                    transaction.put(key, value)
-            return
-        except lmdb.Error:
-            if not may_fail:
-                raise
+    def _mark_complete(self) -> None:
+        """Writes the checksum of the file's tree next to it. The file must hold all images."""
+        tree = self.path.with_suffix(_TREE_SUFFIX)
+        if not tree.exists():
+            pages = _tree_pages(self.path)
+            meta = {"bytes": self.path.stat().st_size, "sum": _checksum(self.path, pages)}
+            write_arrays(tree, meta, {"pages": pages})
 
 
 def _tree_pages(path: Path) -> np.ndarray:
@@ -272,43 +246,29 @@ def _checksum(path: Path, pages: np.ndarray) -> int:
     return total
 
 
-def _is_complete(path: Path) -> bool:
-    """Whether the file has all images and its tree is intact. A damaged file is removed, with a warning."""
-    tree = path.with_suffix(_TREE_SUFFIX)
-    try:
-        if not (path.is_file() and tree.is_file()):
-            return False
-        meta, arrays = open_arrays(tree)
-        if meta["bytes"] != path.stat().st_size or meta["sum"] != _checksum(path, arrays["pages"]):
-            raise CacheError("damaged")
-    except (CacheError, OSError) as error:
-        discard("--cache disk", error, tree, path)
-        return False
-    return True
-
-
 def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Which of ``count`` images are in the file, bool (count,). A damaged file is removed."""
+    """Which of ``count`` images are in the file, bool (count,): all if its tree is intact. A damaged file is removed,
+    with a warning."""
     import lmdb
 
-    stored = np.zeros(count, bool)
-    if _is_complete(path):
-        return ~stored
-    tree = path.with_suffix(_TREE_SUFFIX)
+    stored, tree = np.zeros(count, bool), path.with_suffix(_TREE_SUFFIX)
     if not os.path.lexists(path) and not os.path.lexists(tree):
         return stored
     try:
-        if not path.is_file() or os.path.lexists(tree):
-            raise CacheError("not a file with its checksum")
+        if not path.is_file():
+            raise CacheError("not a file")
+        if os.path.lexists(tree):
+            meta, arrays = open_arrays(tree)
+            if meta["bytes"] != path.stat().st_size or meta["sum"] != _checksum(path, arrays["pages"]):
+                raise CacheError("damaged")
+            return ~stored
         with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
             pages = environment.info()["last_pgno"] + 1
             if pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
                 raise lmdb.CorruptedError("truncated")
             with environment.begin() as transaction:
                 keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
-    except (CacheError, lmdb.Error) as error:
-        if "already open" in str(error):  # only complete files are kept open
-            return ~stored
+    except (CacheError, OSError, lmdb.Error) as error:
         discard("--cache disk", error, tree, path)
         return stored
     stored[[_KEY.unpack(key)[0] for key in keys]] = True

@@ -1,36 +1,38 @@
-"""``--cache ram``: decoded source images in one file per node in /dev/shm, mapped by every rank and worker.
+"""``--cache ram``: decoded source images in memory, one copy per node, which all its ranks and workers map.
 
-The file holds raw pixels without a header, whose offsets follow from the image sizes. The first process of the node
-makes it, keeps it locked, and removes it at its end; what a killed run has left is removed by the next one.
+The memory is an anonymous file of raw pixels without a header, whose offsets follow from the image sizes. The node's
+first process makes it, and the others open that process's descriptor. It is freed when the last of them ends, however
+it ends, and the size of /dev/shm does not limit it.
+
+Tiles of large images are cut from a file on the disk with the same layout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import math
 import mmap
 import os
 import shutil
-import tempfile
 import weakref
 from pathlib import Path
 
 import numpy as np
 
-from data.cache.decoding import Decoding
+from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import USABLE_FRACTION
-from utils.files.safe_io import flock, is_still_named, open_descriptor, remove_abandoned
+from utils.files.locks import FileLock
+from utils.files.safe_io import atomic_write, open_descriptor
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.strings import counted, format_bytes
 
-_PREFIX, _SUFFIX = f"lockstep-{os.getuid()}-", ".ram"  # of the names of files in memory
+_LAYOUT = 4  # part of the name of a file on the disk; increase it when the layout or `read_source` changes
 
 
 class RamCache:
@@ -50,9 +52,6 @@ class RamCache:
         finally:
             os.close(handle)
 
-    def __len__(self) -> int:
-        return len(self.source_hw)
-
     def __getitem__(self, index: int) -> np.ndarray:
         """(h, w, C), read-only."""
         stored = self._pixels[self._offsets[index] : self._offsets[index + 1]]
@@ -66,49 +65,58 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * pixels.nbytes)])
 
 
-def open_ram_cache(
-    index: DatasetIndex, folder: Path, imgsz: int, decoding: Decoding, ctx: DistributedContext | None
-) -> RamCache:
-    """Fills a file in ``folder``, the node's memory, and opens it, see `open_image_cache`."""
+def open_ram_cache(index: DatasetIndex, imgsz: int, decoding: Decoding, ctx: DistributedContext | None) -> RamCache:
+    """Decodes all images of ``index`` into the node's memory. Call it under `torch_distributed_zero_first`.
+
+    Args:
+        imgsz: longer side of the source images, pixels; 0: that of the files.
+        ctx: None: this process is alone.
+
+    Raises UserError: there is not enough memory, or an image cannot be decoded.
+    """
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
     key = f"ram_cache/{ctx.node_rank}/{index.source}/{imgsz}" if ctx and ctx.store else ""
     if ctx is not None and not ctx.is_node_leader:
         return RamCache(Path(os.fsdecode(ctx.store.get(key))), source_hw, index.pixels)
-    if not folder.is_dir():
-        raise UserError(f"--cache ram: this system has no {folder}; use --cache disk")
-    remove_abandoned(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
-    size, disk = int(pixel_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder)
-    remedy = "use --cache disk or none"
-    remedy += ", or make it larger (docker run --shm-size)" if size > disk.total else ""
-    check_space(size, folder, min(disk.free, available_memory()), "--cache ram", remedy)
-    while True:
-        handle, name = tempfile.mkstemp(_SUFFIX, _PREFIX, folder)
-        flock(handle, shared=True, patience_s=math.inf)
-        if is_still_named(handle, path := Path(name)):
-            break
-        os.close(handle)  # another run has removed the file before it was locked
+    if not hasattr(os, "memfd_create"):
+        raise UserError("--cache ram: needs Linux; use --cache disk")
+    size = int(pixel_offsets(source_hw, index.pixels)[-1])
+    check_space(size, "memory", available_memory(), "--cache ram", "use --cache disk or none")
+    handle = os.memfd_create("lockstep-images")
     try:
-        fill(handle, index, source_hw, decoding, f"--cache ram: {folder}")
-        cache = RamCache(path, source_hw, index.pixels)
+        fill(handle, index, source_hw, decoding, "--cache ram")
+        cache = RamCache(Path(f"/proc/{os.getpid()}/fd/{handle}"), source_hw, index.pixels)
     except BaseException:
-        _remove(handle, path, os.getpid())
+        os.close(handle)
         raise
-    weakref.finalize(cache, _remove, handle, path, os.getpid())
+    weakref.finalize(cache, os.close, handle).atexit = False
     if key:
-        ctx.store.set(key, os.fsencode(path))
+        ctx.store.set(key, os.fsencode(cache.path))
     return cache
 
 
-def _remove(handle: int, path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not a forked worker
-        path.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def check_space(size: int, folder: Path, free: int, flag: str, remedy: str) -> None:
-    if size > USABLE_FRACTION * free:
-        need = f"needs {format_bytes(size)} in {folder}, but only {format_bytes(free)} is free"
-        raise UserError(f"{flag}: {need}; {remedy}")
+def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding) -> RamCache:
+    """Fills the node's file of images of full size if necessary, and maps it. It gets its name when it is complete, and
+    stays for later runs until the data set changes. Call it under `torch_distributed_zero_first`."""
+    path, source_hw = cache_path(folder, index, 0, f"v{_LAYOUT}.pixels"), index.image_hw.astype(np.int32)
+    remove_older(folder, index)
+    with contextlib.suppress(OSError):  # before the lock, which a read-only folder cannot have
+        return RamCache(path, source_hw, index.pixels)
+    with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
+        try:
+            return RamCache(path, source_hw, index.pixels)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            discard("tile", error, path)
+        size, free = int(pixel_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder).free
+        check_space(size, folder, free, "tile", "choose another --cache-dir")
+        # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
+        largest = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
+        decoding = decoding._replace(threads=max(min(decoding.threads, int(available_memory() / 4 / largest)), 1))
+        with atomic_write(path, durable=True, locked=True) as file:
+            fill(file.fileno(), index, source_hw, decoding, f"tile: {path}")
+    return RamCache(path, source_hw, index.pixels)
 
 
 def fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, where: str) -> None:
@@ -123,7 +131,7 @@ def fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
             os.truncate(handle, size)
     except OSError as error:
         if error.errno in (*DISK_FULL, errno.EFBIG):
-            raise UserError(f"{where}: the disk is full ({format_bytes(size)} needed)") from None
+            raise UserError(f"{where}: no space left ({format_bytes(size)} needed)") from None
         raise
     pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
 

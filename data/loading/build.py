@@ -264,18 +264,17 @@ def _open_split(
         return open_tiles(ctx, config, replace(index, tile=tile), hyp, threads, options)
     if cache != "none" and len(index):
         from data.cache.decoding import Decoding
-        from data.cache.open import open_image_cache
 
+        decoding = Decoding(threads, ctx.is_main)
         with torch_distributed_zero_first(ctx):
-            options["image_cache"] = open_image_cache(
-                index,
-                cache,
-                imgsz=config.imgsz,
-                cache_dir=config.cache_dir,
-                decoding=Decoding(threads, ctx.is_main),
-                ctx=ctx,
-                leaders=leaders,
-            )
+            if cache == "disk":
+                from data.cache.disk import open_disk_cache
+
+                options["image_cache"] = open_disk_cache(index, config.cache_dir, config.imgsz, decoding, ctx, leaders)
+            else:
+                from data.cache.ram import open_ram_cache
+
+                options["image_cache"] = open_ram_cache(index, config.imgsz, decoding, ctx)
     if not is_training:
         return LoadImagesAndLabels(index, **options)
     from data.loading.augmented import AugmentedImages  # which validation does not need

@@ -13,20 +13,16 @@ Legend: N tiles of all images of a split, n of them requested. Corners are x, y 
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.augment.plan import SamplePlan, plan_labels
-from data.cache.decoding import Decoding, cache_path, discard, remove_older
-from data.cache.open import ImageCache, made_folder, open_image_cache
-from data.cache.ram import RamCache, check_space, fill, pixel_offsets
+from data.cache.decoding import Decoding, made_folder
+from data.cache.ram import RamCache, open_full_cache, open_ram_cache
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.loading.augmented import AugmentedImages
@@ -35,15 +31,10 @@ from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.files.locks import FileLock
-from utils.files.safe_io import atomic_write
 from utils.logger import get_logger
-from utils.machine.resources import available_memory
 from utils.rng import keyed_uniforms, named_stream
 from utils.strings import counted
 from utils.structures import Sample, SampleKey, padding_value
-
-_CACHE_LAYOUT = 4  # part of the name of a cache; increase it when the layout or `read_source` changes
 
 
 class TiledIndex:
@@ -164,7 +155,7 @@ class TiledImages(LoadImagesAndLabels):
 
     tiles: TiledIndex
 
-    def __init__(self, tiles: TiledIndex, *, image_cache: ImageCache, **options: Any) -> None:
+    def __init__(self, tiles: TiledIndex, *, image_cache: RamCache, **options: Any) -> None:
         """``image_cache``: of ``tiles.images`` at full size. ``options``: of the other base class."""
         super().__init__(tiles.index, image_cache=image_cache, **options)
         self.tiles = tiles
@@ -246,36 +237,8 @@ def open_tiles(
     decoding = Decoding(threads, ctx.is_main)
     with torch_distributed_zero_first(ctx):
         if cache == "ram":
-            image_cache = open_image_cache(images, "ram", imgsz=0, decoding=decoding, ctx=ctx)
+            image_cache = open_ram_cache(images, 0, decoding, ctx)
         else:
-            folder = made_folder(config.cache_dir, "tile")
-            image_cache = open_full_cache(images, folder, decoding, is_first=ctx.is_node_leader)
+            image_cache = open_full_cache(images, made_folder(config.cache_dir, "tile"), decoding)
     tiles = TiledIndex(images, images.tile, hyp=hyp, seed=seed, overlap=overlap)
     return (AugmentedTiles if is_training else TiledImages)(tiles, image_cache=image_cache, **options)
-
-
-def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding, *, is_first: bool) -> RamCache:
-    """Fills the node's file of images of full size if necessary, and maps it. It gets its name when it is complete,
-    and stays for later runs until the data set changes. ``is_first``: this process fills the file before the others of
-    the node open it."""
-    path, source_hw = cache_path(folder, index, 0, f"v{_CACHE_LAYOUT}.pixels"), index.image_hw.astype(np.int32)
-    if not is_first:
-        return RamCache(path, source_hw, index.pixels)
-    remove_older(folder, index)
-    with contextlib.suppress(OSError):  # before the lock, which a read-only folder cannot have
-        return RamCache(path, source_hw, index.pixels)
-    with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
-        try:
-            return RamCache(path, source_hw, index.pixels)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            discard("tile", error, path)
-        size, free = int(pixel_offsets(source_hw, index.pixels)[-1]), shutil.disk_usage(folder).free
-        check_space(size, folder, free, "tile", "choose another --cache-dir")
-        # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
-        largest = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
-        decoding = decoding._replace(threads=max(min(decoding.threads, int(available_memory() / 4 / largest)), 1))
-        with atomic_write(path, durable=True, locked=True) as file:
-            fill(file.fileno(), index, source_hw, decoding, f"tile: {path}")
-    return RamCache(path, source_hw, index.pixels)

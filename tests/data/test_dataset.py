@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from data import dataset
-from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
 from data.loading.augmented import AugmentedImages
 from data.render.user_transforms import UserTransforms
 from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
-from tests.helpers.synthetic_index import OBJECT, write_dataset
+from tests.helpers.synthetic_index import OBJECT, open_cache, write_dataset
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
@@ -73,9 +72,8 @@ def test_a_sample_depends_on_its_key_and_not_on_order_or_global_generators(index
 
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_a_cache_does_not_change_pixels(index, tmp_path, monkeypatch, kind, augment):
-    monkeypatch.setattr("data.cache.open.SHARED_MEMORY", tmp_path)
-    cache = open_image_cache(index, kind, imgsz=96, cache_dir=str(tmp_path))
+def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
+    cache = open_cache(kind, index, 96, tmp_path)
     plain, cached = dataset_of(index, augment=augment), dataset_of(index, augment=augment, image_cache=cache)
     for key in keys():
         assert_same(plain[key], cached[key])

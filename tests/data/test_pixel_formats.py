@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 
-from data.cache.open import open_image_cache
 from data.check.scanned import scan_dataset
 from data.dataset import LoadImagesAndLabels
 from data.index.load import load_index
@@ -19,7 +18,7 @@ from data.loading.augmented import AugmentedImages
 from data.loading.build import build_train_loader, build_val_loader
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
-from tests.helpers.synthetic_index import GEOMETRIES, write_dataset
+from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
 from tools.shard import write_set as write_shards
 from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -111,10 +110,9 @@ def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.cache.open.SHARED_MEMORY", tmp_path)
+def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path):
     for index in made.values():
-        cache = open_image_cache(index, kind, imgsz=96, cache_dir=str(tmp_path))
+        cache = open_cache(kind, index, 96, tmp_path)
         for cached, read in zip(rendered(index, keys(), image_cache=cache), rendered(index, keys())):
             np.testing.assert_array_equal(cached.image, read.image)
 

@@ -1,5 +1,5 @@
-"""A container's /dev/shm of 64 MiB, the default, does not limit training; a memory cache that does not fit there is
-refused with one line. Each process here gets a /dev/shm of 1 MiB in its own mount namespace.
+"""A container's /dev/shm of 64 MiB, the default, limits neither training nor a memory cache. Each process here gets a
+/dev/shm of 1 MiB in its own mount namespace.
 """
 
 from __future__ import annotations
@@ -76,19 +76,9 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "more"), [("large", []), *OTHERS])
+@pytest.mark.parametrize(("kind", "more"), [("large", ["--cache", "ram"]), *OTHERS])
 def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
     flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
     done = train_in_small_memory(*flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "exp" / "last.pt").is_file()
-
-
-def test_a_memory_cache_that_does_not_fit_is_refused(large, tmp_path):
-    done = train_in_small_memory(*large, "--cache", "ram", "--project", tmp_path)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert len(lines) == 1
-    assert "--cache ram: needs" in lines[0]
-    assert "--shm-size" in lines[0]
-    assert "Traceback" not in done.stderr

@@ -11,6 +11,9 @@ import cv2
 import numpy as np
 
 from data.augment.plan import SamplePlan, draw_plans
+from data.cache.decoding import Decoding
+from data.cache.disk import DiskCache, open_disk_cache
+from data.cache.ram import RamCache, open_ram_cache
 from data.index.index import DatasetIndex
 from data.labels.findings import ScanReport
 from utils.strings import FlatStrings
@@ -94,3 +97,10 @@ def write_dataset(
 def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:
     """The plan of one sample; ``settings`` are those of `draw_plans`."""
     return draw_plans([key], **settings)[0]
+
+
+def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> RamCache | DiskCache:
+    """``kind``: ram, or disk, in ``folder``."""
+    if kind == "ram":
+        return open_ram_cache(index, imgsz, Decoding(), None)
+    return open_disk_cache(index, str(folder), imgsz, Decoding())

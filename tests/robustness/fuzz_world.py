@@ -13,11 +13,11 @@ import cv2
 import numpy as np
 import torch
 
-from data.cache.open import open_image_cache
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.scripts import SMALL, run_python
+from tests.helpers.synthetic_index import open_cache
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
 from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
@@ -106,7 +106,7 @@ def scan(root: Path, kind: str, cache: Path) -> DatasetIndex:
 
 
 def cached_pixels(index: DatasetIndex, folder: Path) -> list[np.ndarray]:
-    cache = open_image_cache(index, "disk", imgsz=64, cache_dir=str(folder))
+    cache = open_cache("disk", index, 64, folder)
     return [np.array(cache[i]) for i in range(len(index))]
 
 

@@ -9,7 +9,7 @@
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``ready``: the first step waits until the evaluating processes of ``--eval-ranks`` are ready.
 - ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
-- ``set:MODULE:NAME:NUMBER``, ``memory:FOLDER``: other values of a constant, another folder for caches in memory.
+- ``set:MODULE:NAME:NUMBER``: another value of a constant.
 """
 
 from __future__ import annotations
@@ -108,15 +108,11 @@ def make_otherwise(kind: str, *args: str) -> bool:
     """Applies the kinds that do not concern the steps; False for another kind."""
     if kind == "set":
         setattr(importlib.import_module(args[0]), args[1], int(args[2]))
-    elif kind == "memory":
-        importlib.import_module("utils.files.folders").SHARED_MEMORY = Path(args[0])
-        for name in [name for name in sys.modules if name.startswith(("data.", "engine."))]:
-            del sys.modules[name]  # they have the other folder
     elif kind == "kill" and os.environ.get("RANK", "0") == "0":
         kill_at(args[0], int(args[1]))
     elif kind == "save":
         save_every(int(args[0]))
-    return kind in ("set", "memory", "kill", "save")
+    return kind in ("set", "kill", "save")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -18,7 +18,6 @@ from utils.files.safe_io import flock, is_still_named, remove_abandoned
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
 USABLE_FRACTION = 0.98  # of the free space of a disk that what is written may take
 UNKNOWN = "unknown"
 

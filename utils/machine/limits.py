@@ -39,7 +39,7 @@ _KNOWN = {
     *("onnx", "onnxscript", "onnxruntime", "openvino"),
 }
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
-_NO_SHM = "/dev/shm is full; make it larger (docker run --shm-size=8g), or leave out --cache ram"
+_NO_SHM = "/dev/shm is full; make it larger (docker run --shm-size=8g)"
 _NO_MEMORY_LEFT = (
     "most likely the machine ran out of memory (dmesg says so); use fewer --workers, a smaller --batch-size or "
     "--imgsz, or no --cache ram"

@@ -17,15 +17,14 @@ import pytest
 
 from data.cache import decoding
 from data.cache import disk as disk_cache
-from data.cache.open import ImageCache, made_folder, open_image_cache
+from data.cache.ram import RamCache, open_full_cache, open_ram_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.loading.tiles import open_full_cache
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
-from tests.helpers.synthetic_index import write_dataset
+from tests.helpers.synthetic_index import open_cache, write_dataset
 from utils.distributed.context import gather_arrays, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
 from utils.files.locks import FileLock
@@ -41,19 +40,16 @@ def index(tmp_path):
 
 
 @pytest.fixture
-def cached(tmp_path, monkeypatch):
-    """Opens a cache in ``shm`` or ``disk`` of the temporary folder; with ``anew`` as if it had not been mapped."""
-    (tmp_path / "shm").mkdir()
-    monkeypatch.setattr("data.cache.open.SHARED_MEMORY", tmp_path / "shm")
+def cached(tmp_path):
+    """Opens a cache, with ``anew`` as if it had not been mapped; files are in ``disk`` of the temporary folder."""
 
-    def opened(kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True) -> ImageCache:
+    def opened(kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True) -> RamCache | disk_cache.DiskCache:
         if anew:
             disk_cache._environment.cache_clear()
         if kind == "full":
-            return open_full_cache(
-                index, made_folder(str(tmp_path / "disk"), "tile"), decoding.Decoding(), is_first=True
-            )
-        return open_image_cache(index, kind, imgsz=imgsz, cache_dir=str(tmp_path / "disk"))
+            folder = decoding.made_folder(str(tmp_path / "disk"), "tile")
+            return open_full_cache(index, folder, decoding.Decoding())
+        return open_cache(kind, index, imgsz, tmp_path / "disk")
 
     return opened
 
@@ -69,22 +65,12 @@ def decoded(monkeypatch) -> list[str]:
 
 
 def files(tmp_path: Path) -> list[Path]:
-    return sorted([*(tmp_path / "shm").glob("*"), *(tmp_path / "disk").glob("*")])
+    return sorted((tmp_path / "disk").glob("*"))
 
 
-def same_as_the_files(cache: ImageCache, index: DatasetIndex) -> bool:
+def same_as_the_files(cache: RamCache | disk_cache.DiskCache, index: DatasetIndex) -> bool:
     read = (read_source(index.path(i), index.image_hw[i], cache.source_hw[i]) for i in range(len(index)))
     return all(np.array_equal(cache[i], image) and not cache[i].flags.writeable for i, image in enumerate(read))
-
-
-def run_script(script: str, index: DatasetIndex, tmp_path: Path, *given: str) -> subprocess.CompletedProcess:
-    start = (
-        "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk, open\n"
-        "open.SHARED_MEMORY = Path(sys.argv[2]); index = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
-    )
-    (tmp_path / "index").write_bytes(pickle.dumps(index))
-    command = [python(), "-c", start + script, str(tmp_path / "index"), str(tmp_path / "shm"), *given]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 def test_reduced_sizes_equal_hand_computed_ones():
@@ -99,35 +85,24 @@ def test_reduced_sizes_equal_hand_computed_ones():
 @KINDS
 def test_a_cache_returns_the_pixels_of_the_files(kind, index, cached):
     cache = cached(kind, index)
-    assert len(cache) == len(index)
     np.testing.assert_array_equal(cache.source_hw, reduced_sizes(index.image_hw, 64))
     assert same_as_the_files(cache, index)
     assert same_as_the_files(pickle.loads(pickle.dumps(cache)), index)
     assert len(pickle.dumps(cache)) < 3000
 
 
-def test_memory_is_freed_with_its_cache(index, cached, tmp_path):
-    first, second = cached("ram", index), cached("ram", index)
-    assert files(tmp_path) == sorted([first.path, second.path])
-    del first
-    assert files(tmp_path) == [second.path]
-    view, expected = second[0], second[0].copy()
-    del second
-    assert files(tmp_path) == []
-    assert np.array_equal(view, expected)  # mapped memory stays valid
-
-
-def test_a_new_run_removes_the_memory_of_a_killed_run(index, cached, tmp_path):
-    stale, stranger = (tmp_path / "shm" / name for name in (f"lockstep-{os.getuid()}-abcd.ram", "something-else.ram"))
-    for path in (stale, stranger):
-        path.write_bytes(b"x")
+def test_memory_is_freed_with_its_cache(index, cached):
     cache = cached("ram", index)
-    assert files(tmp_path) == sorted([cache.path, stranger])
+    assert os.stat(cache.path).st_size > 10_000
+    view, expected, path = cache[0], cache[0].copy(), cache.path
+    del cache
+    assert not path.exists()
+    assert np.array_equal(view, expected)  # mapped memory stays valid
 
 
 def _open_in_memory(ctx, index):
     with torch_distributed_zero_first(ctx):
-        cache = open_image_cache(index, "ram", imgsz=64, ctx=ctx)
+        cache = open_ram_cache(index, 64, decoding.Decoding(), ctx)
     return str(cache.path), same_as_the_files(cache, index)
 
 
@@ -156,12 +131,6 @@ def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, img
     assert stat.S_ISREG(path.lstat().st_mode)
     if taken == "link":
         assert path.with_name("target").stat().st_size == size - 1
-
-
-def test_a_run_that_ends_leaves_nothing_in_memory(index, cached, tmp_path):
-    script = "cache = open.open_image_cache(index, 'ram', imgsz=64); print(cache.path.exists())"
-    assert run_script(script, index, tmp_path).stdout.strip() == "True"
-    assert files(tmp_path) == []
 
 
 def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, decoded, tmp_path):
@@ -217,15 +186,18 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
 def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
     script = (
+        "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk\n"
         "disk._BATCH_BYTES, plain = 1, decoding.read_source\n"
         "def read(path, *sizes):\n"
         "    if path.endswith('004.png'):\n"
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes)\n"
-        "decoding.read_source = read\n"
-        "open.open_image_cache(index, 'disk', imgsz=64, cache_dir=sys.argv[3], decoding=decoding.Decoding(1))\n"
+        "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "disk.open_disk_cache(index, sys.argv[2], 64, decoding.Decoding(1))\n"
     )
-    assert run_script(script, index, tmp_path, str(tmp_path / "disk")).returncode == -9
+    (tmp_path / "index").write_bytes(pickle.dumps(index))
+    command = [python(), "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
     assert same_as_the_files(cached("disk", index), index)
     assert decoded in (["003.png", "004.png"], ["004.png"])
 
@@ -242,13 +214,12 @@ def test_other_processes_read_the_same_pixels(index, cached, method):
         assert pool.starmap(_first_pixels, [(cache, 3), (cache, 3)]) == [expected, expected]
 
 
-def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached, tmp_path):
+def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
     good = Path(index.path(2)).read_bytes()
     Path(index.path(2)).write_bytes(b"not an image")
     for kind in ("ram", "disk"):
         with refused():
             cached(kind, index)
-    assert not list((tmp_path / "shm").iterdir())
     Path(index.path(2)).write_bytes(good)
     assert same_as_the_files(cached("disk", index), index)
     Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())  # of another size
@@ -266,7 +237,7 @@ def _fill_together(ctx, index, folder):
     for start in range(2):
         leaders = one_per_node_group(ctx)
         with torch_distributed_zero_first(ctx):
-            cache = open_image_cache(index, "disk", imgsz=64, cache_dir=place, ctx=ctx, leaders=leaders)
+            cache = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders)
         gathered = gather_arrays(ctx, {"decoded": np.array(decoded, str)})
         if start == 0:
             first = gathered
@@ -292,7 +263,7 @@ def _fill_apart(ctx, index, folder):
     """The nodes' data sets differ, so each node decodes its own."""
     index, leaders = replace(index, fingerprint=f"of node {ctx.node_rank}"), one_per_node_group(ctx)
     own = f"{folder}/{ctx.rank}"
-    return same_as_the_files(open_image_cache(index, "disk", imgsz=64, cache_dir=own, ctx=ctx, leaders=leaders), index)
+    return same_as_the_files(disk_cache.open_disk_cache(index, own, 64, decoding.Decoding(), ctx, leaders), index)
 
 
 def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path):
@@ -301,31 +272,8 @@ def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path)
 
 @KINDS
 def test_too_little_space_is_one_line(kind, index, cached, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=10**12, used=0, free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    monkeypatch.setattr("data.cache.ram.available_memory", lambda: 1000)
     with refused():
         cached(kind, index)
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
-
-
-@pytest.mark.parametrize("failures", [1, 2])
-def test_a_failed_batch_is_written_again(tmp_path, failures):
-    """LMDB reports a short write as an error."""
-    import lmdb
-
-    class Failing:
-        left = failures
-
-        def begin(self, **options):
-            if self.left:
-                self.left -= 1
-                raise lmdb.Error("mdb_txn_commit: Input/output error")
-            return environment.begin(**options)
-
-    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False) as environment:
-        if failures == 2:
-            with pytest.raises(lmdb.Error, match="Input/output"):
-                disk_cache._commit(Failing(), [(b"key", b"value")])
-            return
-        disk_cache._commit(Failing(), [(b"key", b"value")])
-        with environment.begin() as transaction:
-            assert transaction.get(b"key") == b"value"
