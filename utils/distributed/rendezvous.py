@@ -7,7 +7,8 @@ import json
 import os
 import socket
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,27 +22,6 @@ from utils.strings import counted, rank_list
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
 HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
-_POLL_S = 0.05
-
-
-class _Wait:
-    """A timeout, and the times at which to log that the process is still waiting."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._started, self._timeout_s, self._log_at = time.monotonic(), timeout_s, FIRST_LINE_S
-
-    def waited_s(self) -> float:
-        return time.monotonic() - self._started
-
-    def is_over(self) -> bool:
-        return self.waited_s() > self._timeout_s
-
-    def should_log(self) -> bool:
-        """True after ten seconds, then every minute."""
-        if self.waited_s() < self._log_at:
-            return False
-        self._log_at += NEXT_LINES_S
-        return True
 
 
 def open_store(launch: Launch, timeout_s: float) -> dist.Store:
@@ -50,10 +30,9 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     Raises UserError if the address cannot be reached or used, if processes do not join within ``timeout_s``, or if two
     processes have the same rank.
     """
-    waiting = _Wait(timeout_s)
     own_store = launch.rank == 0 and not launch.is_hosted
     if not own_store:
-        _wait_for_address(launch, _Wait(min(timeout_s, HOSTED_S)) if launch.is_hosted else waiting)
+        _wait_for_address(launch, min(timeout_s, HOSTED_S) if launch.is_hosted else timeout_s)
     options = {"timeout": datetime.timedelta(seconds=timeout_s), "wait_for_workers": False, "multi_tenant": True}
     try:
         store: dist.Store = dist.TCPStore(launch.address, launch.port, is_master=own_store, **options)
@@ -67,7 +46,7 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
         generation = launch.restarts - int(first)
     store = dist.PrefixStore(f"lockstep/{generation}", store)
     try:
-        _check_in(store, launch, waiting)
+        _check_in(store, launch, timeout_s)
     except dist.DistError as error:
         raise rendezvous_error(launch, error) from None
     return store
@@ -85,27 +64,27 @@ def _launcher_name(launch: Launch) -> str:
     return f"{launch.run_id} {process_identity(os.getppid())}" if launch.run_id else ""
 
 
-def _wait_for_address(launch: Launch, waiting: _Wait) -> None:
+def _wait_for_address(launch: Launch, timeout_s: float) -> None:
     """Returns once the address accepts connections."""
-    where = f"{launch.address}:{launch.port}"
-    while True:
+    host = launch.launcher if launch.is_hosted else "process 0"
+    what = f"process {launch.rank} of {launch.world_size}: {launch.address}:{launch.port}, where {host} should be,"
+    hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
+    reason = ""
+
+    def answers() -> bool:
+        nonlocal reason
         try:
             socket.create_connection((launch.address, launch.port), timeout=5).close()
-            return
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-        host = launch.launcher if launch.is_hosted else "process 0"
-        line = f"process {launch.rank} of {launch.world_size}: {where}, where {host} should be, does not answer"
-        hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
-        if waiting.is_over():
-            raise UserError(f"{line} in {waiting.waited_s():.0f} s ({reason}); {hint}")
-        if waiting.should_log():
-            get_logger().warning("%s after %.0f s (%s); %s", line, waiting.waited_s(), reason, hint)
-        time.sleep(10 * _POLL_S)
+            return False
+        return True
+
+    _wait_until(answers, lambda: f"{what} does not answer ({reason}); {hint}", timeout_s)
 
 
-def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
-    """Returns once every process has joined. The first of those that have joined logs which ones are missing."""
+def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
+    """Returns once every process has joined. Rank 0 logs which ones are missing."""
     own = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
     if store.add(f"here/{launch.rank}/count", 1) > 1:
         raise UserError(f"two processes were started as rank {launch.rank} (this one: {own}); each needs its own RANK")
@@ -114,18 +93,31 @@ def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
         raise UserError(f"{own}: another process of this run has WORLD_SIZE={size}")
     store.set(f"process/{launch.rank}", this_process())
     store.set(f"here/{launch.rank}", own)
-    arrived = store.add("arrived", 1)
-    while arrived < launch.world_size:
-        if waiting.is_over() or waiting.should_log():
-            missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
-            is_first = not [rank for rank in range(launch.rank) if rank not in missing]
-            text = f"{rank_list(missing)} of {launch.world_size} processes did not join {launch.address}:{launch.port}"
-            if missing and waiting.is_over():
-                raise UserError(f"{text} in {waiting.waited_s():.0f} s; were they started?")
-            if missing and is_first:
-                get_logger().warning("%s after %.0f s; waiting for them", text, waiting.waited_s())
-        time.sleep(_POLL_S * max(1.0, launch.world_size / 32))
-        arrived = store.add("arrived", 0)
+    store.add("arrived", 1)
+
+    def problem() -> str:
+        missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+        who = f"{rank_list(missing)} of {launch.world_size} processes"
+        return f"{who} did not join {launch.address}:{launch.port}; were they started?"
+
+    poll_s = 0.05 * max(1.0, launch.world_size / 32)
+    _wait_until(lambda: store.add("arrived", 0) >= launch.world_size, problem, timeout_s, poll_s, logs=launch.rank == 0)
+
+
+def _wait_until(
+    is_done: Callable[[], bool], problem: Callable[[], str], timeout_s: float, poll_s: float = 0.5, *, logs: bool = True
+) -> None:
+    """Logs the ``problem`` after ten seconds and then every minute. Raises UserError with it after ``timeout_s``."""
+    started, log_at = time.monotonic(), FIRST_LINE_S
+    while not is_done():
+        waited = time.monotonic() - started
+        if waited > timeout_s:
+            raise UserError(f"gave up after {waited:.0f} s: {problem()}")
+        if waited >= log_at:
+            log_at += NEXT_LINES_S
+            if logs:
+                get_logger().warning("still waiting after %.0f s: %s", waited, problem())
+        time.sleep(poll_s)
 
 
 def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> dict[str, Any]:
@@ -135,14 +127,14 @@ def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> dict
     try:
         if (first := store.compare_set("eval ranks", "", str(eval_ranks)).decode()) != str(eval_ranks):
             raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
-        position = _locate_on_node(store, launch, device, eval_ranks)
+        local_rank, local_world_size, own_device = _locate_on_node(store, launch, device, eval_ranks)
     except dist.DistError as error:  # another process has ended, and the store with it
         raise rendezvous_error(launch, error) from None
     rank, world_size = launch.rank, launch.world_size - eval_ranks
     if rank >= world_size:
         rank, world_size, eval_ranks, store = rank - world_size, eval_ranks, 0, evaluators(store)
-    backend = "cpu:gloo,cuda:nccl" if position.device.type == "cuda" else "gloo"
-    make_current(position.device)
+    backend = "cpu:gloo,cuda:nccl" if own_device.type == "cuda" else "gloo"
+    make_current(own_device)
     timeout = datetime.timedelta(seconds=timeout_s)
     try:
         store.set_timeout(timeout)
@@ -150,8 +142,11 @@ def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> dict
         dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
         raise rendezvous_error(launch, error) from None
-    own = {"rank": rank, "world_size": world_size, "backend": backend, "devices": (position.device,), "store": store}
-    return {**position._asdict(), **own, "launcher": _launcher_name(launch), "eval_ranks": eval_ranks}
+    return {
+        **{"rank": rank, "world_size": world_size, "backend": backend, "store": store, "eval_ranks": eval_ranks},
+        **{"local_rank": local_rank, "local_world_size": local_world_size, "node_rank": launch.node_rank},
+        **{"device": own_device, "devices": (own_device,), "launcher": _launcher_name(launch)},
+    }
 
 
 def evaluators(store: dist.Store) -> dist.Store:
@@ -159,15 +154,10 @@ def evaluators(store: dist.Store) -> dist.Store:
     return dist.PrefixStore("evaluators", store)
 
 
-class _NodePosition(NamedTuple):
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    device: torch.device
-
-
-def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _NodePosition:
-    """The position of this process on its node. Every process of the run must call this.
+def _locate_on_node(
+    store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0
+) -> tuple[int, int, torch.device]:
+    """The local rank, local world size and device of this process. Every process of the run must call this.
 
     Ranks on the node are counted separately for the processes that train and those that evaluate. The latter use the
     CPU unless every node has as many GPUs as processes of both kinds.
@@ -192,7 +182,7 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: 
         if launch.rank >= first and any(len(here[node]) > len(gpus[node]) for node in here):
             devices = ()
     if not devices:
-        return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
+        return local_rank, local_world_size, torch.device("cpu")
     if local_world_size > (count := len(gpus[node_rank])):
         raise UserError(f"{local_world_size} processes on a node with {counted(count, 'GPU')}: lower --nproc_per_node")
-    return _NodePosition(local_rank, local_world_size, node_rank, devices[number % len(devices)])
+    return local_rank, local_world_size, devices[number % len(devices)]

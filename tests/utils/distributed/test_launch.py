@@ -115,7 +115,7 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
         with refused():
             rendezvous._locate_on_node(store, launch, "")
     else:
-        assert rendezvous._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
+        assert rendezvous._locate_on_node(store, launch, "")[2] == torch.device("cuda", expected)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
             with refused():
                 rendezvous._locate_on_node(_Store(notes), launch, "", 1)
         else:
-            found = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
-            assert (found.local_rank, found.local_world_size, str(found.device)) == position
+            local_rank, local_world_size, device = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
+            assert (local_rank, local_world_size, str(device)) == position
 
 
 @pytest.fixture
