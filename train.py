@@ -38,7 +38,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
     if config.spawn > 1 and read_launch() is None:
         from utils.distributed.spawn import spawn
 
-        spawn(main, config.spawn, (argv,), run=run_main, optional=config.eval_ranks, stop_code=REQUEUE)
+        spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
     given = given_flags(TrainConfig, argv)
     if evaluates(config.eval_ranks):

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.spawn > 1 and read_launch() is None:
         from utils.distributed.spawn import spawn
 
-        spawn(main, config.spawn, (argv,), run=run_main)
+        spawn(main, config.spawn, (argv,))
         return
     # What imports torch is imported once the flags and files are known to be valid.
     from utils.distributed.context import DistributedContext, report_errors_once

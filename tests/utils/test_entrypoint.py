@@ -90,7 +90,7 @@ def work(argv):
 
 def main(argv):
     print("begun", flush=True)
-    spawn(run_main, 2, (work, []))
+    spawn(work, 2, (argv,))
 
 if __name__ == "__main__":
     run_main(main)
@@ -98,12 +98,12 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_path):
-    """They are importing torch, before our handlers are installed: there is no traceback, and no process is left."""
+    """They are importing torch: there is no traceback, and no process is left."""
     (tmp_path / "starts.py").write_text(SPAWNING)
     with Processes(tmp_path / "log", real=True) as launch:
         launch.start([launch.python, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
         launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
-        time.sleep(0.3)
+        time.sleep(1.0)
         for pid in launch.alive():  # as a terminal does
             os.kill(pid, signal.SIGINT)
         assert launch.codes() == [130]
@@ -145,7 +145,7 @@ def test_misspelled_paths_are_refused_and_processes_spawned_before_torch_is_impo
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert len(lines) == 16
+    assert len(lines) == 14  # those that /bin/false ends print nothing
     assert all(line.startswith("error: ") for line in lines)
 
 

@@ -13,16 +13,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from utils.distributed.launch import torchrun_variables
+from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.machine.stop_signals import stop_signals
 
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+_RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
+_WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, PIPE_CLOSED)  # exit statuses
 
 
 def spawn(
@@ -30,16 +33,15 @@ def spawn(
     processes: int,
     args: Sequence[Any] = (),
     *,
-    run: Callable[[Callable[..., None]], object] | None = None,
     optional: int = 0,
     stop_code: int | None = None,
 ) -> None:
-    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun.
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun, by
+    `run_main`, which reports its errors.
 
     Stop signals are forwarded. If a process fails, the others are stopped.
 
     Args:
-        run: calls the function and reports its errors, as `utils.entrypoint.run_main` does.
         optional: the others go on if one of the last so many processes is killed, or exits by itself.
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
@@ -48,21 +50,10 @@ def spawn(
     """
     port = free_port()
     context = multiprocessing.get_context("spawn")
-    returned = [context.Pipe(duplex=False) for _ in range(processes)]
     group: list[BaseProcess] = [
-        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args), run, returned[rank][1]))
+        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args)))
         for rank in range(processes)
     ]
-    # Ctrl-C is blocked until all processes have started. Starting the tracker later would unblock it.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        for process in group:
-            process.start()
-    except BaseException:
-        _stop(group, 0.0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        raise
     signals: list[int] = []
 
     def forward(number: int, _: object) -> None:
@@ -73,22 +64,19 @@ def spawn(
                     os.kill(process.pid, number)
 
     handlers = {number: signal.signal(number, forward) for number in stop_signals()}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        failed = _first_failure(group, [reader.poll for reader, _ in returned], optional)
-        if failed is not None:
-            _stop(group, STOP_S if signals else FAILED_S)
+        for process in group:
+            process.start()
+        failed = _first_failure(group, optional)
     finally:
+        _stop(group, STOP_S if signals else FAILED_S)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if failed is not None:
-        stopped = stop_code if stop_code and signal.SIGINT not in signals else None
-        _report(failed, group, signals, stopped, has_returned=returned[failed][0].poll())
+        _report(failed, group, signals, stop_code if signal.SIGINT not in signals else None)
 
 
-def _first_failure(
-    group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]], optional: int
-) -> int | None:
+def _first_failure(group: Sequence[BaseProcess], optional: int) -> int | None:
     """Waits until all processes have succeeded (None), or one has failed: its rank."""
     left = dict(enumerate(group))
     while left:
@@ -96,7 +84,7 @@ def _first_failure(
         for rank, process in list(left.items()):
             if not process.is_alive():
                 is_excused = (process.exitcode or 0) <= 0 and rank >= len(group) - optional
-                if not is_excused and (process.exitcode or not has_returned[rank]()):
+                if process.exitcode != _RETURNED and not is_excused:
                     return rank
                 del left[rank]
     return None
@@ -114,9 +102,7 @@ def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
             process.join(None if end is BaseProcess.kill else max(deadline - time.monotonic(), 0))
 
 
-def _report(
-    rank: int, group: Sequence[BaseProcess], signals: Sequence[int], stop_code: int | None, *, has_returned: bool
-) -> None:
+def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], stop_code: int | None) -> None:
     code = group[rank].exitcode or 0
     if code in (REQUEUE, INTERRUPTED):
         raise Stopped(code)
@@ -125,7 +111,7 @@ def _report(
     name = f"process {rank} of {len(group)}"
     if code < 0:  # it could not print anything itself
         raise UserError(f"{name} was killed by {signal_name(-code)}; is there enough memory?")
-    if not has_returned:
+    if code not in _WITH_MESSAGE:
         raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
     raise PeerFailure(f"{name} failed")
 
@@ -137,33 +123,13 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _spawned(
-    index: int,
-    processes: int,
-    port: int,
-    function: Callable[..., object],
-    args: tuple,
-    run: Callable[[Callable[..., None]], object] | None,
-    returned: connection.Connection,
-) -> None:
-    """``returned`` receives a message when ``function`` has returned or raised: what follows prints why it failed."""
+def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
     end_with_parent()
     os.environ |= torchrun_variables(index, processes, port)
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-
-    def work(*_: object) -> None:
-        try:
-            function(*args)
-        finally:
-            if not isinstance(sys.exc_info()[1], SystemExit):  # by which a library exits
-                returned.send_bytes(b"")
-
-    run(work) if run else work()
+    run_main(lambda _: function(*args))
+    sys.exit(_RETURNED)
 
 
 def end_with_parent(number: int = signal.SIGINT) -> None:

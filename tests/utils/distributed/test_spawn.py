@@ -24,7 +24,7 @@ def work(end):
     exec(end)
 
 def main(argv):
-    spawn(work, 2, argv, run=run_main)
+    spawn(work, 2, argv)
     print("all done")
 
 if __name__ == "__main__":
@@ -60,7 +60,7 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
 
 @pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])
 def test_a_signal_before_processes_handle_it(tmp_path, given, code):
-    program = PROGRAM.replace("run=run_main)", f"run=run_main, {given})")
+    program = PROGRAM.replace("argv)\n    print", f"argv, {given})\n    print")
     (tmp_path / "program.py").write_text(program)
     process = subprocess.Popen(
         [python(), str(tmp_path / "program.py"), "print('begun', flush=True); time.sleep(60)"],
