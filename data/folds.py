@@ -46,20 +46,10 @@ def scan_options(config: TrainConfig) -> dict[str, Any]:
 def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     """The usable images of `SPLITS` as one split, each image once. Raises the errors of `load_index`."""
     indexes = [load_index(spec, split, **scan_options(config)) for split in SPLITS if split in spec.splits]
-    first = np.cumsum([0, *map(len, indexes)])
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
-    kept = np.array(sorted({path: number for number, path in reversed(list(enumerate(paths)))}.values()))
-    parts = [
-        index.take(kept[(kept >= start) & (kept < start + len(index))] - start) for index, start in zip(indexes, first)
-    ]
-    return replace(
-        indexes[0],
-        paths=FlatStrings.of(paths[i] for i in kept),
-        **concatenated(parts),
-        fingerprint="",
-        image_ids=None,
-        category_ids=(),
-    )
+    both = replace(indexes[0], paths=FlatStrings.of(paths), **concatenated(indexes), image_ids=None, category_ids=())
+    first = {path: number for number, path in reversed(list(enumerate(paths)))}
+    return replace(both, fingerprint="").take(np.array(sorted(first.values())))
 
 
 def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.ndarray:

@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,11 +70,10 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             else:
                 found[image.name] = image
     if not found:
-        searched = ", ".join(map(str, source.images))
+        searched, unread = ", ".join(map(str, source.images)), unread_files(findings)
         text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
-        unread = unread_files(findings)
-        text = f"{text}; {unread_summary(unread)}" if unread else text
-        raise UserError(f"{text}; add some, or {WITHOUT_VAL}" if split == "val" else text)
+        text += f"; {unread_summary(unread)}" if unread else ""
+        raise UserError(text + (f"; add some, or {WITHOUT_VAL}" if split == "val" else ""))
     images = [found[name] for name in sorted(found)]
     label_format, labels = _list_labels(images, source, spec)
     return Listing(images, labels, label_format, findings, lists)
@@ -183,7 +181,7 @@ def _in_list(
     file: Path, root: Path, findings: list[Finding], suffixes: frozenset[str]
 ) -> Iterator[tuple[str, ImageFile]]:
     """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
-    set's folder first. If none is an image, see `_read_elsewhere`."""
+    set's folder first. If none is an image, see `_elsewhere`."""
     rows = [(line, row.strip()) for line, row in enumerate(read_text(file, most=_MAX_LIST_BYTES).splitlines(), 1)]
     rows = [(line, row) for line, row in rows if row]
     here, folders = relative_name(file, root), _Folders()
@@ -196,14 +194,21 @@ def _in_list(
 
     find = as_written
     if rows and not any(as_written(row) for _, row in rows):
-        find = _read_elsewhere(rows, file, root, folders, suffixes)
+        folder, left_out = _elsewhere(rows, file, root, suffixes)
+
+        def find(row: str) -> str | None:
+            path = os.path.join(folder, *_parts(row)[left_out:])
+            endings = ("",) if _is_image(row, suffixes) else (*suffixes, *map(str.upper, suffixes))
+            found = [path + ending for ending in endings if folders.exists(path + ending)]
+            return found[0] if len(found) == 1 else None
+
     for line, row in rows:
         where, path = f"{here}:{line}", find(row)
         if path is None:
+            kind, text = MISSING_IMAGE, f"{row} not found"
             if find == as_written and not _is_image(row, suffixes):
-                findings.append(Finding(where, UNSUPPORTED, f"{row[:100]!r} is not the path of an image"))
-            else:
-                findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
+                kind, text = UNSUPPORTED, f"{row[:100]!r} is not the path of an image"
+            findings.append(Finding(where, kind, text))
         elif not _query(folders.entry(*os.path.split(path)).is_file):
             findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
         else:
@@ -211,14 +216,13 @@ def _in_list(
             yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
 
 
-def _read_elsewhere(
-    rows: list[tuple[int, str]], file: Path, root: Path, folders: _Folders, suffixes: frozenset[str]
-) -> Callable[[str], str | None]:
-    """How to find the images of a list whose rows name none as written: with Windows separators, for another folder
+def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: frozenset[str]) -> tuple[Path, int]:
+    """Where the images of a list are whose rows name none as written: with Windows separators, for another folder
     (``data/obj_train_data/a.jpg`` of CVAT, absolute paths of another machine), or without suffixes (VOC's ``000012``).
 
-    The first of ``rows`` (line, text) that ends like the path of one image in the data set decides for all how many
-    first parts are left out, and which folder the others are in. Raises UserError if there is none, or several fit.
+    The first of ``rows`` (line, text) that ends like the path of one image in the data set decides for all. Returns
+    the folder of the images, and how many first parts of each row are to be left out. Raises UserError if there is
+    none, or several fit.
     """
     names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
     of_voc = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
@@ -234,29 +238,20 @@ def _read_elsewhere(
         for left_out in range(len(parts)):
             tail = os.sep + os.path.join(*parts[left_out:])
             fits = [p for p in images if (p if _is_image(row, suffixes) else os.path.splitext(p)[0]).endswith(tail)]
-            if len(fits) == 1:
-                folder = Path(fits[0]).parents[len(parts) - left_out - 1]
-                text = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
-                get_logger().info(text, file, line, row, relative_name(fits[0], root))
-                return partial(_find_below, folder, left_out, folders, suffixes)
-            if fits:
+            if not fits:
+                continue
+            if len(fits) > 1:
                 raise UserError(
                     f"{file}:{line}: {len(fits)} images fit {row[:200]!r}: {', '.join(sorted(fits)[:2])}"
                     f"{', ...' * (len(fits) > 2)}; name images by their paths relative to {root}"
                 )
+            folder = Path(fits[0]).parents[len(parts) - left_out - 1]
+            text = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
+            get_logger().info(text, file, line, row, relative_name(fits[0], root))
+            return folder, left_out
     line, row = rows[0]
-    raise UserError(
-        f"{file}:{line}: {row[:200]!r} is not an image, and neither is any other row; give paths of images relative to "
-        f"{root}"
-    )
-
-
-def _find_below(folder: Path, left_out: int, folders: _Folders, suffixes: frozenset[str], row: str) -> str | None:
-    """The path of the image that a row names without its first ``left_out`` parts; None unless there is one."""
-    path = os.path.join(folder, *_parts(row)[left_out:])
-    endings = ("",) if _is_image(row, suffixes) else (*suffixes, *map(str.upper, suffixes))
-    fits = [path + ending for ending in endings if folders.exists(path + ending)]
-    return fits[0] if len(fits) == 1 else None
+    text = f"{row[:200]!r} is not an image, and neither is any other row; give paths of images relative to {root}"
+    raise UserError(f"{file}:{line}: {text}")
 
 
 def _is_image(name: str, suffixes: frozenset[str]) -> bool:

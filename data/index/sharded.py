@@ -18,7 +18,6 @@ from utils.files.schema import Count, check
 from utils.strings import class_difference
 
 VERSION = 5  # of the layout and of what the arrays mean
-_CHUNK = 1 << 18  # boxes that are checked at once
 _SLACK = 1e-6  # of a box beyond its image, pixels
 
 
@@ -65,15 +64,11 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     }
     if bad := [what for what, is_right in facts.items() if not is_right]:
         raise ValueError(f"wrong {bad[0]}")
-    sizes_wh = image_hw[:, ::-1]
-    for first in range(0, boxes, _CHUNK):
-        xywh = arrays["boxes_xywh_px"][first : first + _CHUNK]
-        image = np.searchsorted(offsets, np.arange(first, first + len(xywh)), side="right") - 1
-        inside = (xywh >= 0) & (np.tile(sizes_wh[image], 2) + _SLACK >= xywh)
-        inside[:, 2:] &= xywh[:, 2:] + _SLACK >= MIN_SIDE_PX
-        inside[:, :2] &= xywh[:, :2] + xywh[:, 2:] <= sizes_wh[image] + _SLACK
-        if not inside.all():  # NaN is not inside either
-            raise ValueError("wrong boxes_xywh_px")
+    xywh, sizes_wh = arrays["boxes_xywh_px"], np.repeat(image_hw[:, ::-1], np.diff(offsets), axis=0)
+    sides, far = xywh[:, 2:], xywh[:, :2] + xywh[:, 2:]
+    inside = (xywh[:, :2] >= 0) & (sides + _SLACK >= MIN_SIDE_PX) & (far <= sizes_wh + _SLACK)
+    if not inside.all():  # NaN is not inside either
+        raise ValueError("wrong boxes_xywh_px")
     if "image_ids.data" in arrays:
         data, ends = arrays["image_ids.data"].tobytes(), arrays["image_ids.offsets"].tolist()
         ids = [json.loads(data[a:b]) for a, b in itertools.pairwise(ends)]

@@ -120,9 +120,9 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
         )
     part = index.take(np.flatnonzero(is_held_out == (split == "val")))
     part = replace(part, fingerprint=digest_of(split, index.fingerprint, sorted(spec.held_out)))
-    if split == "train":
-        return part.recounted(**{NO_LABEL: 0})
-    return replace(part, report=ScanReport({}, FlatStrings.of(()))).recounted()
+    if split == "val":
+        part = replace(part, report=ScanReport({}, FlatStrings.of(())))
+    return part.recounted(**{NO_LABEL: 0})
 
 
 def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:

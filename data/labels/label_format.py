@@ -55,23 +55,16 @@ class LabelSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LabelFormat:
-    """A label format. All functions are module-level functions, so that a format can be pickled.
+    """A label format. All functions are module-level functions, so that a format can be pickled; they raise UserError
+    for labels that cannot be used."""
 
-    Attributes:
-        name: part of the fingerprint of an index.
-        notation: what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`.
-        read: ``read(images, label_files, root, names)`` returns the labels of a split. With ``names`` None every object
-            is of class 0. Raises UserError if the labels cannot be used.
-        label_path: ``label_path(image, root, annotations, exists)`` returns the path of an image's label file, where
-            ``exists(path)`` tells whether a file exists. None: ``annotations`` is one file for all images.
-        class_names: returns the class names, by id, of the ``annotations`` of the splits. None: they define none.
-            Raises UserError.
-    """
-
-    name: str
-    notation: str
+    name: str  # part of the fingerprint of an index
+    notation: str  # what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`
+    # (images, label files, root, class names): the labels of a split. With names None every object is of class 0.
     read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
+    # (image, root, annotations, whether a path exists): the path of the image's label file. None: one file for all.
     label_path: Callable[[ImageFile, Path, Path | None, Callable[[str], bool]], str] | None = None
+    # The class names, by id, of the annotations of the splits. None: they define none.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 
 

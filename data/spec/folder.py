@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
@@ -28,22 +28,17 @@ _YOLO_ROW = re.compile(r"\s*\d+(\s+[-+.\deE]+){4,}\s*(\n|$)")
 _COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio has no images
 
 
-class FolderContent(NamedTuple):
-    """A folder as a data set."""
-
-    values: dict[str, Any]  # as in a YAML
-    yaml: Path | None  # the folder's own YAML, which replaces the values
-    summary: str  # for the log
-
-
 def split_of(name: str) -> str:
     """The split that a folder or file is named after, such as "val" for "Valid" or "val2017"; "" for other names."""
     return SPLIT_NAMES.get(re.sub(r"[-_ ]?\d+$", "", name.lower()), "")
 
 
-def read_folder(folder: Path) -> FolderContent:
+def read_folder(folder: Path) -> tuple[dict[str, Any], Path | None, str]:
     """Finds the splits of ``folder``, and their labels: YOLO txt with a list of names, COCO JSON or Pascal VOC XML.
-    Raises UserError, with what has been found instead."""
+
+    Returns values as in a YAML, the folder's own YAML if there is one that replaces them, and a summary for the log.
+    Raises UserError, with what has been found instead.
+    """
     folder = _unpacked(folder)
     splits = _splits(folder)
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
@@ -53,7 +48,7 @@ def read_folder(folder: Path) -> FolderContent:
     # Supervision writes the names alone.
     values = content if isinstance(content, dict) and {"names"} <= content.keys() <= {"names", "nc"} else {}
     if yamls and not values:
-        return FolderContent({}, yamls[0], f"{folder}: its YAML is {yamls[0].name}")
+        return {}, yamls[0], f"{folder}: its YAML is {yamls[0].name}"
     values |= {split: str(path) for split, path in splits.items()}
     annotations = {split: found for split, path in splits.items() if (found := _annotations(folder, split, path))}
     kinds = {"COCO JSON" if path.suffix == ".json" else "Pascal VOC" for path in annotations.values()}
@@ -74,7 +69,7 @@ def read_folder(folder: Path) -> FolderContent:
     else:
         raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
     where = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
-    return FolderContent(values, None, f"{folder}: {' and '.join(sorted(kinds))}; {where}")
+    return values, None, f"{folder}: {' and '.join(sorted(kinds))}; {where}"
 
 
 def _unpacked(folder: Path) -> Path:

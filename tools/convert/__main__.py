@@ -127,7 +127,7 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
     if not found and source.is_dir():
         summary = ""
         with suppress(UserError):
-            summary = read_folder(source).summary
+            _, _, summary = read_folder(source)
         if summary:
             raise UserError(
                 f"{summary}: can be trained on directly: {COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
