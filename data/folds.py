@@ -30,7 +30,7 @@ from utils.files.safe_io import csv_cell, read_text
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
-from utils.strings import FlatStrings, counted
+from utils.strings import FlatStrings, counted, listed
 
 MOST_FOLDS = 20  # of which `validation_images` takes some
 MOST_MOVES = 1000  # of groups, to even out the folds
@@ -210,5 +210,5 @@ def rare_classes(index: DatasetIndex, folds: int) -> str:
     rare = [f"{name} ({count})" for name, count in zip(index.names, total.tolist()) if count < folds]
     if not rare:
         return ""
-    listed = ", ".join(rare[:10]) + (", ..." if len(rare) > 10 else "")
-    return f"{counted(len(rare), 'class')} with fewer boxes than there are folds, so missing in some: {listed}"
+    text = f"{counted(len(rare), 'class')} with fewer boxes than there are folds, so missing in some"
+    return f"{text}: {listed(rare, 10)}"

@@ -23,7 +23,7 @@ from data.image_io.decode import read_reduced
 from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.errors import UserError
 from utils.logger import progress
-from utils.strings import counted
+from utils.strings import counted, listed
 
 SIDE = 32  # of thumbnails
 MAX_DISTANCE = 7  # bits
@@ -177,9 +177,8 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
         if kind != COPIED and len(set(origin[group])) == 1:  # copies are reported as what they are
             continue
         is_across = kind != WITHIN
-        others = ", ".join(f"{name} ({split})" if is_across else name for name, split in list(zip(files, owners))[1:6])
-        more = f", and {len(group) - 6} more" if len(group) > 6 else ""
-        text = f"{'is a copy of the same image as' if kind == COPIED else 'is nearly'} {others}{more}"
+        named = [f"{name} ({split})" if is_across else name for name, split in zip(files, owners)]
+        text = f"{'is a copy of the same image as' if kind == COPIED else 'is nearly'} {listed(named[1:], 5)}"
         if is_across:
             duplicates.append(Issue(kind, f"({owners[0]}) {text}", "", files, splits=owners))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.labels import findings as scan_kinds
@@ -39,52 +39,28 @@ ADVICE = {
     scan_kinds.NO_AREA: ("training leaves these boxes out", "delete the row, or draw the box again"),
     scan_kinds.NOT_FINITE: ("training leaves these images out", "correct the row"),
     scan_kinds.OUTSIDE: ("training leaves these boxes out", "delete the row, or draw the box again"),
-    scan_kinds.DUPLICATE: (
-        "training uses the first of equal rows, scores count all as pycocotools does",
-        "delete the second row",
-    ),
+    scan_kinds.DUPLICATE: ("trained on once, scored as often as pycocotools does", "delete the second row"),
     scan_kinds.SIZE: ("labels may belong to another version of the image", "check that the labels fit the image"),
     scan_kinds.REPEATED_IMAGE: ("training uses it once", "list it once"),
     scan_kinds.UNLISTED: ("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: ("these labels are not used", "add the images to the split, or delete these labels"),
     scan_kinds.UNSUPPORTED: ("training does not read these files", "convert it, or delete it"),
     scan_kinds.MISREAD: ("training reads them as the format says", "as its line says"),
-    SMALL_OBJECTS: (
-        "most models miss objects below two cells of their finest level",
-        "train with the --imgsz named, or cut images into tiles",
-    ),
+    SMALL_OBJECTS: ("most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"),
     UNUSED: ("the model cannot learn these", "label some, or remove the class from the names"),
     NOT_TRAINED: ("the model cannot learn these, and they are scored", "move images of it into the training split"),
     IMBALANCE: ("scores say less about how the model was trained", "split the images again, at random"),
-    COPIED: (
-        "Roboflow made them of one image, which is trained on and scored on: scores are too high",
-        "keep all copies in one split",
-    ),
+    COPIED: ("Roboflow made them of one image, so scores are too high", "keep all copies in one split"),
     ACROSS: ("the same image is trained on and scored on: scores are too high", "keep all copies in one split"),
     WITHIN: ("copies weigh more than other images", "keep one copy, unless several are intended"),
-    AUGMENTED: (
-        "Roboflow made them; training augments images by itself, anew in each epoch",
-        "nothing, or export the data set without augmentation",
-    ),
+    AUGMENTED: ("Roboflow made them; training augments images by itself", "nothing, or export without augmentation"),
     DOUBLED: ("two boxes of one class with IoU above 0.9: one object is counted twice", "delete one of the two"),
     TWO_CLASSES: ("two boxes of different classes with IoU above 0.9", "delete the wrong one"),
-    TINY: (
-        "too small to be found at this --imgsz",
-        "delete it if it is a slip, else train with a larger --imgsz or cut images into tiles",
-    ),
-    scan_kinds.CLIPPED: (
-        "boxes exceed their image; training clips them",
-        "nothing, if objects are cut off by the border; else draw the box again",
-    ),
-    scan_kinds.NO_LABEL: (
-        "training takes these images as backgrounds; an empty label file declares one",
-        "add an empty label file if it has no object, else label it",
-    ),
+    TINY: ("too small to be found at this --imgsz", "delete it if it is a slip, else raise --imgsz or use tiles"),
+    scan_kinds.CLIPPED: ("training clips them to their image", "nothing if objects are cut off, else redraw the box"),
+    scan_kinds.NO_LABEL: ("training takes these images as backgrounds", "label it, or add an empty label file"),
     MISSED: ("the model is sure of an object that is not labeled", "add the label"),
-    SPURIOUS: (
-        "the model sees no object where there is a label",
-        "delete the label, or leave it if the model is wrong",
-    ),
+    SPURIOUS: ("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
     SWAPPED: ("the model is sure of another class", "change the class"),
     MOVED: ("the model is sure of another position or size", "draw the box again"),
 }
@@ -120,7 +96,7 @@ class Issue:
     boxes: tuple[Box, ...] = ()  # as labeled, all in the first image
     score: float | None = None  # of label errors: how sure it is, 0 to 1
     suggestion: Box | None = None  # of label errors, unless the label should go
-    splits: tuple[str, ...] = field(default=())  # of ``images``, if they are in several
+    splits: tuple[str, ...] = ()  # of ``images``, if they are in several
 
     def __str__(self) -> str:
         where = self.where or (self.images[0] if self.images else self.split)

@@ -18,6 +18,7 @@ from data.image_io.verify import HiddenDamageError, check_image
 from data.index.files import Listing
 from data.index.index import DatasetIndex
 from data.index.views import IndexSettings
+from data.labels import findings as kinds
 from data.labels.clean import (
     CLASS,
     Boxes,
@@ -30,20 +31,7 @@ from data.labels.clean import (
     row_table,
     too_dark,
 )
-from data.labels.findings import (
-    BAD_IMAGE,
-    BAD_LABEL,
-    BAD_ROW,
-    IMAGE_LOST,
-    MISREAD,
-    NO_LABEL,
-    NOT_FINITE,
-    OUTSIDE,
-    SIZE,
-    UNKNOWN_CLASS,
-    Finding,
-    ScanReport,
-)
+from data.labels.findings import Finding, ScanReport
 from data.labels.label_format import LabelSource
 from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
@@ -54,7 +42,7 @@ from utils.strings import FlatStrings
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
-_UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that cannot be used
+_UNUSABLE = frozenset({kinds.BAD_ROW, kinds.OUTSIDE, kinds.UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
 class ScannedImage(NamedTuple):
@@ -99,13 +87,13 @@ def scan_split(
     table = np.concatenate([image.table for image in images])
     boxes, row_problems = clean_rows(table, image_hw, source.normalized)
     found = [finding for image in images for finding in image.findings]
-    unknown = [f for f in found if f.kind == UNKNOWN_CLASS]
+    unknown = [f for f in found if f.kind == kinds.UNKNOWN_CLASS]
     advice = [
         ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names)),
         other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized),
         too_dark(max(image.largest for image in images), spec.pixels.bits),
     ]
-    misread = [Finding(split, MISREAD, text) for text in advice if text]
+    misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
     found += [_finding(source, image, problem) for image, problem in row_problems]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda f: (f.image, f.line))
@@ -144,19 +132,19 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> S
     try:
         size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
     except UserError as error:
-        finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out", i)
+        finding = Finding(name, kinds.BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out", i)
         return ScannedImage((0, 0), empty, [finding], isinstance(error, HiddenDamageError), max(largest))
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        raw = RawLabels([], [RowProblem(-1, BAD_LABEL, f"{error}; image left out")])
+        raw = RawLabels([], [RowProblem(-1, kinds.BAD_LABEL, f"{error}; image left out")])
     if raw is None:
-        raw = RawLabels([], [RowProblem(-1, NO_LABEL, f"{name} is taken as background")])
+        raw = RawLabels([], [RowProblem(-1, kinds.NO_LABEL, f"{name} is taken as background")])
     problems = raw.problems
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"
-        problems = [*problems, RowProblem(-1, SIZE, text)]
+        problems = [*problems, RowProblem(-1, kinds.SIZE, text)]
     scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
     findings = [_finding(source, i, problem, scale) for problem in problems]
     return ScannedImage(size, row_table(i, raw.rows), findings, largest=max(largest))
@@ -173,17 +161,17 @@ def _unusable_labels(found: list[Finding], boxes: Boxes, source: LabelSource) ->
     backgrounds these images would teach the model to ignore their objects."""
     with_boxes = set(np.unique(boxes.image).tolist())
     first = {f.image: f for f in reversed(found) if f.kind in _UNUSABLE and f.image not in with_boxes}
-    first |= {f.image: f for f in reversed(found) if f.kind == NOT_FINITE}
+    first |= {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
     lost = []
     for i, f in first.items():
         # Without what differs from row to row, so that equal causes can be counted.
         why = f"no row can be used: {re.split(': |, got ', f.text.removesuffix('; left out'))[0]}"
-        if f.kind == NOT_FINITE:
+        if f.kind == kinds.NOT_FINITE:
             why = "a number is not finite"
-        elif f.kind == OUTSIDE:
+        elif f.kind == kinds.OUTSIDE:
             pixels = "; coordinates in pixels?" if source.normalized else ""
             why = f"no row can be used: the boxes are outside the image{pixels}"
-        lost.append(Finding(source.where(i, f.line), BAD_LABEL, f"{why}; image left out", i))
+        lost.append(Finding(source.where(i, f.line), kinds.BAD_LABEL, f"{why}; image left out", i))
     return lost
 
 
@@ -203,7 +191,7 @@ def _check_labels_fit(
 def _usable(image_hw: np.ndarray, boxes: Boxes, found: list[Finding]) -> tuple[list[int], dict[str, np.ndarray]]:
     """The numbers of the usable images, and the arrays of an index that has these."""
     keep = np.ones(len(image_hw), bool)
-    keep[[f.image for f in found if f.kind in IMAGE_LOST]] = False
+    keep[[f.image for f in found if f.kind in kinds.IMAGE_LOST]] = False
     boxes = Boxes(*(column[keep[boxes.image]] for column in boxes))
     columns = boxes._asdict()
     per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]

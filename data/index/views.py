@@ -15,7 +15,7 @@ from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
-from utils.strings import FlatStrings, counted
+from utils.strings import FlatStrings, counted, listed
 
 _LEFT_OUT = -2  # the number of a class that is not used
 
@@ -40,7 +40,7 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
     for part, index in zip(parts, indexes):
         labeled = set(index.names)
         if missing := [name for name in names if name not in labeled]:
-            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            shown = listed(missing, 5)
             get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
     paths = [index.path(i) for index in indexes for i in range(len(index))]
     if repeated := len(paths) - len(set(paths)):
