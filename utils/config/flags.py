@@ -31,8 +31,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
-            initial = flag[:3]  # few misspell the first letter: flags with another one are other words
-            message += suggestion(flag, [known for known in self._option_string_actions if known[:3] == initial])
+            message += suggestion(flag, self._option_string_actions, 0.75)
         raise UserError(message)
 
 

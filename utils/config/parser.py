@@ -7,6 +7,7 @@ import dataclasses
 import operator
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +41,9 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
     except UserError:
         _others().rewritten(command_of(cls), given)  # a value of a flag of ours may be one of another program
         raise
-    if lines:
+    uses = Counter(action.dest for word in given if (action := flag_actions(cls).get(word.partition("=")[0])))
+    several = [name for name, count in uses.items() if count > 1 and name != "override"]
+    if lines := [*lines, *(f"{flag_name(name)}: given several times; used: {values[name]}" for name in several)]:
         from utils.logger import log_when_configured  # with logging, which --help does without
 
         log_when_configured(*lines)

@@ -40,9 +40,9 @@ _NAMES = {  # of types, as users say
 hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))  # takes milliseconds
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+def suggestion(name: str, known: Iterable[str], least: float = 0.6) -> str:
+    """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none has ``least`` in common."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

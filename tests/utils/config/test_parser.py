@@ -64,6 +64,7 @@ def test_values_out_of_range_are_one_line(cls, argv):
     ("argv", "line"),
     [
         (["--epoch", "3"], "unrecognized arguments: --epoch 3 (did you mean '--epochs'?)"),
+        (["--channels-last"], "unrecognized arguments: --channels-last\n"),
         (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
         (["--optimizer", "sgd"], "argument --optimizer: invalid choice"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
@@ -103,6 +104,9 @@ def test_lines_before_there_is_a_log_are_its_first(capsys):
     for _ in range(2):
         configure_logging(True)
     assert capsys.readouterr().out == "--quiet: there is one level of detail\n"
+    parse_config(ValConfig, ["--weights", "a.pt", "--img=64", "--weights=b.pt", "--imgsz", "32"], "")
+    lines = ["--weights: given several times; used: b.pt\n", "--imgsz: given several times; used: 32\n"]
+    assert capsys.readouterr().out == "".join(lines)
 
 
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
