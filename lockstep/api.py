@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from lockstep.keywords import NOT_KEYWORDS, check_text, flags_of_keywords, in_python, path_text
+from lockstep.keywords import NOT_KEYWORDS, flags_of_keywords
 from lockstep.run import Run
 from tools.child import start
 from utils.config.flags import flag_of
@@ -88,7 +88,7 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
     Raises as `train`.
     """
-    flags = [f"--resume={run.folder if isinstance(run, Run) else path_text('run', run)}"]
+    flags = [f"--resume={run.folder if isinstance(run, Run) else os.fspath(run)}"]
     flags += [f"--spawn={devices}"] if devices > 1 else []
     return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
 
@@ -103,7 +103,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={path_text('weights', weights)}"]
+    flags = [f"--weights={os.fspath(weights)}"]
     flags += [] if data is None else [f"--data={_data_file(data, settings.get('project', ValConfig.project))}"]
     return Run(_run("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
 
@@ -114,7 +114,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={path_text('weights', weights)}", *flags_of_keywords("export", settings)]
+    flags = [f"--weights={os.fspath(weights)}", *flags_of_keywords("export", settings)]
     return [Path(path) for path in _run("export", flags)["files"]]
 
 
@@ -146,7 +146,6 @@ def check(
 def _run(command: str, flags: list[str]) -> dict[str, Any]:
     """The result of a command (`utils.program.write_result`), which prints here: bars on terminals and in notebooks,
     else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved."""
-    check_text(*flags)
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -165,7 +164,7 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
         if code in _STOPPED and not ("folder" in result and Run(result["folder"]).last.is_file()):
             raise KeyboardInterrupt
         if code not in (0, *_STOPPED) and "issues" not in result:
-            raise UserError(in_python("train" if command == "check" else command, child.reason))
+            raise UserError(child.reason)
         return result
 
 
@@ -186,7 +185,7 @@ def _interrupts() -> Iterator[list[Callable[[], object]]]:
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """The file of a data set. One that is given by its content is written to ``project``."""
     if not isinstance(data, Mapping):
-        return path_text("data", data)
+        return os.fspath(data)
     import yaml
 
     content = {**_plain(data), "path": os.path.abspath(data.get("path", ""))}
@@ -194,7 +193,6 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
         raise UserError(f"data: must hold texts, numbers, lists and mappings ({error})") from None
-    check_text(f"project={project}")
     file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")

@@ -21,10 +21,6 @@ def one_line(text: str) -> str:
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def has_control_characters(text: str) -> bool:
-    return _CONTROL.search(text) is not None
-
-
 def first_line(error: BaseException) -> str:
     """The first line of the error's message; its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
