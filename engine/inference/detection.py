@@ -7,14 +7,12 @@ import itertools
 import json
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
-import numpy as np
 
-from data.sources import FileProblem, Frame, open_source
+from data.sources import FileProblem, open_source
 from engine.inference.predictor import Detected, Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
@@ -37,7 +35,6 @@ from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead, map_ahead
 from utils.strings import counted, image_ids_of
-from utils.structures import DetectionTable
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
 LINE_EVERY_S = 5.0
@@ -73,7 +70,7 @@ def detect(config: DetectConfig) -> Path:
     written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
     try:
         for shown in written:
-            if window and shown and not window.show(shown.pixels, wait=not shown.item.frame.is_video):
+            if window and shown and not window.show(shown.drawing, wait=not shown.frame.is_video):
                 break
     finally:
         for stage in (written, drawn, results, items):  # waits for the files that are being written
@@ -143,14 +140,6 @@ def _report(item: FileProblem | Exception, failed: dict[str, str]) -> None:
         failed[item.path] = item.reason
 
 
-class Drawing(NamedTuple):
-    """What is detected, with its boxes drawn."""
-
-    item: Detected | FileProblem | Exception
-    pixels: np.ndarray | None = None  # uint8 (H, W, 3) RGB, if they are needed
-    encoded: bytes = b""  # of an image file, if it is written
-
-
 class Output:
     """Logs each frame and its detections, and writes what the flags ask for into ``run_dir``. For the frames of videos,
     STEM is STEM_FRAME:
@@ -170,26 +159,27 @@ class Output:
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
 
-    def draw(self, item: Detected | FileProblem | Exception) -> Drawing:
+    def draw(self, item: Detected | FileProblem | Exception) -> Detected | FileProblem | Exception:
         """Draws and encodes; several threads may call it."""
         is_unused = self._config.nosave and not self._config.view_img
         if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
-            return Drawing(item)
+            return item
         try:
-            found, labels, encoded = item.found, None, b""
+            found, labels = item.found, None
             if not self._config.hide_labels:
                 labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
             colors, thickness = class_colors(found.classes), self._config.line_thickness
-            pixels = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
+            drawing = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
             if not self._config.nosave and not item.frame.is_video:
-                encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
+                item.encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
+            if not item.encoded or self._config.view_img:
+                item.drawing = drawing
         except Exception as error:
-            return Drawing(replace(item, found=error))
-        return Drawing(item, None if encoded and not self._config.view_img else pixels, encoded)
+            item.found = error
+        return item
 
-    def write(self, drawing: Drawing) -> Drawing | None:
-        """Logs and writes the next frame. None if there is nothing to show."""
-        item = drawing.item
+    def write(self, item: Detected | FileProblem | Exception) -> Detected | None:
+        """Logs and writes the next frame, and returns what is shown of it."""
         if not isinstance(item, Detected):
             return _report(item, self.failed)
         path = item.frame.path
@@ -199,15 +189,16 @@ class Output:
         try:
             if isinstance(item.found, Exception):
                 raise item.found
-            self.log.add(item.frame, item.found, sum(item.speed.values()))
-            self._write(item.frame, item.found, drawing)
+            self.log.add(item)
+            self._write(item)
         except Exception as error:
             self.failed[path] = _reason(error, path)
             get_logger().warning("%s; skipped", self.failed[path])
             return None
-        return drawing if self._config.view_img else None
+        return item
 
-    def _write(self, frame: Frame, found: DetectionTable, drawing: Drawing) -> None:
+    def _write(self, item: Detected) -> None:
+        frame, found = item.frame, item.found
         if Path(frame.path).resolve().parent == self.run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         config, image, is_video = self._config, as_rgb8(frame.image), frame.is_video
@@ -222,9 +213,9 @@ class Output:
             names = [self._names[c] for c in found.classes]
             write_crops(self.run_dir / "crops", label, image, found.boxes_xyxy_px, names)
         if not config.nosave and is_video:
-            self._videos.add(stem, drawing.pixels, frame.fps / config.vid_stride)
+            self._videos.add(stem, item.drawing, frame.fps / config.vid_stride)
         elif not config.nosave:
-            write_whole(self.run_dir / (stem + written_suffix(frame.path)), drawing.encoded)
+            write_whole(self.run_dir / (stem + written_suffix(frame.path)), item.encoded)
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
@@ -244,8 +235,9 @@ class DetectionLog:
         self._counts: Counter[int] = Counter()
         self._unit = "image"
 
-    def add(self, frame: Frame, found: DetectionTable, milliseconds: float) -> None:
-        counts = Counter(found.classes.tolist())
+    def add(self, item: Detected) -> None:
+        frame, milliseconds = item.frame, sum(item.speed.values())
+        counts = Counter(item.found.classes.tolist())
         self._counts += counts
         self._frames += 1
         self._milliseconds += milliseconds

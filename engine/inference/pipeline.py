@@ -33,19 +33,6 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 16  # on GPUs
 CONFIDENCE = 0.25  # threshold for a model that does not store one
-_ELSEWHERE = {  # what to use for a keyword of Ultralytics' models
-    "save": "call save() of a result, or use detect.py",
-    "save_txt": "call save_txt(FILE) of a result",
-    "save_crop": "call save_crop(FOLDER) of a result",
-    "show": "call show() of a result",
-    "stream": "call model.stream(SOURCE), which yields results one by one",
-    "vid_stride": "call model.stream(SOURCE, vid_stride=N)",
-    "augment": "val.py --tta evaluates a model with test-time augmentation",
-    "half": "give amp='fp16' to load()",
-    "agnostic_nms": "write agnostic=True",
-    "batch": "write batch_size=N",
-    "tracker": "object tracking is not supported",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +55,8 @@ class DetectionSettings:
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known and value not in (False, None):
-                raise UserError(f"{name}={value!r}: {_ELSEWHERE.get(name) or f'unknown{suggestion(name, known)}'}")
+                hint = suggestion(name, known) or "; results have save() and show(), stream() yields them one by one"
+                raise UserError(f"{name}={value!r}: unknown{hint}")
         given = {name: value for name, value in keywords.items() if name in known and value is not None}
         return replace(self, **given | {"imgsz": given.get("imgsz") or self.imgsz})
 
@@ -77,19 +65,14 @@ class DetectionSettings:
         UserError for settings that do not fit."""
         names, iou = dict(enumerate(model.names)), self.iou
         try:
-            imgsz = operator.index(self.imgsz)
-        except TypeError:
-            text = f"imgsz: must be a whole number, the longer image side in pixels, got {self.imgsz!r}"
-            raise UserError(text) from None
-        try:
             if isinstance(self.classes, str):
                 raise TypeError
             classes = class_numbers(() if self.classes is None else self.classes, names, "the model")
-            max_det = operator.index(self.max_det)
+            imgsz, max_det = operator.index(self.imgsz), operator.index(self.max_det)
         except TypeError:
             raise UserError(
-                "classes, max_det: must be a list of class numbers or names, and a number, got "
-                f"{self.classes!r} and {self.max_det!r}"
+                "classes, imgsz, max_det: must be a list of class numbers or names, and whole numbers, got "
+                f"{self.classes!r}, {self.imgsz!r} and {self.max_det!r}"
             ) from None
         for name, value in (("conf", self.conf), ("iou", iou)):
             if value is not None and not 0 <= value <= 1:

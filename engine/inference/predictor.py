@@ -47,6 +47,8 @@ class Detected:
     frame: Frame
     found: DetectionTable | Exception
     speed: dict[str, float]  # milliseconds by stage
+    drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes
+    encoded: bytes = b""  # the drawing as an image file
 
 
 class Predictor:
