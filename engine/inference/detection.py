@@ -124,10 +124,8 @@ def _reason(error: Exception, path: str) -> str:
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
         return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
-    if isinstance(error, MemoryError):
-        return f"{path}: takes more memory than there is"
-    if isinstance(error, cv2.error):
-        return f"{path}: cannot be drawn or written ({getattr(error, 'err', '') or error})"
+    if isinstance(error, MemoryError | cv2.error):
+        return f"{path}: cannot be detected in, drawn or written ({getattr(error, 'err', '') or error})"
     raise error
 
 

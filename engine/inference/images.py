@@ -67,19 +67,14 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
             name = str(getattr(item, "filename", "")) or name
             found.append(InputImage(name, _from_pillow(item, name, pixels)))
         else:
-            kind = type(item).__name__
-            text = "is not an image; give a path, numpy array, PIL image, torch tensor or a list"
-            raise UserError(f"{name}: {kind} {text}")
+            kinds = "a path, numpy array, PIL image, torch tensor or a list"
+            raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
     return found
 
 
 def _read(path: str, pixels: PixelFormat) -> np.ndarray:
-    if not path:
-        raise UserError("an empty path; give the path of an image file")
     if "://" in path:
         raise UserError(f"{path}: images are not downloaded; save it and give the path of the file")
-    if "\0" in path:
-        raise UserError(f"{path!r}: is not a path: it contains a null character")
     if Path(path).is_dir():
         raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
     if Path(path).suffix.lower() in VIDEO_SUFFIXES:
@@ -124,13 +119,12 @@ def _arrays_of(tensor: Tensor, name: str, pixels: PixelFormat) -> np.ndarray:
     images = tensor.detach()
     images = images[None] if images.ndim == 3 else images
     if images.ndim != 4 or images.shape[1] not in (1, 3, 4, pixels.channels):
-        shape = tuple(tensor.shape)
-        raise UserError(f"{name}: a tensor of shape {shape}; (3, H, W) or (B, 3, H, W) is expected")
+        raise UserError(f"{name}: a tensor of shape {tuple(tensor.shape)}; expected (3, H, W) or (B, 3, H, W)")
     if images.is_floating_point():
         if not ((images >= 0) & (images <= 1)).all():
             raise UserError(f"{name}: a float tensor with values outside [0, 1]; divide by 255, or give uint8")
-        white, dtype = (255, torch.uint8) if pixels.bits == 8 else ((1 << pixels.bits) - 1, torch.uint16)
-        images = images.float().mul(white).round_().to(dtype)
+        dtype = torch.uint8 if pixels.bits == 8 else torch.uint16
+        images = images.float().mul((1 << pixels.bits) - 1).round_().to(dtype)
     elif images.dtype not in (torch.uint8, torch.uint16):
         raise UserError(f"{name}: a tensor of {images.dtype}; give uint8, or float in [0, 1]")
     return images.permute(0, 2, 3, 1).contiguous().cpu().numpy()

@@ -75,10 +75,9 @@ class ExportedModel(InferenceModel):
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
-        if metadata.is_ours:
-            self.nms_iou = metadata.nms_iou
-        else:
-            self.nms_iou = None if self._layout == "rows" or metadata.end2end else FOREIGN_IOU
+        self.nms_iou = metadata.nms_iou
+        if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
+            self.nms_iou = FOREIGN_IOU
         self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
         self.squares, self.confidence = metadata.squares, metadata.confidence
 
@@ -90,9 +89,7 @@ class ExportedModel(InferenceModel):
         stride = self.stride
         height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
         try:
-            images = torch.full(
-                (self.batch or 1, self.pixels.channels, height, width), 0.5, dtype=torch.float32, device=self.device
-            )
+            images = torch.full((self.batch or 1, self.pixels.channels, height, width), 0.5, device=self.device)
             with torch.inference_mode():
                 return tuple(self._run_batch(images).shape)
         except UserError:
@@ -104,9 +101,8 @@ class ExportedModel(InferenceModel):
     def forward(self, images: Tensor) -> list[Tensor]:
         hw = tuple(images.shape[2:])
         if self.input_hw not in (None, hw):
-            raise UserError(
-                f"{self.path}: takes inputs of {_text(self.input_hw)} pixels (height x width), not {_text(hw)}"
-            )
+            takes, got = ("x".join(map(str, sides)) for sides in (self.input_hw, hw))
+            raise UserError(f"{self.path}: takes inputs of {takes} pixels (height x width), not {got}")
         images = images.float()
         if self.batch in (None, len(images)):
             return [self._run_batch(images)]
@@ -136,10 +132,6 @@ class ExportedModel(InferenceModel):
             return cxcywh_to_xyxy(boxes), objectness * classes
         boxes, scores = output.transpose(1, 2).split((4, self.num_classes), -1)
         return cxcywh_to_xyxy(boxes), scores.contiguous()
-
-
-def _text(hw: tuple[int, ...]) -> str:
-    return "x".join(map(str, hw))
 
 
 def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> tuple[str, tuple[str, ...]]:

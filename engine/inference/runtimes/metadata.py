@@ -24,7 +24,6 @@ _TEXTS = ("description", "date", "author", "version", "license")
 _OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "bits", "data")  # of `ExportMetadata`
 MOST_CLASSES = 100_000
 MOST_SIDE = 2**16  # pixels
-LONGEST_PATH = 4096
 Side = Annotated[int, Bounds(1, MOST_SIDE)]
 
 
@@ -119,8 +118,6 @@ def _own(text: str) -> dict[str, Any]:
         raise UserError(f"exported by a newer version (format {own['version']}); update this program")
     known = {"layout": own.get("layout")} | {key: own[key] for key in _OWN if key in own}
     check(known["layout"], str, f"{where}: layout", {"choices": LAYOUTS})
-    if any(len(path) >= LONGEST_PATH for path in check(known.get("data", {}), dict[str, str], where).values()):
-        raise UserError(f"{where}: data: a path is too long")
     not_details = {*known, "version", "needs_nms", "preprocessing"}
     return known | {"details": {key: value for key, value in own.items() if key not in not_details}}
 

