@@ -69,7 +69,6 @@ def export(config: ExportConfig) -> list[Path]:
     ctx = DistributedContext.single(CPU)
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     detector, info = load_detector(weights)
-    _check_writable(weights)
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
@@ -98,17 +97,6 @@ def export(config: ExportConfig) -> list[Path]:
         kind = FailedCheck if all(isinstance(e, FailedCheck) for e in failed.values()) else UserError
         raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_summary(error)})")
     return done
-
-
-def _check_writable(weights: Path) -> None:
-    try:
-        with temporary_folder(weights):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{weights.parent}: exported files are written next to the weights, but this folder cannot be written to "
-            f"({(error.strerror or str(error)).lower()}); copy the weights to another"
-        ) from None
 
 
 def export_best(best: Path, config: TrainConfig) -> None:
@@ -264,10 +252,10 @@ class _Job:
         """Exports to one format. Raises FailedCheck if the result differs too much from the checkpoint."""
         started, (suffix, write) = time.monotonic(), FORMATS[name]
         built, path = self.build(name), self.model.path.with_name(self.stem + suffix)
-        with temporary_folder(path) as folder:  # a file appears under its name when it is complete and has passed
+        # A file appears under its name when it is complete and has passed.
+        with _errors_name(path), temporary_folder(path) as folder:
             candidate = folder / path.name
-            with _errors_name(path):
-                write(built, candidate, self.metadata)
+            write(built, candidate, self.metadata)
             if not self.config.check:
                 replace_path(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
@@ -283,8 +271,7 @@ class _Job:
                 )
             found = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
             details = self.metadata.details | {"checked": "yes", "check": found}
-            with _errors_name(path):
-                write(built, candidate, replace(self.metadata, details=details))
+            write(built, candidate, replace(self.metadata, details=details))
             replace_path(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
@@ -303,7 +290,7 @@ FORMATS: dict[str, tuple[str, Callable[[Any, Path, ExportMetadata], None]]] = {
 
 @contextlib.contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
-    """Errors of the block name ``path``, which it writes, not the temporary file."""
+    """Errors of the block, which writes ``path``, name it, not a temporary file."""
     try:
         yield
     except OSError as error:

@@ -312,10 +312,11 @@ def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path, formats: 
     assert old.read_text() == "an older export"
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(weights: Path, capsys):
+def test_a_folder_that_cannot_be_written_to(weights: Path, capsys):
     with open(weights, "rb") as file:  # nobody, not even root, can create a file beside this name
-        message = error_of(capsys, export.main, "--weights", f"/proc/self/fd/{file.fileno()}", "--no-check")
-    assert "exported files are written next to the weights, but this folder cannot be written to (" in message
+        path = f"/proc/self/fd/{file.fileno()}"
+        message = error_of(capsys, export.main, "--weights", path, "--no-check", "--format", "torchscript")
+    assert f"{path}.torchscript: cannot be written (" in message
 
 
 def training(data: Path, tmp_path: Path, *more: str) -> list[str]:
