@@ -26,12 +26,12 @@ class ClassOutcomes(NamedTuple):
     """The detections of one class, best first, at COCO's IoU thresholds.
 
     All count, as true or false positives, but for those that are ignored: false positives outside the range of areas
-    or in a crowd region. Only the n that overlap an object can be true positives.
+    or in a crowd region. Of n, this depends on the threshold.
     """
 
     image: np.ndarray  # int64 (D,)
-    counted: np.ndarray  # bool (D,) not ignored, or overlapping an object
-    overlapping: np.ndarray  # int64 (n,) rows of the latter, ascending
+    counted: np.ndarray  # bool (D,) at some threshold
+    varying: np.ndarray  # int64 (n,) rows of those whose outcome depends on it, ascending
     true_positive: np.ndarray  # bool (n, T)
     ignored: np.ndarray  # bool (n, T)
     targets: np.ndarray  # int64 (N,) objects in each image
@@ -47,22 +47,19 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     image = matches.ranked.group[np.lexsort((-matches.ranked.scores, matches.ranked.classes))] // num_classes
     is_target = ~matches.ignored[:, 0]
     object_image, object_class = matches.objects.group // num_classes, matches.object_classes
-    cuts = np.searchsorted(outcomes.overlapping, outcomes.class_offsets)
     found = []
     for c in range(num_classes):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
-        within = slice(cuts[c], cuts[c + 1])
-        overlapping = outcomes.overlapping[within] - rows.start
-        counted = outcomes.unmatched[rows, 0].copy()
-        counted[overlapping] = True
-        true_positive = outcomes.true_positive[within, 0]
+        true_positive, false_positive = outcomes.true_positive[rows, 0], outcomes.false_positive[rows, 0]
+        counts = true_positive | false_positive
+        varying = np.flatnonzero(true_positive.any(1) | (counts.any(1) & ~counts.all(1)))
         found.append(
             ClassOutcomes(
                 image=image[rows],
-                counted=counted,
-                overlapping=overlapping,
-                true_positive=true_positive,
-                ignored=~true_positive & ~outcomes.false_positive[within, 0],
+                counted=counts.any(1),
+                varying=varying,
+                true_positive=true_positive[varying],
+                ignored=~counts[varying],
                 targets=np.bincount(object_image[is_target & (object_class == c)], minlength=gt.num_images),
             )
         )
@@ -92,7 +89,7 @@ def _class_ap(outcomes: ClassOutcomes, times: np.ndarray) -> np.ndarray:
     """float64 (S,)."""
     targets = times @ outcomes.targets
     ap = np.where(targets > 0, 0.0, np.nan)
-    if not outcomes.overlapping.size:
+    if not outcomes.varying.size:
         return ap
     times = times.astype(np.int32)
     step = max(_CELLS // len(outcomes.image), 1)
@@ -105,8 +102,8 @@ def _class_ap(outcomes: ClassOutcomes, times: np.ndarray) -> np.ndarray:
 def _ap_of_draws(outcomes: ClassOutcomes, times: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """AP of draws with ``targets`` (S,) objects: float64 (S,); without meaning where there are none."""
     weight = times[:, outcomes.image]
-    counted = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.overlapping]
-    weight = weight[:, outcomes.overlapping]
+    counted = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.varying]
+    weight = weight[:, outcomes.varying]
     wanted = _counts_at_recall(targets)
     total = np.zeros(len(times))
     for true_positive, ignored in zip(outcomes.true_positive.T, outcomes.ignored.T):

@@ -9,18 +9,12 @@ Legend: D detections, M objects, C classes, F false positives, A sizes.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import (
-    IOU_THRESHOLDS,
-    Matches,
-    Objects,
-    known_outcomes,
-    overlapping_pairs,
-    sort_by_class,
-)
+from engine.evaluation.matching import Matches, Objects, known_outcomes, overlapping_pairs, sort_by_class
 from engine.evaluation.metrics import interpolated_precision, mean_known
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
@@ -44,8 +38,7 @@ def score_sizes(matches: Matches) -> SizeScores:
     """COCO's scores for its four sizes. Means over the classes that have objects equal those of pycocotools."""
     outcomes, targets = sort_by_class(matches), matches.targets()
     precision = interpolated_precision(outcomes, targets)
-    found = np.zeros((*targets.shape, IOU_THRESHOLDS.size), dtype=np.int64)
-    np.add.at(found, outcomes.classes[outcomes.overlapping], outcomes.true_positive)
+    found = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
     recall = np.full(targets.shape, np.nan)
     some = targets > 0
     recall[some] = (found[some] / targets[some][:, None]).mean(-1)

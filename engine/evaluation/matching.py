@@ -1,7 +1,7 @@
 """Matches detections to objects by COCO's rules: which are true positives, which false positives, which are ignored.
 
-Only the few detections that overlap an object of their group by at least the lowest IoU threshold are assigned; the
-others are never padded or looped over. A group is a pair of image and class, or an image where classes do not matter.
+Only the few detections that overlap an object of their group by at least the lowest IoU threshold are assigned. A group
+is a pair of image and class, or an image where classes do not matter.
 
 Legend: D detections, M objects, P pairs of the two, N detections that overlap an object, C classes, A area ranges, T
 IoU thresholds.
@@ -78,25 +78,14 @@ class Matches(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """All detections, sorted by class and then by falling score. Only the N that overlap an object of their class and
-    image can be true positives; the others have the same outcome at all IoU thresholds."""
+    """All detections, sorted by class and then by falling score. Those that are neither true nor false positives lie in
+    a crowd region or out of the area range."""
 
     class_offsets: np.ndarray  # int64 (C + 1,)
     scores: np.ndarray  # float64 (D,)
     classes: np.ndarray  # int64 (D,)
-    unmatched: np.ndarray  # bool (D, A): false positives that overlap nothing, with an area in the range
-    overlapping: np.ndarray  # int64 (N,) rows of the detections that overlap an object, ascending
-    true_positive: np.ndarray  # bool (N, A, T)
-    false_positive: np.ndarray  # bool (N, A, T)
-
-    def at_first_iou(self) -> tuple[np.ndarray, np.ndarray]:
-        """True and false positives, of all areas, at the lowest IoU threshold (0.5): bool (D,) each. Detections that
-        are neither lie in a crowd region."""
-        true_positive = np.zeros(self.scores.size, dtype=bool)
-        false_positive = self.unmatched[:, 0].copy()
-        true_positive[self.overlapping] = self.true_positive[:, 0, 0]
-        false_positive[self.overlapping] = self.false_positive[:, 0, 0]
-        return true_positive, false_positive
+    true_positive: np.ndarray  # bool (D, A, T)
+    false_positive: np.ndarray  # bool (D, A, T)
 
 
 def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> Matches:
@@ -134,41 +123,22 @@ def _out_of_range(area: np.ndarray) -> np.ndarray:
 
 def sort_by_class(matches: Matches) -> Outcomes:
     """The outcomes of all detections of a class together, best first; equal scores in the order of the images."""
-    ranked, assignment = matches.ranked, matches.assignment
+    ranked, (rows, matched, ignored, _) = matches.ranked, matches.assignment
+    x1, y1, x2, y2 = ranked.boxes_xyxy.T
+    out_of_range = _out_of_range((x2 - x1) * (y2 - y1))[:, :, None]
+    false_positive = np.repeat(~out_of_range, IOU_THRESHOLDS.size, 2)
+    true_positive = np.zeros_like(false_positive)
+    true_positive[rows], false_positive[rows] = matched & ~ignored, ~matched & ~out_of_range[rows]
     order = np.lexsort((-ranked.scores, ranked.classes))
-    overlaps = np.zeros(order.size, dtype=bool)
-    overlaps[assignment.overlapping] = True
-    assigned_row = np.empty(order.size, dtype=np.int64)
-    assigned_row[assignment.overlapping] = np.arange(assignment.overlapping.size)
-    overlapping = np.flatnonzero(overlaps[order])
-    rows = assigned_row[order[overlapping]]
-    x1, y1, x2, y2 = ranked.boxes_xyxy[order].T
-    out_of_range = _out_of_range((x2 - x1) * (y2 - y1))
-    matched, ignored = assignment.matched[rows], assignment.ignored[rows]
-    return Outcomes(
-        class_offsets=np.searchsorted(ranked.classes[order], np.arange(matches.num_classes + 1)),
-        scores=ranked.scores[order],
-        classes=ranked.classes[order],
-        unmatched=~out_of_range & ~overlaps[order, None],
-        overlapping=overlapping,
-        true_positive=matched & ~ignored,
-        false_positive=~matched & ~out_of_range[overlapping, :, None],
-    )
+    offsets = np.searchsorted(ranked.classes[order], np.arange(matches.num_classes + 1))
+    return Outcomes(offsets, *(v[order] for v in (ranked.scores, ranked.classes, true_positive, false_positive)))
 
 
 def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, num_classes: int) -> Outcomes:
     """Outcomes of true and false positives at one IoU threshold, for all areas, from arrays (D,) sorted by class, then
     by falling score."""
-    overlapping = np.flatnonzero(true_positive)
-    return Outcomes(
-        class_offsets=np.searchsorted(classes, np.arange(num_classes + 1)),
-        scores=scores,
-        classes=classes,
-        unmatched=~true_positive[:, None],
-        overlapping=overlapping,
-        true_positive=np.ones((overlapping.size, 1, 1), dtype=bool),
-        false_positive=np.zeros((overlapping.size, 1, 1), dtype=bool),
-    )
+    offsets, true_positive = np.searchsorted(classes, np.arange(num_classes + 1)), true_positive[:, None, None]
+    return Outcomes(offsets, scores, classes, true_positive, ~true_positive)
 
 
 def _assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, target_ignored: np.ndarray) -> Assignment:

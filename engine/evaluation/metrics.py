@@ -147,34 +147,18 @@ def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarra
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
-    cuts = np.searchsorted(outcomes.overlapping, outcomes.class_offsets)
-    for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(cuts) > 0)):
-        # Only overlapping detections can be true positives, so the envelope and the recall need no other rows; the
-        # others enter as counts.
+    for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(outcomes.class_offsets) > 0)):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
-        within = slice(cuts[c], cuts[c + 1])
-        unmatched = np.cumsum(outcomes.unmatched[rows], axis=0)[outcomes.overlapping[within] - rows.start]
-        tp = np.cumsum(outcomes.true_positive[within], axis=0)
-        fp = np.cumsum(outcomes.false_positive[within], axis=0) + unmatched[:, :, None]
-        precision = tp / (fp + tp + _SPACING)
-        envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
         for a in np.flatnonzero(targets[c]):
-            result[c, a] = _at_recall_points(tp[:, a].T, envelope[:, a].T, int(targets[c, a]))
+            tp, fp = (np.cumsum(part[rows, a], axis=0) for part in (outcomes.true_positive, outcomes.false_positive))
+            precision = tp / (fp + tp + _SPACING)
+            envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+            # The recall at a count is compared as COCO does, in floating point; counts are then searched as integers.
+            wanted = np.searchsorted(np.arange(targets[c, a] + 1) / targets[c, a], RECALL_POINTS)
+            for t in range(tp.shape[1]):
+                first = np.searchsorted(tp[:, t], wanted)
+                result[c, a, t] = np.where(first < len(tp), envelope[np.minimum(first, len(tp) - 1), t], 0.0)
     return result
-
-
-def _at_recall_points(tp: np.ndarray, envelope: np.ndarray, targets: int) -> np.ndarray:
-    """``envelope`` (T, n) where the recall ``tp / targets`` first reaches each recall point: (T, R), 0 if nowhere."""
-    rows, length = tp.shape
-    # The recall at a count is compared as COCO does, in floating point; the counts are then searched as integers,
-    # all rows in one sorted array.
-    wanted = np.searchsorted(np.arange(targets + 1) / targets, RECALL_POINTS)
-    shift = np.arange(rows)[:, None] * (targets + 1)
-    first = np.searchsorted((tp + shift).ravel(), (wanted + shift).ravel()).reshape(rows, -1)
-    first -= np.arange(rows)[:, None] * length
-    reached = wanted <= tp[:, -1:]
-    values = np.take_along_axis(envelope, np.minimum(first, length - 1), axis=1)
-    return np.where(reached, values, 0.0)
 
 
 def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +171,7 @@ def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndar
         histogram = np.bincount(cell[rows], minlength=classes * steps).reshape(classes, steps)
         return histogram[:, ::-1].cumsum(1)[:, ::-1]
 
-    tp, fp = (counts(rows) for rows in outcomes.at_first_iou())
+    tp, fp = (counts(part[:, 0, 0]) for part in (outcomes.true_positive, outcomes.false_positive))
     found = tp + fp
     precision = tp / np.maximum(found, 1)
     # No detection is left above the best score of a class: keep the last measured value.
