@@ -7,18 +7,15 @@ shape. Units: "cells" are multiples of the cell's own stride; the rest is canvas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Shapes = tuple[tuple[int, int], ...]  # rows and columns by level
 LARGEST_SIDE = 20_000.0  # strides
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
@@ -26,30 +23,22 @@ def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
     return tuple((level.shape[2], level.shape[3]) for level in raw)
 
 
-def _cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Caches the results of ``make``, which callers share and must not write into.
-
-    A run may have hundreds of canvases, whose cells take up to a megabyte of the device's memory each, so only the
-    latest are kept. ``make`` must not copy from the host: see `_on_device`.
-    """
-
-    @lru_cache(maxsize=64)
-    def cached(*args: P.args, **kwargs: P.kwargs) -> T:
-        # A tensor created in inference mode could not be used in training later.
-        with torch.inference_mode(False), torch.no_grad():
-            return make(*args, **kwargs)
-
-    @wraps(make)
-    def get(*args: P.args, **kwargs: P.kwargs) -> T:
-        # In a compiled graph the tensors become constants; a cache would break the graph.
-        return (make if torch.compiler.is_compiling() else cached)(*args, **kwargs)
-
-    return get
-
-
-@_cached
 def cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centers float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels."""
+    """Centers float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels.
+    Callers share them and must not write into them."""
+    # In a compiled graph the tensors become constants; a cache would break the graph.
+    make = _new_cell_centers if torch.compiler.is_compiling() else _cached_cell_centers
+    return make(shapes, strides, device)
+
+
+@lru_cache(maxsize=64)  # a run may have hundreds of canvases, whose cells take up to a megabyte each
+def _cached_cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    # A tensor created in inference mode could not be used in training later.
+    with torch.inference_mode(False), torch.no_grad():
+        return _new_cell_centers(shapes, strides, device)
+
+
+def _new_cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     centers, sizes = [], []
     for (height, width), stride in zip(shapes, strides):
         y = torch.arange(height, device=device, dtype=torch.float32) + 0.5
@@ -60,33 +49,10 @@ def cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.device)
     return torch.cat(centers), torch.cat(sizes)
 
 
-class GridLevels(NamedTuple):
-    """The grids of all levels, as tensors on a device."""
-
-    strides: Tensor  # float32 (L, 1), canvas pixels
-    last: Tensor  # float32 (L, 2), the last column and row
-    columns: Tensor  # int64 (L,)
-    offset: Tensor  # int64 (L,), number of cells in all levels before
-    cells: int  # of all levels
-
-
-@_cached
-def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
-    sizes = [height * width for height, width in shapes]
-    last = [side - 1 for height, width in shapes for side in (width, height)]
-    return GridLevels(
-        strides=_on_device(strides, torch.float32, device)[:, None],
-        last=_on_device(last, torch.float32, device).view(-1, 2),
-        columns=_on_device([width for _, width in shapes], torch.int64, device),
-        offset=_on_device([sum(sizes[:level]) for level in range(len(sizes))], torch.int64, device),
-        cells=sum(sizes),
-    )
-
-
-def _on_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Like ``torch.tensor``, whose copy from the host would wait for the device; with rectangular batches a training
-    step often has a canvas that is not in the cache."""
-    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
+def from_host(array: np.ndarray, device: torch.device) -> Tensor:
+    """``array`` as a tensor on ``device``. The host does not wait for a copy from pinned memory."""
+    tensor = torch.from_numpy(array)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
+from models.assigners.task_aligned import CandidatePairs, TaskAlignedAssigner, list_pairs
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
 from models.losses.base import Criterion, IgnoredCells, LossSettings, canvas_targets, smooth_labels
@@ -61,35 +61,31 @@ class AnchorFreeLoss(Criterion):
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w), one per level."""
-        shapes = grid_shapes(raw)
-        canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
-        groups = group_pairs(targets.on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
+        sizes = raw[0].shape[0], targets.max_targets
+        pairs = list_pairs(targets.on_host, *sizes, grid_shapes(raw), self.strides, raw[0].device)
         ignored = self.ignored_cells(raw, targets)
         is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
         terms = self._compiled_terms if is_compiled else self._terms
-        return terms(raw, targets.rows, targets.max_targets, groups, ignored, teacher_maps)
+        return terms(raw, targets.rows, targets.max_targets, pairs, ignored, teacher_maps)
 
     def _terms(
         self,
         raw: Sequence[Tensor],
         targets: Tensor,
         max_targets: int,
-        groups: Sequence[PairGroup],
+        pairs: CandidatePairs,
         ignored: IgnoredCells | None,
         teacher_maps: Sequence[Tensor] | None,
     ) -> LossOutput:
         """The part of `forward` that runs on the device: assigns the targets and computes the loss. ``targets``: the
         rows, (M, 6)."""
-        shapes = grid_shapes(raw)
-        centers, strides = cell_centers(shapes, self.strides, raw[0].device)
+        centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
             predicted = distances_to_xyxy(distances, centers, strides)
-            labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
-            cells, scores = self.assigner(
-                class_logits, predicted, labels, boxes, mask, shapes=shapes, strides=self.strides, groups=groups
-            )
+            labels, boxes, _ = canvas_targets(raw[0], self.strides[0], targets, max_targets)
+            cells, scores = self.assigner(class_logits, predicted, labels, boxes, pairs)
             class_targets = smooth_labels(scores, labels[..., None].expand_as(cells), self.settings).flatten(1, 2)
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T

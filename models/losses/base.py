@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import cell_centers, grid_shapes
+from models.box_coding import cell_centers, from_host, grid_shapes
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, Targets, pad_targets
@@ -161,10 +161,7 @@ def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[i
     region = np.cumsum(begins) - 1
     of_class[image[region], slot[region], ignore[:, 1].astype(np.int64)] = 1
     of_class[..., :-1] += of_class[..., -1:]
-    on_host = [torch.from_numpy(a) for a in (images, boxes, of_class[..., :-1])]
-    if device.type == "cuda":  # a copy from other memory waits for the device
-        on_host = [tensor.pin_memory() for tensor in on_host]
-    numbers, regions, members = (tensor.to(device, non_blocking=True) for tensor in on_host)
+    numbers, regions, members = (from_host(array, device) for array in (images, boxes, of_class[..., :-1]))
     canvas_wh = shapes[0][1] * strides[0], shapes[0][0] * strides[0]
     low, high = scale_boxes(cxcywh_to_xyxy(regions), *canvas_wh)[:, None].split(2, -1)
     points = (centers * sizes)[:, None]

@@ -166,7 +166,7 @@ def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     inputs = scene(3, 8, 1, seed=0)
     logits, predicted, centers, _, boxes, mask = inputs
     boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
-    assigners = (TaskAlignedAssigner(topk=k, alpha=0.5, beta=6.0, one_to_one=k > 1) for k in (10, 1))
+    assigners = (TaskAlignedAssigner(topk=k, one_to_one=k > 1) for k in (10, 1))
     one_to_one, first = (assign(assigner, *inputs) for assigner in assigners)
     assert one_to_one.cells.shape == (*mask.shape, 1)
     given = 0

@@ -1,27 +1,15 @@
 """Assignment compared with slow float64 loops in Python."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
-from models.assigners import task_aligned
 from models.assigners.candidates import resolve_conflicts
 from models.assigners.simota import candidate_cells
-from models.assigners.task_aligned import (
-    Assignment,
-    PairGroup,
-    TaskAlignedAssigner,
-    alignment,
-    best_pairs,
-    count_pairs,
-    group_pairs,
-    list_pairs,
-)
+from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs, list_pairs
 from models.box_coding import cell_centers
 from models.losses.anchor import match_anchors
-from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
+from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 
 STRIDES = (8, 16, 32)
 CANVAS = 128
@@ -53,19 +41,17 @@ def scene(batch: int, slots: int, classes: int, seed: int):
     return logits, predicted, centers, labels, boxes, mask
 
 
-def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
-    """Groups of images as in the loss, made from the targets on the host."""
+def pairs_of(boxes: torch.Tensor, mask: torch.Tensor) -> CandidatePairs:
+    """The pairs of the targets that these boxes are made from."""
     image = mask.nonzero()[:, :1].float()
-    boxes = xyxy_to_cxcywh(boxes[mask].double() / CANVAS).float()
+    boxes = xyxy_to_cxcywh(boxes[mask] / CANVAS)  # exact: a power of two
     targets = torch.cat((image, torch.zeros_like(image), boxes), 1).numpy()
-    groups = group_pairs(targets, len(mask), SHAPES, STRIDES, (CANVAS, CANVAS), boxes.device)
-    # Boxes that were not made from these targets may round otherwise.
-    return [group._replace(capacity=group.capacity + 64) for group in groups]
+    return list_pairs(targets, *mask.shape, SHAPES, STRIDES, torch.device("cpu"))
 
 
 def assign(assigner: TaskAlignedAssigner, logits, predicted, centers, labels, boxes, mask) -> Assignment:
     assert len(centers) == predicted.shape[1]
-    return assigner(logits, predicted, labels, boxes, mask, SHAPES, STRIDES, groups_of(boxes, mask))
+    return assigner(logits, predicted, labels, boxes, pairs_of(boxes, mask))
 
 
 def inside_by_hand(point, box, stride: float) -> bool:
@@ -110,7 +96,7 @@ def as_dictionary(assignment) -> dict:
 @pytest.mark.parametrize(("topk", "seed"), [(10, 0), (3, 1), (1, 2), (1000, 3)])
 def test_task_aligned_assignment_equals_loops(topk, seed):
     inputs = scene(3, 7, 4, seed)
-    assigner = TaskAlignedAssigner(topk=topk, alpha=ALPHA, beta=BETA)
+    assigner = TaskAlignedAssigner(topk=topk)
     assignment = assign(assigner, *inputs)
     expected = assign_by_loops(*inputs, 8, topk)
     found = as_dictionary(assignment)
@@ -120,104 +106,31 @@ def test_task_aligned_assignment_equals_loops(topk, seed):
     assert not assignment.scores[~inputs[-1]].any()
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 6.0), (1.0, 6.0), (0.5, 2.5), (0.0, 1.0)])
-def test_any_exponents_equal_the_formula(alpha, beta):
-    generator = torch.Generator().manual_seed(0)
-    logits, overlap = torch.randn(500, generator=generator), torch.rand(500, generator=generator)
-    expected = logits.double().sigmoid() ** alpha * overlap.double() ** beta
-    torch.testing.assert_close(alignment(logits, overlap, alpha, beta).double(), expected, rtol=1e-5, atol=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("extra", [0, 37])
-def test_pairs_list_the_cells_inside_each_target_in_order(seed, extra):
+def test_pairs_list_the_cells_inside_each_target_in_order(seed):
     _, _, centers, _, boxes, mask = scene(3, 9, 2, seed)
     boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
     boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # at the far corner, with no area left
+    boxes[0, 2] = torch.tensor([4.0, 12.0, 36.0, 44.0])  # edges on centers of cells
     expected = (candidate_cells(centers, boxes, 8.0) & mask[..., None]).flatten(0, 1)
-    pairs = list_pairs(boxes.flatten(0, 1), mask.flatten(), SHAPES, STRIDES, int(expected.sum()) + extra)
+    pairs = pairs_of(boxes, mask)
     assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))
     slot, cell = expected.nonzero(as_tuple=True)
     assert torch.equal(pairs.slot[: len(slot)], slot)
     assert torch.equal(pairs.cell[: len(cell)], cell)
-    assert ((pairs.cell >= 0) & (pairs.cell < len(centers))).all()
-    assert len(pairs.slot) == len(slot) + extra
-
-
-def test_the_hosts_count_of_pairs_equals_the_devices():
-    """For the same targets, on odd canvases and with boxes whose edges lie on centers of cells."""
-    rng = np.random.default_rng(0)
-    shapes, canvas_hw = ((20, 36), (10, 18), (5, 9)), (160, 288)
-    targets = np.zeros((4000, 6), np.float32)
-    targets[:, 0] = np.sort(rng.integers(0, 5, 4000))
-    targets[:, 2:4] = rng.uniform(0, 1, (4000, 2))
-    targets[:, 4:] = np.exp(rng.uniform(np.log(0.001), 0, (4000, 2)))
-    edges = rng.integers(0, 40, (2000, 4)) * 4.0
-    low, high = np.minimum(edges[:, :2], edges[:, 2:]), np.maximum(edges[:, :2], edges[:, 2:])
-    targets[:2000, 2:] = np.concatenate(((low + high) / 2, high - low), 1) / [288, 160, 288, 160]
-    boxes = scale_boxes(cxcywh_to_xyxy(torch.from_numpy(targets[:, 2:])), 288, 160)
-    per_image = count_pairs(targets, 6, shapes, STRIDES, canvas_hw)
-    pairs = list_pairs(boxes, torch.ones(4000, dtype=torch.bool), shapes, STRIDES, sum(per_image))
-    own = torch.diff(pairs.ends, prepend=torch.zeros(1, dtype=torch.long))
-    assert np.bincount(targets[:, 0].astype(int), own.numpy(), minlength=6).tolist() == per_image
-    assert per_image[5] == 0 < per_image[0]
-
-
-def contracted(a: np.ndarray, b: np.ndarray, side: float, fused: int) -> np.ndarray:
-    """``a * side + b * side`` in float32; 1 or 2: that product is not rounded, as in a fused multiply-add."""
-    products = [a.astype(np.float64) * side, b.astype(np.float64) * side]
-    rounded = [p if number == fused else p.astype(np.float32) for number, p in enumerate(products, 1)]
-    return (rounded[0] + rounded[1]).astype(np.float32)
-
-
-@pytest.mark.parametrize("side", [640, 1088, 1280])
-def test_no_contraction_finds_more_pairs_than_the_host_counts(monkeypatch, side):
-    """A compiler may contract the sum for a box's middle, the difference for its half, or both, with either product."""
-    rng = np.random.default_rng(0)
-    targets = np.zeros((20_000, 6), np.float32)
-    targets[:, 0] = np.arange(20_000)
-    corners = np.sort(rng.integers(0, side + 1, (20_000, 2, 2)), 1)  # whole pixels
-    targets[:, 2:4], targets[:, 4:] = corners.mean(1) / side, np.diff(corners, axis=1)[:, 0] / side
-    shapes, strides = tuple((side // s, side // s) for s in STRIDES), np.array(STRIDES, np.float32)[:, None]
-    arguments = (targets, 20_000, shapes, STRIDES, (side, side))
-    exact, bound = np.array(count_pairs(*arguments)), np.array(count_pairs(*arguments, task_aligned._ROUNDING))
-    last, least, exceeded = np.array(shapes, np.float32) - 1, np.float32(min(STRIDES) / 2 + 1e-3), []
-    low, high = (cxcywh_to_xyxy(targets[:, 2:])[:, part] for part in (slice(2), slice(2, 4)))
-    for middle_fused, half_fused in itertools.product(range(3), repeat=2):
-        middle = contracted(low, high, side, middle_fused) / 2
-        half = np.maximum(contracted(high, -low, side, half_fused) / 2, least)
-        window = (middle - half)[:, None], (middle + half)[:, None]
-        found = task_aligned._windows(*window, strides, last, np)[1].prod(-1).sum(-1)
-        assert (found <= bound).all()
-        exceeded.append(int((found > exact).sum()))
-    assert exceeded[0] == 0 < max(exceeded)  # the exact count is too small for some of them
-    assert (bound == exact).mean() > 0.95  # and the bound is not much larger
-    monkeypatch.setattr(task_aligned, "_BUCKET", 1)
-    monkeypatch.setattr(task_aligned, "_BUCKET_CPU", 1)
-    for device, count in (("cpu", exact), ("cuda", bound)):
-        assert sum(group.capacity for group in group_pairs(*arguments, torch.device(device))) == count.sum()
+    assert not pairs.slot[len(slot) :].any()
+    assert not pairs.cell[len(slot) :].any()
 
 
 def test_selecting_the_best_pairs_equals_repeated_maximum():
     ends = torch.tensor([4, 4, 9, 10])
     metric = torch.tensor([0.5, 0.0, 0.7, 0.5, 1e-20, 3e-20, 2.0, 2.0, 0.0, 0.25, 9.0, 9.0])
     slot = torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 2, 3, 3, 3])  # the last two are no pairs
-    best, exists = best_pairs(task_aligned.CandidatePairs(slot, slot, ends), metric, 3)
+    best, exists = best_pairs(CandidatePairs(slot, slot, ends), metric, 3)
     assert exists.sum(1).tolist() == [3, 0, 3, 1]
     assert best[0].tolist() == [2, 0, 3]
     assert best[2].tolist() == [6, 7, 5]
     assert best[3, 0] == 9
-
-
-def test_grouping_images_does_not_change_the_assignment(monkeypatch):
-    inputs = scene(5, 6, 3, 4)
-    assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
-    whole = assign(assigner, *inputs)
-    assert len(groups_of(inputs[4], inputs[5])) == 1
-    monkeypatch.setattr(task_aligned, "_GROUP_PAIRS_CPU", 1)
-    assert len(groups_of(inputs[4], inputs[5])) > 2
-    single = assign(assigner, *inputs)
-    assert all(torch.equal(a, b) for a, b in zip(whole, single))
 
 
 def test_every_small_target_has_a_candidate_and_large_ones_have_only_cells_inside():
@@ -237,7 +150,7 @@ def test_a_tiny_target_is_learned_from_an_untrained_head():
     centers = pyramid()
     predicted = torch.cat((centers - 60, centers + 60), -1)[None]
     boxes = torch.tensor([[[61.0, 61, 63, 63]]])
-    assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
+    assigner = TaskAlignedAssigner(topk=10)
     labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
     logits = torch.full((1, len(centers), 1), -8.0)
     assignment = assign(assigner, logits, predicted, centers, labels, boxes, mask)
@@ -258,7 +171,7 @@ def test_no_images_and_no_targets_give_empty_assignments(batch, slots):
     centers = pyramid()
     logits, predicted = (torch.zeros(batch, len(centers), channels) for channels in (3, 4))
     labels, mask = (torch.zeros(batch, slots, dtype=dtype) for dtype in (torch.long, torch.bool))
-    assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
+    assigner = TaskAlignedAssigner(topk=10)
     assignment = assign(assigner, logits, predicted, centers, labels, torch.zeros(batch, slots, 4), mask)
     assert assignment.cells.shape == assignment.scores.shape == (batch, slots, 10)
     assert not assignment.scores.any()
