@@ -88,9 +88,6 @@ class Album:
     def pictures(self, source: Source, window: np.ndarray, side: int, *versions: Version) -> list[tuple[str, Markup]]:
         """The part ``window`` of an image (x0, y0, x1, y1 in original pixels), with sides of at most ``side``, once for
         each version: titles and pictures; or one paragraph with the reason why it is not shown."""
-        full = "Not shown: the page would become too large."
-        if not self._left:
-            return [("", _muted(full))]
         try:
             part = _render(source, window, side)
         except (UserError, OSError) as error:
@@ -101,7 +98,7 @@ class Album:
         size = sum(map(len, files))
         if size > self._left:
             self._left = 0
-            return [("", _muted(full))]
+            return [("", _muted("Not shown: the page would become too large."))]
         self._left -= size
         width = part.shape[1] / DENSITY
         return [(v.title, image(file, "jpeg", v.label, "photo", width)) for v, file in zip(versions, files)]

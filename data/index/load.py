@@ -6,10 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +23,7 @@ from utils.config.pixels import RGB8
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
-from utils.strings import counted
+from utils.strings import counted, listed
 
 if TYPE_CHECKING:
     from data.index.scan import Scan
@@ -71,15 +68,13 @@ def load_index(
     use = IndexSettings(**settings)
     source = _source(spec, split, use.single_cls, use.fraction)
     part, split = split, "train" if spec.held_out and split == "val" else split
-    refusing = partial(_refusing, checked is not None)
+    is_check = checked is not None
     if parts := spec.split(split).parts:
         whole = replace(use, single_cls=False, fraction=1.0, repeats=True)
         index = joined(spec, split, [load_index(each, split, checked=checked, **asdict(whole)) for each in parts])
         index = as_used(index, spec, part, use)
         get_logger().info("%s: %s", part, index.report.summary())
-        with refusing():
-            _check_some_objects(index, "", spec, part)
-            _check_backgrounds(index, spec, part)
+        _refuse(_without_objects(index, "", spec, part) or _without_backgrounds(index, spec, part), is_check)
         return replace(index, source=source)
     if shards := shards_of(spec, split):
         index, note, first, details = _of_shards(shards, spec, checked), " (shards)", shards.name, ""
@@ -89,9 +84,8 @@ def load_index(
         if all(file.stamp is None for file in listing.labels):
             images = counted(len(listing.images), "image")
             text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
-            with refusing():  # before its images are read
-                expected = _absolute(spec, listing.labels[0].name)
-                raise UserError(f"{text}{expected}{_labels_elsewhere(listing, spec, split)}")
+            text += _absolute(spec, listing.labels[0].name) + _labels_elsewhere(listing, spec, split)
+            _refuse(text, is_check)  # before its images are read
         chooses = bool(spec.classes or spec.class_of)
         merging = replace(use, single_cls=use.single_cls and not chooses)  # by the scan, which then checks no class
         index, path, is_cached = _of_files(listing, spec, split, merging, checked)
@@ -106,9 +100,7 @@ def load_index(
             get_logger().warning("%s: %s", split, advice)
         if not shards:
             _warn_of_files(listing, spec, split)
-    with refusing():
-        _check_bad_images(report, split, use.max_bad, details)
-        _check_some_objects(index, first, spec, part)
+    _refuse(_too_many_bad(report, split, use.max_bad, details) or _without_objects(index, first, spec, part), is_check)
     return replace(index, source=source)
 
 
@@ -150,15 +142,12 @@ def _of_files(
     return replace(index, pixels=spec.pixels), path, is_cached
 
 
-@contextmanager
-def _refusing(is_check: bool) -> Iterator[None]:
-    """For a check, UserErrors of the block become warnings."""
-    try:
-        yield
-    except UserError as error:
-        if not is_check:
-            raise
-        get_logger().warning("%s", error)
+def _refuse(text: str, is_check: bool) -> None:
+    """Raises UserError, or warns for a check; nothing for ""."""
+    if text and not is_check:
+        raise UserError(text)
+    if text:
+        get_logger().warning("%s", text)
 
 
 def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
@@ -196,7 +185,7 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
         get_logger().warning("%s: %s", split, unread_summary(unread))
     missing = [file.name for file in listing.labels if file.stamp is None]
     if len(missing) > MAX_UNLABELED * len(listing.labels):
-        shown = ", ".join(_absolute(spec, name) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
+        shown = listed([_absolute(spec, name) for name in missing], 3)
         get_logger().warning(
             "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
             "files to avoid this warning",
@@ -204,47 +193,49 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
         )  # fmt: skip
 
 
-def _check_some_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError for a training split without objects; warns for other splits. ``first``: a label file of the
-    split; "" if it has none of its own."""
+def _without_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> str:
+    """The message about a training split without objects; "" if there are some. Warns for other splits. ``first``: a
+    label file of the split; "" if it has none of its own."""
     if not index.crowd.all():
-        return
+        return ""
     of = f" of the class {' or '.join(index.names[:5])}" if spec.classes or spec.class_of else ""
     text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of}"
     text += f" (first label file: {_absolute(spec, first)})" if first else ""
     if split == "train":
-        raise UserError(f"{text}; there is nothing to train on")
+        return f"{text}; there is nothing to train on"
     text += "; nothing can be scored" + (", and training writes no best.pt" if split == "val" else "")
     get_logger().warning("%s", text)
+    return ""
 
 
-def _check_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if a class that has objects is ignored everywhere in every image, so that nothing is background
-    for it. This happens if classes are merged of which each data set leaves one out."""
+def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> str:
+    """The message about a class with objects that is ignored everywhere in every image, so that nothing is background
+    for it; "" if there is none. This happens if classes are merged of which each data set leaves one out."""
     whole = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
     regions = index.with_boxes(index.crowd & whole & (index.classes != IGNORED))
     images = replace(regions, crowd=np.zeros_like(regions.crowd)).images_of_classes(len(index.names))
     no_background = (images == len(index)) & (index.boxes_of_classes(len(index.names)) > 0)
-    if no_background.any():
-        name = index.names[no_background.argmax()]
-        raise UserError(
-            f"{spec.source}: '{split}' has no image in which all objects of '{name}' are labeled: of the classes that "
-            "are merged into it, each data set leaves one out; label them, or do not merge them ('classes:' or "
-            "--single-cls)"
-        )
+    if not no_background.any():
+        return ""
+    name = index.names[no_background.argmax()]
+    return (
+        f"{spec.source}: '{split}' has no image in which all objects of '{name}' are labeled: of the classes that are "
+        "merged into it, each data set leaves one out; label them, or do not merge them ('classes:' or --single-cls)"
+    )
 
 
 def _absolute(spec: DatasetSpec, name: str) -> str:
     return os.path.normpath(os.path.join(spec.root, name))
 
 
-def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: str) -> None:
+def _too_many_bad(report: ScanReport, split: str, max_bad: float, details: str) -> str:
+    """The message about images that cannot be used; "" unless they are too many."""
     total = report.totals["images"] + report.bad_images
     if report.totals["images"] and report.bad_images / total <= max_bad:
-        return
-    raise UserError(
-        f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): "
-        f"{'; '.join((*report.bad_lines, *report.advice))}{details}"
+        return ""
+    reasons = "; ".join((*report.bad_lines, *report.advice))
+    return (
+        f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): {reasons}{details}"
     )
 
 
