@@ -147,18 +147,12 @@ def median_side(sides_px: np.ndarray) -> float | None:
     return float(np.median(sides_px)) if sides_px.size else None
 
 
-def size_that_shows(median_side_px: float | None, imgsz: int, stride: int) -> int | None:
-    """The smallest multiple of ``stride`` at which the median side reaches `SMALL_PX`; None if ``imgsz`` suffices."""
+def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int) -> str | None:
+    """What to do about a median side that is too small for most models: the smallest multiple of ``stride`` at which it
+    reaches `SMALL_PX`, or tiles; None if it is large enough."""
     if median_side_px is None or median_side_px >= SMALL_PX:
         return None
-    return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
-
-
-def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int) -> str | None:
-    """What to do about a median side that is too small for most models; None if it is large enough."""
-    better = size_that_shows(median_side_px, imgsz, stride)
-    if better is None:
-        return None
+    better = int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
     if better > LARGEST_ADVISED:
         return "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
     return f"use --imgsz {better} or more, or cut large images into tiles ('tile: {imgsz}' in the data set's YAML)"

@@ -233,10 +233,8 @@ def _too_many_bad(report: ScanReport, split: str, max_bad: float, details: str) 
     total = report.totals["images"] + report.bad_images
     if report.totals["images"] and report.bad_images / total <= max_bad:
         return ""
-    reasons = "; ".join((*report.bad_lines, *report.advice))
-    return (
-        f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): {reasons}{details}"
-    )
+    text = f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g})"
+    return f"{text}: {'; '.join((*report.bad_lines, *report.advice))}{details}"
 
 
 def _source(spec: DatasetSpec, part: str, *settings: object) -> str:

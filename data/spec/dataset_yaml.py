@@ -11,6 +11,7 @@ images (`PixelFormat`); ``tile``, the side of the tiles that large images are cu
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,10 +96,8 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
 def _check_keys(values: dict, path: Path) -> None:
     known = (*_USED_KEYS, *_DESCRIPTIVE_KEYS)
     for key in values:
-        if key in _OTHER_TASKS:
-            raise UserError(
-                f"{path}: '{key}' declares a data set of {_OTHER_TASKS[key]}; only bounding boxes are supported"
-            )
+        if what := _OTHER_TASKS.get(key):
+            raise UserError(f"{path}: '{key}' declares a data set of {what}; only bounding boxes are supported")
         if key not in known:
             raise UserError(f"{path}: unknown key '{key}'{suggestion(str(key), known)}")
 
@@ -212,17 +211,10 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
         raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but 'names' has {len(names)}; make them agree")
-    if broken := next((n for n in names if one_line(n) != n), None):
-        raise UserError(
-            f"{path}: names: {broken!r} contains a line break or another control character; class names are one line"
-        )
-    last = {name: i for i, name in enumerate(names)}
-    if len(last) < len(names):
-        first, twice = next((i, name) for i, name in enumerate(names) if last[name] != i)
-        second = names.index(twice, first + 1)
-        raise UserError(
-            f"{path}: names: classes {first} and {second} are both called '{twice}'; class names must be unique"
-        )
+    if broken := next((name for name in names if one_line(name) != name), None):
+        raise UserError(f"{path}: names: {broken!r} contains a line break or another control character")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise UserError(f"{path}: names: several classes are called '{twice[0]}'; class names must be unique")
     return names
 
 
@@ -246,11 +238,8 @@ def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[st
 
 def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
     if isinstance(given, dict):
-        if not all(isinstance(k, int) and not isinstance(k, bool) for k in given):
-            raise UserError(f"{path}: names: expected 'number: name' lines or a list")
-        missing = sorted(set(range(len(given))) - set(given))
-        if missing:
-            raise UserError(f"{path}: names: must be numbered 0 to {len(given) - 1}; {missing[0]} is missing")
+        if missing := set(range(len(given))) - set(given):
+            raise UserError(f"{path}: names: must be numbered 0 to {len(given) - 1}; {min(missing)} is missing")
         given = [given[i] for i in range(len(given))]
     if not isinstance(given, list) or not given:
         raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {given!r}")
