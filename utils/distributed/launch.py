@@ -127,33 +127,23 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
-    """Raises UserError if ``--spawn`` or torchrun starts more processes on this machine than its cores (unless they may
-    use a GPU) or its memory allow. To be called before torch is imported, which alone fills the memory with too many.
-
-    Other launchers (Ray), which know both, are trusted.
+    """Raises UserError if ``--spawn`` starts more processes than the machine has cores (unless they may use a GPU) or
+    memory for. To be called before torch is imported, which alone fills the memory with too many.
 
     Args:
         device: the value of `--device`.
         threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
     """
-    launch = read_launch()
-    if launch is None:
-        count, flag = spawn, "--spawn"
-    elif launch.run_id:  # which may bind each process to some of its own cores
-        count, flag = launch.local_world_size, "--nproc_per_node"
-    else:
-        return
-    is_first = launch is None or not launch.local_rank
-    cores = available_cores(affinity_of=os.getppid() if launch else 0)
+    cores, free = available_cores(), available_memory()
     problem = ""
-    if count > cores and not threads and not _may_have_gpu(device):
+    if spawn > cores and not threads and not _may_have_gpu(device):
         share = "" if threads is None else ", or add --threads 1 if they are to share cores"
         problem = f"on {cores} CPU core{'s' * (cores > 1)}; start at most {cores}{share}"
-    elif is_first and count > 1 and count * PROCESS_BYTES > (free := available_memory()):
-        needed = f"need about {count * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
+    elif spawn > 1 and spawn * PROCESS_BYTES > free:
+        needed = f"need about {spawn * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
         problem = f"{needed}, and {free / 1e9:.1f} GB are free; start at most {max(free // PROCESS_BYTES, 1)}"
     if problem:
-        raise (UserError if is_first else PeerFailure)(f"{flag} {count}: {count} processes {problem}")
+        raise UserError(f"--spawn {spawn}: {spawn} processes {problem}")
 
 
 def _may_have_gpu(device: str) -> bool:

@@ -5,6 +5,7 @@ Files are replaced atomically. The sizes that a file declares are checked before
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import warnings
@@ -55,30 +56,10 @@ class Stored(TypedDict, total=False):
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
     """Replaces ``path`` atomically and durably. If that raises OSError (a full disk), the old file is unchanged."""
+    buffer = io.BytesIO()  # written directly, torch would replace an OSError by a RuntimeError without the reason
+    torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, buffer)
     with atomic_write(path, durable=True) as file:
-        sink = _Sink(file)
-        try:
-            torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, sink)
-        except RuntimeError as error:
-            raise sink.error or error from None
-
-
-class _Sink:
-    """Forwards writes and keeps the OSError of a failed one, which torch's zip writer replaces by a RuntimeError."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
+        file.write(buffer.getbuffer())
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

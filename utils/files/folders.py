@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import math
 import os
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import UserError
-from utils.files.safe_io import flock, is_still_named, remove_abandoned
+from utils.files.safe_io import flock, remove_abandoned
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
@@ -93,16 +92,12 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     prefix = f".{path.name[:60]}"
     remove_abandoned(folder for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp") if folder.is_dir())
-    while True:
-        folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}.tmp")
-        folder.mkdir()
-        with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
-            descriptor = os.open(folder, os.O_RDONLY)
-            with contextlib.suppress(OSError):  # a file system without locks
-                flock(descriptor, patience_s=math.inf)
-            if is_still_named(descriptor, folder):
-                break
-            os.close(descriptor)
+    folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}")
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without locks
+        flock(descriptor)
+    folder = folder.rename(f"{folder}.tmp")  # once it is locked, others will not remove it
     try:
         yield folder
     finally:

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def available_cores(root: Path = Path("/"), affinity_of: int = 0) -> int:
-    """The number of cores that this process may use, at least 1: its CPU affinity (that of the process
-    ``affinity_of``), limited by the CPU quotas of its control group (``docker --cpus``, a batch system), rounded down.
-    ``root`` contains /proc and /sys."""
-    allowed = len(os.sched_getaffinity(affinity_of)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores(root: Path = Path("/")) -> int:
+    """The number of cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
+    control group (``docker --cpus``, a batch system), rounded down. ``root`` contains /proc and /sys."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 

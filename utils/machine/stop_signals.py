@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -29,10 +28,8 @@ class StopSignals:
         self._interrupted_at = 0.0
         self._previous: dict[int, Any] = {}
         self._sockets: tuple[socket.socket, socket.socket] | None = None
-        self._pid = 0
 
     def __enter__(self) -> StopSignals:
-        self._pid = os.getpid()
         self._sockets = socket.socketpair()
         for end in self._sockets:
             end.setblocking(False)
@@ -73,10 +70,6 @@ class StopSignals:
         return any(number in stop_signals() for number in received)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a forked child that has not installed its own handlers yet
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
         now = time.monotonic()
         impatient = number == signal.SIGINT and self.interrupt and now - self._interrupted_at > IMPATIENT_S
         if number == signal.SIGINT:
@@ -90,5 +83,4 @@ class StopSignals:
 
 
 def stop_signals() -> tuple[int, ...]:
-    names = ("SIGTERM", "SIGUSR1", "SIGINT")
-    return tuple(int(getattr(signal, name)) for name in names if hasattr(signal, name))
+    return signal.SIGTERM, signal.SIGUSR1, signal.SIGINT

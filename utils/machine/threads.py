@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,26 +34,14 @@ def map_ahead(
 ) -> Iterator[R]:
     """``map`` in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
-    If ``function`` raises an exception, it is raised in place of the result, and no call for a later item begins.
+    If ``function`` raises an exception, it is raised in place of the result.
     """
     threads = max(threads, 1)
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(threads)
-    last = math.inf
-
-    def call(number: int, item: T) -> R | None:
-        nonlocal last
-        if number > last:
-            return None  # which nobody takes
-        try:
-            return function(item)
-        except BaseException:
-            last = min(last, number)
-            raise
-
     try:
-        for number, item in enumerate(items):
-            waiting.append(pool.submit(call, number, item))
+        for item in items:
+            waiting.append(pool.submit(function, item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
         while waiting:
@@ -72,53 +59,45 @@ def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
 
 class BackgroundWriter:
     """Writes submitted files one at a time, in order. Newer content for a path replaces pending content: a slow disk
-    skips checkpoints. An error is raised by the next call of a method."""
+    skips checkpoints. An error drops what is pending, and is raised by the next call of a method."""
 
     def __init__(self, write: Callable[[Any, Path], None]) -> None:
         self._write = write
-        self._changed = threading.Condition()
-        self._waiting: dict[Path, Any] = {}
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._pool = ThreadPoolExecutor(1, "checkpoint writer")
+        self._calls: deque[Future[None]] = deque()
+        self._lock = threading.Lock()
+        self._pending: dict[Path, Any] = {}
 
     def submit(self, files: dict[Path, Any]) -> None:
         """Queues content by path; returns at once."""
         self.check()
-        with self._changed:
+        with self._lock:
             for path, content in files.items():
-                self._waiting.pop(path, None)  # newer content is queued last
-                self._waiting[path] = content
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
-                self._thread.start()
+                self._pending.pop(path, None)  # newer content is queued last
+                self._pending[path] = content
+        self._calls += [self._pool.submit(self._write_next) for _ in files]
 
     def check(self) -> None:
         """Raises the error that the thread has had since the last call, if any."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()
 
     def wait(self) -> None:
         """Returns when nothing is pending or being written, successful or not."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._thread is None)
+        wait(self._calls)
 
     def finish(self) -> None:
         self.wait()
         self.check()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting or self._error is not None:
-                    self._waiting.clear()
-                    self._thread = None
-                    self._changed.notify_all()
-                    return
-                path = next(iter(self._waiting))
-                content = self._waiting.pop(path)
-            try:
-                self._write(content, path)
-            except BaseException as error:  # handed to the main thread, whatever it is
-                self._error = error
-            del content
+    def _write_next(self) -> None:
+        with self._lock:
+            if not self._pending:  # newer content has replaced some
+                return
+            path = next(iter(self._pending))
+            content = self._pending.pop(path)
+        try:
+            self._write(content, path)
+        except BaseException:
+            self._pending.clear()
+            raise
