@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
@@ -42,6 +43,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     # Matplotlib cannot be imported.
     os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
+    threading.excepthook = _thread_ended
     try:
         main(argv)
         sys.stdout.flush()
@@ -77,6 +79,12 @@ def _refusal(error: Exception) -> str | None:
     if error.errno in DISK_FULL:
         return f"{where}the disk{'' if where else ' or /dev/shm'} is full; free some space or choose another --project"
     return f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir"
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """Leaves a full disk and the like to the main thread, which will meet it, too (TensorBoard writes in a thread)."""
+    if (explanation(ended.exc_value) or _refusal(ended.exc_value)) is None:
+        threading.__excepthook__(ended)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 
@@ -34,10 +34,6 @@ _WORKER = re.compile(
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
-_KNOWN = {
-    *("torch", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm", "albumentations", "tensorboard"),
-    *("onnx", "onnxscript", "onnxruntime", "openvino"),
-}
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _NO_SHM = "/dev/shm is full; make it larger (docker run --shm-size=8g)"
 _NO_MEMORY_LEFT = (
@@ -92,7 +88,7 @@ def _explain_import(error: ImportError, advice: str) -> str | None:
             )
         return f"{name} is missing, and a package needs it ({' '.join(str(error).split())})"
     module = (error.name or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and (module in _KNOWN or module in PACKAGES):
+    if isinstance(error, ModuleNotFoundError) and module and importlib.util.find_spec(module) is None:
         package = PACKAGES.get(module, module)
         return f"the package {package} is not installed: pip install {package}"
     return None

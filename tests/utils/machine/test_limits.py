@@ -182,7 +182,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
         (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "not enough memory"),
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
         (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
-        (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "opencv-python is not installed: pip install"),
+        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed: pip install"),
     ],
 )  # fmt: skip
 def test_machine_errors_are_explained_in_one_line(error, line):
