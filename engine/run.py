@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -137,7 +138,8 @@ def _new_run(ctx: DistributedContext, run: Run) -> Iterator[Run]:
             note_launch(folder, launchers)
         try:
             yield replace(run, folder=folder, begun=True)
-        except BaseException:  # while nobody else can use the folder; the stacks of a stalled run keep it
+        except BaseException as error:  # while nobody else can use the folder; the stacks of a stalled run keep it
+            traceback.clear_frames(error.__traceback__)  # closes their files, of which there may be too many
             if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt")):
                 shutil.rmtree(folder, ignore_errors=True)
                 for outer in made[1:]:

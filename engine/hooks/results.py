@@ -166,9 +166,11 @@ class TensorBoard(Hook):
         if self._writer is not None:
             for tag, value in epoch.row.items():
                 self._writer.add_scalar(tag, value, epoch.number)
-            self._writer.flush()
 
-    def close(self) -> None:
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+        self.write(lambda writer: writer.flush())
+
+    def finish(self, trainer: Training) -> None:
         self.write(lambda writer: writer.close())
 
     def write(self, add: Callable[..., None], *arguments: object) -> None:

@@ -55,7 +55,7 @@ def test_tensorboard_files_contain_all_results(tmp_path):
     board = TensorBoard(tmp_path)
     board.start(trainer_at(epochs=3, data="coco.yaml"))
     add(board, [(1, {"train/box": 1.5}), (2, {"train/box": 0.5})])
-    board.close()
+    board.finish(trainer_at())
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "scalars": 0}).Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(1, 1.5), (2, 0.5)]
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -69,7 +69,7 @@ def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     board.start(trainer_at())
     add(board, [(1, {"loss": 1.0})])
     board.write(lambda writer: writer.add_scalar("a", 1.0, 1))
-    board.close()
+    board.finish(trainer_at())
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 

@@ -103,7 +103,7 @@ def test_tensorboard_shows_images_and_curves(tmp_path):
     tracker = TensorBoard(tmp_path)
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
-    tracker.close()
+    tracker.finish(None)
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0}).Reload()
     assert events.Images("mosaic")[0].width == 4
     assert "pr/cat" in events.Tags()["tensors"]
