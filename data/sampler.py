@@ -135,7 +135,7 @@ class BatchRequest:
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """Sample keys of one rank. Loaders call `requests`; iteration yields the keys of the epoch set by `set_epoch`."""
+    """The batches of one rank, epoch after epoch from ``start`` on; `len` is their number per epoch."""
 
     def __init__(
         self, order: EpochOrder, *, rank: int, world_size: int, quad: bool = False, multi_scale: float = 0.0
@@ -150,10 +150,11 @@ class KeyedDistributedSampler(DistributedSampler):
         self.quad = quad
         self.multi_scale = multi_scale
         self.epochs: int | None = None  # of the whole run, if it has changed
+        self.start = (0, 0)  # epoch and batch
+        self.by_epoch = False  # iteration ends with the epoch, and the next one begins at the next epoch
 
-    @property
-    def num_batches(self) -> int:
-        """Batches per epoch; the last may be smaller. With ``quad``, an epoch may leave out up to three samples."""
+    def __len__(self) -> int:
+        """The last batch may be smaller. With ``quad``, an epoch may leave out up to three samples."""
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 
@@ -173,19 +174,19 @@ class KeyedDistributedSampler(DistributedSampler):
         side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
         return -(-order.batch_size // self.num_replicas) * side**2
 
-    def __len__(self) -> int:
-        """Images of this rank in an epoch."""
-        bounds = (shard_bounds(self.global_images(b), self.rank, self.num_replicas) for b in range(self.num_batches))
-        return sum(end - start for start, end in bounds)
-
-    def __iter__(self) -> Iterator[SampleKey]:
-        for request in self.requests(self.epoch):
-            yield from request.keys
+    def __iter__(self) -> Iterator[BatchRequest]:
+        epoch, batch = self.start
+        while True:
+            yield from self.requests(epoch, batch)
+            epoch, batch = epoch + 1, 0
+            if self.by_epoch:
+                self.start = (epoch, batch)
+                return
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
         """This rank's shards of the epoch's batches, from ``first_batch`` on."""
         indices = self.order.indices(epoch)
-        for batch in range(first_batch, self.num_batches):
+        for batch in range(first_batch, len(self)):
             yield self._request(indices, epoch, batch)
 
     def _request(self, indices: np.ndarray, epoch: int, batch: int) -> BatchRequest:
@@ -225,23 +226,6 @@ class KeyedDistributedSampler(DistributedSampler):
         stride = self.order.stride
         # At least two strides per side: batch norm needs more than one value per channel.
         return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
-
-
-class EndlessRequests:
-    """This rank's requests, epoch after epoch, from ``start`` (epoch, batch) on, which can be set."""
-
-    def __init__(self, sampler: KeyedDistributedSampler) -> None:
-        self.sampler = sampler
-        self.start = (0, 0)
-        self.one_epoch = False  # stop at the end of the start's epoch
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        epoch, batch = self.start
-        while True:
-            yield from self.sampler.requests(epoch, batch)
-            if self.one_epoch:
-                return
-            epoch, batch = epoch + 1, 0
 
 
 def full_size_requests(image_hw: np.ndarray) -> list[BatchRequest]:

@@ -247,7 +247,7 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
             torch.mm(weights, weights)
         return batch.to(device)
 
-    prefetcher = Prefetcher(iter(loader), device=device, render=move, ahead=True)
+    prefetcher = Prefetcher(iter(loader), device=device, render=move)
     for number in range(BATCHES):
         images = next(prefetcher).images.cpu()
         prefetcher.prefetch(2)

@@ -9,7 +9,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.util import Finalize
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.loading.worker import RequestDataset, init_worker, render_batch
-from data.sampler import BatchRequest, EndlessRequests, KeyedDistributedSampler
+from data.sampler import BatchRequest, KeyedDistributedSampler
 from data.shared_memory import BatchSlots, open_slots
 from utils.errors import UserError
 from utils.structures import Batch
@@ -35,9 +35,12 @@ RESERVED_BATCHES = 4  # slots for batches that the parent still uses
 class _SlottedRequests:
     """Adds to each request a slot to render into, if one is free."""
 
-    requests: Iterable[BatchRequest]
+    requests: Sequence[BatchRequest] | KeyedDistributedSampler
     slots: BatchSlots
     pixel_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.requests)
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self.requests:
@@ -51,7 +54,7 @@ class _RequestLoader(DataLoader):
     def __init__(
         self,
         dataset: LoadImagesAndLabels,
-        requests: Iterable[BatchRequest],
+        requests: Sequence[BatchRequest] | KeyedDistributedSampler,
         most_pixels: int,
         *,
         workers: int = 0,
@@ -115,10 +118,6 @@ class ValidationLoader(_RequestLoader):
         """``options``: ``workers`` and ``pin_memory``, see the base class."""
         most_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
         super().__init__(dataset, requests, most_pixels, **options)
-        self._requests = requests
-
-    def __len__(self) -> int:
-        return len(self._requests)
 
 
 class InfiniteDataLoader(_RequestLoader):
@@ -143,32 +142,19 @@ class InfiniteDataLoader(_RequestLoader):
             options: ``workers``, ``pin_memory`` and ``make_batch``, see the base class.
         """
         self.renderer = renderer
-        self._keys = sampler
-        self._requests = EndlessRequests(sampler)
+        self._requests = sampler
         # float64 (C,); None if images are not drawn by weight. To be saved with a position inside an epoch.
         self.class_weights: np.ndarray | None = None
-        super().__init__(dataset, self._requests, sampler.most_pixels, **options)
-        self._weighted, self._by_epoch = weighted, weighted or by_epoch
+        super().__init__(dataset, sampler, sampler.most_pixels, **options)
+        sampler.by_epoch = weighted or by_epoch
         if weighted:
             from data.loading.class_balance import inverse_frequency_weights
 
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_of_classes(len(self.index.names))))
 
-    def __len__(self) -> int:
-        return self._keys.num_batches
-
     def __iter__(self) -> Iterator[Any]:
-        if not self._by_epoch:
+        while True:  # by epoch, else the first iteration is endless
             yield from super().__iter__()
-            return
-        # An epoch depends on what is set when the one before has ended, so each epoch is a separate iteration, and
-        # nothing is prefetched across epochs.
-        epoch, batch = self._requests.start
-        self._requests.one_epoch = True
-        while True:
-            self._requests.start = (epoch, batch)
-            yield from super().__iter__()
-            epoch, batch = epoch + 1, 0
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
         """Sets where the next ``iter()`` begins (to resume). Batch ``len(loader)`` is the first of the next epoch."""
@@ -178,7 +164,7 @@ class InfiniteDataLoader(_RequestLoader):
 
     def render(self, epoch: int, batch: int) -> Batch:
         """This rank's shard of batch ``batch``, rendered in this process, on the host, apart from any iteration."""
-        rendered = self.dataset[next(self._keys.requests(epoch, batch))]
+        rendered = self.dataset[next(self._requests.requests(epoch, batch))]
         if isinstance(rendered, UserError):
             raise rendered
         if self.renderer is None:
@@ -187,27 +173,23 @@ class InfiniteDataLoader(_RequestLoader):
 
     def global_images(self, batch: int) -> int:
         """Images in batch ``batch`` of an epoch, over all ranks."""
-        return self._keys.global_images(batch)
+        return self._requests.global_images(batch)
 
     def global_samples(self, batch: int) -> int:
         """Samples in batch ``batch`` of an epoch, over all ranks: four in an image of ``--quad``."""
-        return self._keys.global_samples(batch)
+        return self._requests.global_samples(batch)
 
     def set_epochs(self, epochs: int) -> None:
-        """Sets the number of epochs of the whole run, for epochs that begin after this call."""
-        if not self._by_epoch:
-            raise ValueError("this loader prefetches across epochs")
-        self._keys.epochs = epochs
+        """Sets the number of epochs of the whole run, for epochs that begin after this call; needs ``by_epoch``."""
+        self._requests.epochs = epochs
 
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and the same on every rank, for epochs that begin after this call.
-        Initially they are inverse to the classes' frequencies. See `image_weights`."""
-        if not self._weighted:
-            raise ValueError("this loader does not draw images by weight")
+        Initially they are inverse to the classes' frequencies. Needs ``weighted``. See `image_weights`."""
         from data.loading.class_balance import image_weights
 
         self.class_weights = np.asarray(weights, np.float64)
-        self._keys.order.weights = image_weights(self.class_weights, self.samples.index)
+        self._requests.order.weights = image_weights(self.class_weights, self.samples.index)
 
 
 def _unchanged(batch: Any) -> Any:
@@ -220,56 +202,23 @@ def _close_if_alive(loader: weakref.ref[_RequestLoader]) -> None:
         alive.close()
 
 
-class SideStream:
-    """A separate CUDA stream on which batches are copied and rendered ahead."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def run(self, work: Callable[[], Batch]) -> tuple[Batch, torch.cuda.Event]:
-        """Queues ``work``. Returns its batch and an event that is recorded after it."""
-        with torch.cuda.stream(self._stream):
-            batch, done = work(), torch.cuda.Event()
-            done.record()
-        return batch, done
-
-    def hand_over(self, batch: Batch, done: torch.cuda.Event) -> None:
-        """Makes the current stream wait for ``batch``; the host does not."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(done)
-        batch.record_stream(current)
-
-
 class Prefetcher:
-    """An iterator of batches on the device.
+    """An iterator of batches on the device, which fetches batches ahead.
 
-    On a GPU, `prefetch` copies batches (and renders them, with ``--render-on device``) on a separate stream while the
-    previous step still runs; taking a batch makes the device wait for it, not the host. Torch keeps page-locked memory
-    until its copy has finished. On other devices a batch is fetched when it is taken.
+    On a GPU, they are copied (and rendered, with ``--render-on device``) on a separate stream while the previous step
+    still runs; taking a batch makes the device wait for it, not the host. Torch keeps page-locked memory until its copy
+    has finished.
     """
 
     def __init__(
-        self,
-        batches: Iterator[Any],
-        *,
-        device: torch.device,
-        render: Callable[[Any], Batch] | None = None,
-        ahead: bool | None = None,
-        side: SideStream | None = None,
+        self, batches: Iterator[Any], *, device: torch.device, render: Callable[[Any], Batch] | None = None
     ) -> None:
-        """
-        Args:
-            batches: on the host.
-            render: turns an element of ``batches`` into a batch on the device; None: elements are batches, to copy.
-            ahead: whether `prefetch` does anything; None: on a GPU.
-            side: the stream that batches are copied on; None: a `SideStream` on a GPU, no separate one elsewhere.
-        """
+        """``batches``: on the host. ``render``: turns one of them into a batch on the device; None: copies it."""
         self._batches = batches
+        self._device = device
         self._render = render or (lambda batch: batch.to(device))
-        self._side = SideStream(device) if side is None and device.type == "cuda" else side
-        self._ahead = self._side is not None if ahead is None else ahead
-        self._ready: deque[tuple[Batch, Any]] = deque()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: deque[tuple[Batch, torch.cuda.Event | None]] = deque()
         self._waited_s = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -278,15 +227,17 @@ class Prefetcher:
     def __next__(self) -> Batch:
         if not self._ready:
             self._fetch()
-        batch, done = self._ready.popleft()
-        if done is not None:
-            self._side.hand_over(batch, done)
+        batch, copied = self._ready.popleft()
+        if copied is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(copied)
+            batch.record_stream(current)
         return batch
 
     def prefetch(self, count: int) -> None:
         """Fetches batches until ``count`` are ready, or all. Call it after a step has been queued."""
         with contextlib.suppress(StopIteration):
-            while self._ahead and len(self._ready) < count:
+            while len(self._ready) < count:
                 self._fetch()
 
     def take_wait(self) -> float:
@@ -298,7 +249,6 @@ class Prefetcher:
         started = time.perf_counter()
         batch = next(self._batches)
         self._waited_s += time.perf_counter() - started
-        if self._side is None:
-            self._ready.append((self._render(batch), None))
-            return
-        self._ready.append(self._side.run(lambda: self._render(batch)))
+        with torch.cuda.stream(self._stream):  # None: does nothing
+            rendered = self._render(batch)
+            self._ready.append((rendered, self._stream.record_event() if self._stream else None))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
-from data.sampler import EndlessRequests, EpochOrder, KeyedDistributedSampler, rect_shapes, validation_requests
+from data.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes, validation_requests
 from utils.distributed.context import shard_bounds
 from utils.structures import LabelArrays
 
@@ -95,29 +95,22 @@ def test_an_empty_shard_keeps_its_canvas():
     assert {r[0].canvas_hw for r in requests} == {(320, 320)}
 
 
-def test_the_sampler_replaces_a_distributed_sampler():
-    sampler = sampler_of(1, 4)
-    first = list(sampler)
-    assert len(sampler) == len(first)
-    sampler.set_epoch(1)
-    assert [key.epoch for key in sampler] == [1] * len(first)
-    everyone = [key.index for rank in range(4) for key in sampler_of(rank, 4)]
-    assert sorted(everyone) == list(range(53))
-
-
 def test_endless_requests_start_at_any_step():
-    stream = EndlessRequests(sampler_of())
+    stream = sampler_of()
+    assert len(stream) == 4
     whole = list(islice(stream, 12))
     assert [r.keys[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
     stream.start = (1, 2)
     assert list(islice(stream, 6)) == whole[6:]
+    stream.by_epoch = True
+    assert [*stream, *stream] == whole[6:12]
 
 
 @pytest.mark.parametrize("count", [7, 53])
 def test_rect_batches_group_similar_aspects_in_a_constant_number_of_batches(count):
     sampler = sampler_of(count=count, rect=True, batch_size=8)
     epochs = [list(sampler.requests(e)) for e in range(4)]
-    assert {len(e) for e in epochs} == {sampler.num_batches}
+    assert {len(e) for e in epochs} == {len(sampler)}
     for requests in epochs:
         assert sorted(k.index for r in requests for k in r.keys) == list(range(count))
         for request in requests:
@@ -201,7 +194,7 @@ def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSa
 
 def test_quad_groups_four_consecutive_samples():
     sampler = sampler_of(count=54, quad=True)
-    assert [sampler.global_images(k) for k in range(sampler.num_batches)] == [4, 4, 4, 1]
+    assert [sampler.global_images(k) for k in range(len(sampler))] == [4, 4, 4, 1]
     images = [[r.keys[i] for i in members] for e in range(20) for r in sampler.requests(e) for members in r.images]
     tiled = [p for p in images if len(p) == 4]
     single = [p for p in images if len(p) == 1]
@@ -210,7 +203,7 @@ def test_quad_groups_four_consecutive_samples():
     assert {k.canvas_hw for p in tiled for k in p} == {(320, 320)}
     assert {k.canvas_hw for p in single for k in p} == {(640, 640)}
     assert {p[0].position % 4 for p in single} == {0, 1, 2, 3}
-    assert sampler_of(count=50, quad=True).num_batches == 3  # two samples are left over
+    assert len(sampler_of(count=50, quad=True)) == 3  # two samples are left over
 
 
 def test_multi_scale_draws_one_size_per_batch_within_range():

@@ -239,7 +239,7 @@ def test_a_hundred_kills_do_not_change_the_result(tmp_path: Path):
 
 
 def test_kills_at_calls_that_change_files_do_not_change_the_result(tmp_path: Path):
-    """tests/data/cache/test_open.py has a kill while a disk cache is filled."""
+    """tests/data/cache/test_caches.py has a kill while a disk cache is filled."""
     prove_calls(tmp_path, 2)
 
 

@@ -146,8 +146,6 @@ def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
     np.testing.assert_array_equal(again.class_weights, start)
     for a, b in zip(first, again):
         same_batch(a, b)
-    with pytest.raises(ValueError, match="does not draw"):
-        open_loader().set_class_weights(np.ones(3))
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
@@ -164,8 +162,6 @@ def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, optio
         for a, b in zip(batches, expected):
             assert torch.equal(targets_of(a), targets_of(b))
     assert any(not torch.equal(targets_of(a), targets_of(b)) for a, b in zip(second, usual[3:]))
-    with pytest.raises(ValueError, match="prefetches across epochs"):
-        open_loader().set_epochs(2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

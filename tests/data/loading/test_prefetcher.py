@@ -31,18 +31,16 @@ class Loader:
             yield replace(make_batch(1, seed=number), indices=torch.tensor([number]))
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_batches_arrive_in_order_and_are_fetched_one_ahead(ahead):
-    """Without a GPU none is."""
+def test_batches_arrive_in_order_and_are_fetched_ahead():
     loader = Loader()
-    prefetcher = Prefetcher(iter(loader), device=CPU, **({"ahead": True} if ahead else {}))
+    prefetcher = Prefetcher(iter(loader), device=CPU)
     seen, fetched = [], []
     for wanted in (1, 1, 2, 2, 1, 0, 0):
         seen.append(int(next(prefetcher).indices))
         prefetcher.prefetch(wanted)
         fetched.append(loader.fetched)
     assert seen == list(range(7))
-    assert fetched == ([2, 3, 5, 6, 6, 6, 7] if ahead else [1, 2, 3, 4, 5, 6, 7])
+    assert fetched == [2, 3, 5, 6, 6, 6, 7]
     assert [int(b.indices) for b in prefetcher] == [7, 8, 9]
     assert prefetcher.take_wait() > 0 == prefetcher.take_wait()
 
@@ -54,7 +52,7 @@ def test_each_batch_is_rendered_once():
         rendered.append(int(batch.indices))
         return replace(batch, paths=("rendered",))
 
-    prefetcher = Prefetcher(iter(Loader()), device=CPU, render=render, ahead=True)
+    prefetcher = Prefetcher(iter(Loader()), device=CPU, render=render)
     for number in range(4):
         assert next(prefetcher).paths == ("rendered",)
         prefetcher.prefetch(1)
@@ -62,7 +60,7 @@ def test_each_batch_is_rendered_once():
 
 
 def test_errors_in_the_data_are_raised():
-    prefetcher = Prefetcher((make_batch(1 // number) for number in (1, 0)), device=CPU, ahead=True)
+    prefetcher = Prefetcher((make_batch(1 // number) for number in (1, 0)), device=CPU)
     next(prefetcher)
     with pytest.raises(ZeroDivisionError):
         prefetcher.prefetch(1)
