@@ -12,12 +12,10 @@ empty.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import random
 import warnings
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -32,26 +30,6 @@ from utils.files.schema import suggestion
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
-_OFFLINE_VARIABLE = "NO_ALBUMENTATIONS_UPDATE"
-
-
-def import_albumentations() -> ModuleType:
-    """Imports the package, without the connection that it makes on import to look for a newer version."""
-    before = os.environ.get(_OFFLINE_VARIABLE)
-    os.environ[_OFFLINE_VARIABLE] = "1"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import albumentations
-    except ImportError:
-        raise UserError("hyper-parameter albumentations: the package is missing; pip install albumentations") from None
-    finally:
-        if before is None:
-            del os.environ[_OFFLINE_VARIABLE]
-        else:
-            os.environ[_OFFLINE_VARIABLE] = before
-    return albumentations
-
 
 class UserTransforms:
     """The pipeline. Its result depends only on the seed, the key and its input."""
@@ -59,15 +37,8 @@ class UserTransforms:
     def __init__(self, entries: list[dict], seed: int) -> None:
         """Builds and checks every transform of ``entries``, as in the module's example. Raises UserError: a name or
         argument is unknown, or the transform refuses a value."""
-        self.entries = entries
         self.seed = seed
         self._compose = _build(entries)
-
-    def __getstate__(self) -> dict:
-        return {"entries": self.entries, "seed": self.seed}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(**state)
 
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
         """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized. The
@@ -76,13 +47,12 @@ class UserTransforms:
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
-        with _global_generators_seeded(int(rng.integers(2**32))):
-            self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
-            try:
-                result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
-            except Exception as error:  # the user's transforms may raise any error
-                kind = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
-                raise UserError(f"hyper-parameter albumentations: {kind}{_one_line(error)}") from error
+        self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
+        try:
+            result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
+        except Exception as error:  # the user's transforms may raise any error
+            kind = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
+            raise UserError(f"hyper-parameter albumentations: {kind}{_one_line(error)}") from error
         changed = with_channels(np.ascontiguousarray(result["image"]))
         if changed.dtype != image.dtype or changed.ndim != 3 or changed.shape[2] != image.shape[2]:
             raise UserError(
@@ -101,7 +71,13 @@ class UserTransforms:
 
 
 def _build(entries: list[dict]) -> Any:
-    package = import_albumentations()
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it looks for a newer version in the network
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import albumentations as package
+    except ImportError:
+        raise UserError("hyper-parameter albumentations: the package is missing; pip install albumentations") from None
     transforms = [_make(package, entry) for entry in entries]
     bbox_params = package.BboxParams(
         format="pascal_voc",
@@ -146,16 +122,3 @@ def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = [line for line in lines if not line.startswith("For further information")]
     return ": ".join(summary[1:3] if len(summary) > 2 and "validation error" in summary[0] else summary[:2])
-
-
-@contextlib.contextmanager
-def _global_generators_seeded(seed: int) -> Iterator[None]:
-    """Seeds Python's and numpy's global generators, which some transforms use, and restores them afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002

@@ -186,17 +186,14 @@ def test_mistakes_in_the_list_of_transforms_are_one_line(entries):
         transformed(entries)
 
 
-def test_importing_albumentations_opens_no_connection_and_keeps_the_environment(monkeypatch):
+def test_importing_albumentations_opens_no_connection(monkeypatch):
     script = (
-        "import os, socket, warnings\n"
+        "import socket, warnings\n"
         "warnings.simplefilter('error', UserWarning)\n"
         "def refuse(*a, **k): raise SystemExit('connection attempt')\n"
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "import cv2\n"  # sets LD_LIBRARY_PATH itself
-        "before = dict(os.environ)\n"
         "from data.render.user_transforms import UserTransforms\n"
         "UserTransforms([{'name': 'Blur'}], 0)\n"
-        "assert dict(os.environ) == before\n"
     )
     monkeypatch.delenv("NO_ALBUMENTATIONS_UPDATE", raising=False)
     run_python("-c", script)
