@@ -34,17 +34,13 @@ class LoadImagesAndLabels:
         """``imgsz``: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
         ``image_cache``: of the same index and imgsz."""
         self.index = index
+        self.images = index  # the split that the samples are from
         self.imgsz = imgsz
         self.image_cache = image_cache
         self.source_hw = index.image_hw if imgsz is None else reduced_sizes(index.image_hw, imgsz)
 
     def __len__(self) -> int:
         return len(self.index)
-
-    @property
-    def images(self) -> DatasetIndex:
-        """The split that the samples are from."""
-        return self.index
 
     def requests(
         self,

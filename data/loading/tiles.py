@@ -121,19 +121,6 @@ class TiledIndex:
         )  # fmt: skip
         return np.where(has_object, 1.0, times)
 
-    def requests(
-        self, canvas_hw: tuple[int, int], batch_size: int, *, rank: int = 0, world_size: int = 1
-    ) -> list[BatchRequest]:
-        """Batches for validation: at most ``batch_size`` tiles of one image, of the images numbered rank, rank +
-        world_size, ..."""
-        bounds = np.searchsorted(self.image, np.arange(len(self.images) + 1)).tolist()
-        requests = []
-        for image in range(rank, len(self.images), world_size):
-            keys = [SampleKey(i, 0, i, canvas_hw) for i in range(*bounds[image : image + 2])]
-            batches = (keys[start : start + batch_size] for start in range(0, len(keys), batch_size))
-            requests += [BatchRequest(tuple(batch), canvas_hw) for batch in batches]
-        return requests
-
     def _clipped(self, index: DatasetIndex, corners: np.ndarray) -> DatasetIndex:
         """``index``, of n tiles with boxes in image pixels, with the boxes as the tiles at ``corners`` show them."""
         boxes = index.boxes_xywh_px
@@ -158,12 +145,8 @@ class TiledImages(LoadImagesAndLabels):
     def __init__(self, tiles: TiledIndex, *, image_cache: RamCache, **options: Any) -> None:
         """``image_cache``: of ``tiles.images`` at full size. ``options``: of the other base class."""
         super().__init__(tiles.index, image_cache=image_cache, **options)
-        self.tiles = tiles
+        self.tiles, self.images = tiles, tiles.images
         self.source_hw = tiles.index.image_hw
-
-    @property
-    def images(self) -> DatasetIndex:
-        return self.tiles.images
 
     def requests(
         self,
@@ -175,7 +158,15 @@ class TiledImages(LoadImagesAndLabels):
         rank: int = 0,
         world_size: int = 1,
     ) -> list[BatchRequest]:
-        return self.tiles.requests(canvas_hw or (self.imgsz, self.imgsz), batch_size, rank=rank, world_size=world_size)
+        """Batches of at most ``batch_size`` tiles of one image, of the images numbered rank, rank + world_size, ..."""
+        canvas_hw = canvas_hw or (self.imgsz, self.imgsz)
+        bounds = np.searchsorted(self.tiles.image, np.arange(len(self.images) + 1)).tolist()
+        requests = []
+        for image in range(rank, len(self.images), world_size):
+            keys = [SampleKey(i, 0, i, canvas_hw) for i in range(*bounds[image : image + 2])]
+            batches = (keys[start : start + batch_size] for start in range(0, len(keys), batch_size))
+            requests += [BatchRequest(tuple(batch), canvas_hw) for batch in batches]
+        return requests
 
     def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
         """(side, side, C), the tile as it is in ``epoch``; perhaps read-only."""

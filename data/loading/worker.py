@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import cv2
@@ -100,19 +98,12 @@ def init_worker(parent: int, worker: int) -> None:
     process id, which cannot be queried here, because the parent may already have been killed."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    sys.excepthook = _print_unless_parent_is_gone
     signal.set_wakeup_fd(-1)  # the parent's, which a fork shares
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-
-
-def _print_unless_parent_is_gone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an exception, except for those that multiprocessing's threads raise when the parent has died."""
-    if not issubclass(kind, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, trace)
 
 
 def _exit_with_parent(parent: int) -> None:

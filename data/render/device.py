@@ -83,23 +83,18 @@ class FusedPainter:
     """`paint_layers` as one compiled kernel, or uncompiled if compiling fails (which is logged once)."""
 
     def __init__(self) -> None:
-        self._compiled: Painter | None = torch.compile(paint_layers, dynamic=True)
-        self._has_painted = False
+        self._paint: Painter = torch.compile(paint_layers, dynamic=True)
 
     def __call__(self, *arguments: Any) -> Tensor:
-        if self._compiled is None:
-            return paint_layers(*arguments)
         try:
-            painted = self._compiled(*arguments)
+            return self._paint(*arguments)
         except Exception as error:  # without a working compiler there are many kinds of errors
-            if self._has_painted:
+            if self._paint is paint_layers:
                 raise
             text = "--render-on device: not compiled (%s); rendering is a few times slower"
             get_logger().info(text, first_line(error))
-            self._compiled = None
+            self._paint = paint_layers
             return paint_layers(*arguments)
-        self._has_painted = True
-        return painted
 
 
 def paint_layers(

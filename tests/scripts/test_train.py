@@ -6,14 +6,12 @@ import re
 import shutil
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import train
-from data.loading.loader import Prefetcher
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import read_csv, same_content, untimed
@@ -185,11 +183,10 @@ def rendered(world: dict[str, str], folder: Path, *more: object) -> list[object]
     return flags(world, folder, "--epochs", "2", "--render-on", "device", "--virtual-ranks", "2", *more, *hyp)
 
 
-def test_cache_prefetching_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path, monkeypatch):
+def test_cache_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path):
     shared, one, two = ["--nominal-batch", "8", "--image-weights"], tmp_path / "one" / "exp", tmp_path / "two" / "exp"
     call(train.main, *rendered(world, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
     expected = read_checkpoint(one / "last.pt")
-    monkeypatch.setattr("engine.train.trainer.Prefetcher", partial(Prefetcher, ahead=True))
     call(train.main, *rendered(world, two.parent, *shared)[1:])
     same_content(expected, read_checkpoint(two / "last.pt"))
     (one / "last.pt").rename(tmp_path / "moved.pt")

@@ -20,7 +20,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.hostile_files import photo, with_middle
 from tests.helpers.messages import refused
-from tests.helpers.scripts import SMALL, error_of, run_python
+from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
 
 
@@ -109,13 +109,6 @@ def test_an_image_that_cannot_be_decoded_any_more_ends_a_run_in_a_line(tmp_path,
     os.utime(image, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     error = error_of(capfd, train.main, *flags, "--workers", workers, "--epochs", "1")
     assert f"{image}: cannot be decoded (damaged, or not an image); restore or remove it, and start again" in error
-
-
-def test_images_are_decoded_without_standard_error(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(photo(0))
-    code = "import os; os.close(2); from data.image_io.decode import read_header, read_image; "
-    done = run_python("-c", f"{code}print(read_image({str(tmp_path / 'a.jpg')!r}).shape)")
-    assert done.stdout == "(320, 320, 3)\n"
 
 
 @pytest.mark.parametrize("by", ["folder", "list"])

@@ -189,7 +189,7 @@ def test_validation_batches_are_tiles_of_whole_images(data):
     for rank in range(2):
         loader = build_val_loader(DistributedContext.single(), config, spec, stride=32, tile=128)
         tiles = loader.samples.tiles
-        requests = tiles.requests((64, 64), 3, rank=rank, world_size=2)
+        requests = loader.samples.requests(3, 32, rect=False, canvas_hw=None, rank=rank, world_size=2)
         for request in requests:
             assert len({int(tiles.image[key.index]) for key in request.keys}) == 1
             for sample in loader.samples.samples(request.keys):
