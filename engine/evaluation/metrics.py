@@ -150,7 +150,10 @@ def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarra
     for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(outcomes.class_offsets) > 0)):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         for a in np.flatnonzero(targets[c]):
-            tp, fp = (np.cumsum(part[rows, a], axis=0) for part in (outcomes.true_positive, outcomes.false_positive))
+            tp, fp = (
+                np.cumsum(part[rows, a], axis=0, dtype=np.int32)
+                for part in (outcomes.true_positive, outcomes.false_positive)
+            )
             precision = tp / (fp + tp + _SPACING)
             envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
             # The recall at a count is compared as COCO does, in floating point; counts are then searched as integers.
