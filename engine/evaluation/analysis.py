@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import Matches, Objects, known_outcomes, overlapping_pairs, sort_by_class
+from engine.evaluation.matching import Matches, Objects, Pairs, known_outcomes, overlapping_pairs, sort_by_class
 from engine.evaluation.metrics import interpolated_precision, mean_known
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
@@ -142,33 +142,30 @@ def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
     classes, ranked, objects = matches.num_classes, matches.ranked, matches.objects
     plain = np.flatnonzero(~objects.crowd)
     by_image = Objects(objects.group[plain] // classes, objects.boxes_xywh[plain], objects.crowd[plain])
-    same, other = (np.zeros(rows.size), np.full(rows.size, -1)), (np.zeros(rows.size), np.full(rows.size, -1))
-    for pairs in overlapping_pairs(ranked.group[rows] // classes, ranked.boxes_xyxy[rows], by_image, BACKGROUND_IOU):
-        target = plain[pairs.target]
-        is_same = ranked.classes[rows][pairs.detection] == matches.object_classes[target]
-        for (best, best_target), chosen in ((same, is_same), (other, ~is_same)):
-            _keep_best(pairs.detection[chosen], target[chosen], pairs.overlap[chosen], best, best_target)
+    pairs = overlapping_pairs(ranked.group[rows] // classes, ranked.boxes_xyxy[rows], by_image, BACKGROUND_IOU)
+    pairs = pairs._replace(target=plain[pairs.target])
+    is_same = ranked.classes[rows][pairs.detection] == matches.object_classes[pairs.target]
+    same, same_target = _best_of_each(pairs.take(is_same), rows.size)
+    other, other_target = _best_of_each(pairs.take(~is_same), rows.size)
     kind = np.select(
         [
-            (same[0] >= BACKGROUND_IOU) & (same[0] < FOREGROUND_IOU),
-            other[0] >= FOREGROUND_IOU,
-            same[0] >= FOREGROUND_IOU,
-            other[0] >= BACKGROUND_IOU,
+            (same >= BACKGROUND_IOU) & (same < FOREGROUND_IOU),
+            other >= FOREGROUND_IOU,
+            same >= FOREGROUND_IOU,
+            other >= BACKGROUND_IOU,
         ],
         [LOCATION, CLASS, DUPLICATE, BOTH],
         BACKGROUND,
     )
-    return kind, np.select([kind == LOCATION, kind == CLASS], [same[1], other[1]], -1)
+    return kind, np.select([kind == LOCATION, kind == CLASS], [same_target, other_target], -1)
 
 
-def _keep_best(
-    row: np.ndarray, target: np.ndarray, overlap: np.ndarray, best: np.ndarray, best_target: np.ndarray
-) -> None:
-    """Writes each row's largest overlap and its object, the first of equal ones, to ``best`` and ``best_target``."""
-    order = np.lexsort((-target, overlap, row))
-    row = row[order]
-    last = np.flatnonzero(np.r_[row[1:] != row[:-1], True]) if row.size else np.zeros(0, dtype=np.int64)
-    best[row[last]], best_target[row[last]] = overlap[order][last], target[order][last]
+def _best_of_each(pairs: Pairs, detections: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest overlap of each detection, and its object, the first of equal ones; 0 and -1 if there is none."""
+    pairs = pairs.take(np.lexsort((-pairs.target, pairs.overlap)))  # the largest is written last
+    best, target = np.zeros(detections), np.full(detections, -1)
+    best[pairs.detection], target[pairs.detection] = pairs.overlap, pairs.target
+    return best, target
 
 
 def _best_on_each(errors: Errors, kind: int, scores: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 
 from data.check.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
 from data.check.scanned import CheckedSplit
-from engine.evaluation.matching import Objects, Pairs, all_pairs, match_by_overlap, overlapping_pairs
+from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from utils.boxes import xyxy_to_xywh
 from utils.strings import counted, listed
 from utils.structures import DetectionTable, EvalResult, GroundTruth
@@ -54,7 +54,7 @@ def find_label_errors(
     table = table.take(seen)
     # All pairs of a detection and a label, of any classes.
     objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
-    pairs = all_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
+    pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
     matched = _match(truth, table, pairs)
     scores, suggested = _label_scores(truth, table, pairs, matched)
     trust = np.where(class_ap50 >= LEAST_AP50, np.minimum(class_ap50 / GOOD_AP50, 1), 0)
@@ -129,7 +129,7 @@ class _Match(NamedTuple):
 
 
 def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
-    pairs = Pairs(*(column[pairs.overlap >= NEAR_OBJECT] for column in pairs))
+    pairs = pairs.take(pairs.overlap >= NEAR_OBJECT)
     scores = table.scores[pairs.detection]
     weighted = pairs._replace(overlap=pairs.overlap * scores)
     label = match_by_overlap(weighted, scores, len(table.scores), len(truth.classes))
@@ -231,8 +231,8 @@ def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
     rank = np.empty(len(rows), np.int64)
     rank[np.argsort(-table.scores[rows], kind="stable")] = np.arange(len(rows))
     is_best = np.ones(len(rows), bool)
-    for near in overlapping_pairs(table.image_index[rows], boxes, objects, SAME_OBJECT):
-        is_best[near.detection[rank[near.detection] > rank[near.target]]] = False
+    near = overlapping_pairs(table.image_index[rows], boxes, objects, SAME_OBJECT)
+    is_best[near.detection[rank[near.detection] > rank[near.target]]] = False
     return is_best
 
 

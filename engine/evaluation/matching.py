@@ -9,7 +9,6 @@ IoU thresholds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +44,10 @@ class Pairs(NamedTuple):
     detection: np.ndarray  # int64 (P,) row of the detections, ascending
     target: np.ndarray  # int64 (P,) row of the objects, ascending within a detection
     overlap: np.ndarray  # float64 (P,) IoU; intersection over the detection's area where the object is crowd
+
+    def take(self, rows: np.ndarray) -> Pairs:
+        """``rows``: a mask or indices."""
+        return Pairs(*(column[rows] for column in self))
 
 
 class Assignment(NamedTuple):
@@ -104,7 +107,8 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -
     order = np.argsort(gt_group, kind="stable")
     objects = Objects(gt_group[order], gt.boxes_xywh_px[order], gt.crowd[order])
     ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
-    assignment = _assign_coco(ranked.group, ranked.boxes_xyxy, objects, ignored)
+    pairs = overlapping_pairs(ranked.group, ranked.boxes_xyxy, objects, float(IOU_THRESHOLDS[0]))
+    assignment = _assign_coco(ranked.group, pairs, objects.crowd, ignored)
     return Matches(ranked, objects, ignored, assignment, num_classes)
 
 
@@ -141,7 +145,7 @@ def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.nd
     return Outcomes(offsets, scores, classes, true_positive, ~true_positive)
 
 
-def _assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, target_ignored: np.ndarray) -> Assignment:
+def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
     """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
 
     Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
@@ -152,16 +156,6 @@ def _assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, ta
         group: int64 (D,) ascending, scores descending within a group.
         target_ignored: bool (M, A).
     """
-    none = np.zeros(0, dtype=np.int64)
-    no_match = np.zeros((0, target_ignored.shape[1], IOU_THRESHOLDS.size), dtype=bool)
-    chunks = [Assignment(none, no_match, no_match, none)]
-    for pairs in overlapping_pairs(group, boxes_xyxy, objects, float(IOU_THRESHOLDS[0])):
-        chunks.append(_assign_chunk(group, pairs, objects.crowd, target_ignored))
-    return Assignment(*map(np.concatenate, zip(*chunks)))
-
-
-def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
-    """`_assign_coco` for pairs of complete groups. ``target_ignored`` is bool (M, A)."""
     overlapping, slot = np.unique(pairs.detection, return_inverse=True)
     rank = _position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
     # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
@@ -197,10 +191,8 @@ def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ign
     return Assignment(overlapping, matched, ignored, matched_target)
 
 
-def overlapping_pairs(
-    group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float
-) -> Iterator[Pairs]:
-    """All (detection, object) pairs of equal group with at least ``min_overlap``, in chunks that never cut a group.
+def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:
+    """All (detection, object) pairs of equal group with at least ``min_overlap``.
 
     Args:
         group: int64 (D,) ascending.
@@ -209,29 +201,17 @@ def overlapping_pairs(
     first = np.searchsorted(objects.group, group, side="left")
     count = np.searchsorted(objects.group, group, side="right") - first
     rows = np.flatnonzero(count)  # detections whose group has objects
-    if rows.size == 0:
-        return
-    first, count = first[rows], count[rows]
-    boxes_xywh = xyxy_to_xywh(boxes_xyxy[rows])
-    group_start = _run_starts(group[rows])
-    pairs_before = np.r_[0, np.cumsum(count)]
-    chunk_of_group = pairs_before[group_start] // _CHUNK_PAIRS
-    cuts = group_start[np.flatnonzero(np.r_[True, np.diff(chunk_of_group) > 0])]
-    for low, high in zip(cuts, np.r_[cuts[1:], rows.size]):
-        n = count[low:high]
-        local = np.repeat(np.arange(low, high), n)
-        target = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n) + np.repeat(first[low:high], n)
-        overlap = _overlap(boxes_xywh[local], objects.boxes_xywh[target], objects.crowd[target])
-        keep = np.flatnonzero(overlap >= min_overlap)
-        if keep.size:
-            yield Pairs(rows[local[keep]], target[keep], overlap[keep])
-
-
-def all_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:
-    """The pairs of `overlapping_pairs`, all at once."""
+    boxes_xywh = xyxy_to_xywh(boxes_xyxy)
     none = np.zeros(0, dtype=np.int64)
-    chunks = [Pairs(none, none, np.zeros(0)), *overlapping_pairs(group, boxes_xyxy, objects, min_overlap)]
-    return Pairs(*map(np.concatenate, zip(*chunks)))
+    found = [Pairs(none, none, np.zeros(0))]
+    chunk = np.cumsum(count[rows]) // _CHUNK_PAIRS
+    for part in np.split(rows, np.flatnonzero(np.diff(chunk)) + 1):
+        n = count[part]
+        detection = np.repeat(part, n)
+        target = np.arange(n.sum()) + np.repeat(first[part] - np.cumsum(n) + n, n)
+        overlap = _overlap(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
+        found.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
+    return Pairs(*map(np.concatenate, zip(*found)))
 
 
 def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:

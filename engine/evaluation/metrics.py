@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import Objects, Outcomes, all_pairs, match_by_overlap, match_detections, sort_by_class
+from engine.evaluation.matching import (
+    Objects,
+    Outcomes,
+    match_by_overlap,
+    match_detections,
+    overlapping_pairs,
+    sort_by_class,
+)
 from utils.config.parser import class_numbers, typed_classes
 from utils.errors import UserError
 from utils.files.schema import suggestion
@@ -203,24 +210,18 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
     """
     shown = table.take(table.scores >= confidence)
     shown = shown.take(np.argsort(shown.image_index, kind="stable"))
-    image, boxes, predicted, scores = shown.image_index, shown.boxes_xyxy_px, shown.classes, shown.scores
-    gt_image = gt.image_of_box
-    plain, crowd = ~gt.crowd, gt.crowd
-
-    pairs = all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]), CONFUSION_IOU)
-    match = match_by_overlap(pairs, scores[pairs.detection], scores.size, int(plain.sum()))
-
-    pairs = all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]), CONFUSION_IOU)
-    same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
+    predicted, scores, true = shown.classes, shown.scores, gt.classes
+    objects = Objects(gt.image_of_box, gt.boxes_xywh_px, gt.crowd)
+    pairs = overlapping_pairs(shown.image_index, shown.boxes_xyxy_px, objects, CONFUSION_IOU)
+    on_crowd = gt.crowd[pairs.target]
+    plain, crowd = pairs.take(~on_crowd), pairs.take(on_crowd)
+    match = match_by_overlap(plain, scores[plain.detection], scores.size, true.size)
     in_crowd = np.zeros(scores.size, dtype=bool)
-    in_crowd[pairs.detection[same_class]] = True
-
-    matched = match >= 0
-    true = gt.classes[plain]
-    missed = np.ones(true.size, dtype=bool)
+    in_crowd[crowd.detection[predicted[crowd.detection] == true[crowd.target]]] = True
+    matched, missed = match >= 0, ~gt.crowd
     missed[match[matched]] = False
     counted = matched | ~in_crowd
     row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
-    column = np.r_[np.where(matched, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
+    column = np.r_[np.r_[true, num_classes][match[counted]], true[missed]]
     size = num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)

@@ -24,7 +24,7 @@ from data.index.index import DatasetIndex
 from data.loading.worker import collate
 from data.shared_memory import new_pixels
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.matching import Objects, all_pairs, match_by_overlap
+from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
 from engine.evaluation.metrics import mean_known
 from engine.export.options import ExportOptions
 from engine.inference.model import InferenceModel
@@ -207,7 +207,7 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     a, b = (table.take(table.scores > MATCHED_SCORE / 2) for table in (first, second))
     a, b = (table.take(np.argsort(groups(table), kind="stable")) for table in (a, b))
     objects = Objects(groups(b), xyxy_to_xywh(b.boxes_xyxy_px), np.zeros(len(b.scores), bool))
-    pairs = all_pairs(groups(a), a.boxes_xyxy_px, objects, least_iou)
+    pairs = overlapping_pairs(groups(a), a.boxes_xyxy_px, objects, least_iou)
     alike = -np.abs(a.scores[pairs.detection] - b.scores[pairs.target])
     partner = match_by_overlap(pairs, alike, len(a.scores), len(b.scores))
 
