@@ -32,37 +32,28 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
             note += f", {MOST_FAINT} of the other {faint.size} are gray"
             faint = faint[np.linspace(0, faint.size - 1, MOST_FAINT).round().astype(int)]
 
-    def chart(
-        title: str,
-        x: np.ndarray,
-        y: np.ndarray,
-        axes: tuple[str, str],
-        *,
-        mean: str = "mean",
-        labels: Sequence[str] = names,
-        mark: tuple[float, str] | None = None,
-    ) -> Chart:
+    of_detections, of_objects = "precision (fraction of the detections)", "recall (fraction of the objects)"
+    confidence, threshold = result.curve_confidence, result.threshold
+    curves = {  # title, x, y, and their names
+        "PR": ("Precision and recall", result.pr_recall, result.pr_precision, of_objects, of_detections),
+        "F1": ("F1", confidence, result.curve_f1, "confidence threshold", "F1"),
+        "P": ("Precision", confidence, result.curve_precision, "confidence threshold", of_detections),
+        "R": ("Recall", confidence, result.curve_recall, "confidence threshold", of_objects),
+    }
+    charts = {}
+    for key, (title, x, y, *axes) in curves.items():
+        mean, labels = "mean", names
+        if key == "PR":
+            mean = f"mean AP50 {result.metrics['AP50']:.3f}"
+            labels = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
         sampled = np.unique(np.linspace(0, x.size - 1, min(x.size, CURVE_POINTS)).round().astype(int))
         lines = [Line(mean, x[sampled], y[shown].mean(0)[sampled], "strong")]
         lines += [Line(labels[c], x[sampled], y[c, sampled]) for c in colored]
         lines += [Line(labels[c], x[sampled], y[c, sampled], "faint") for c in faint]
-        return Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)
-
-    precision, recall = (np.nan_to_num(v) for v in (result.curve_precision, result.curve_recall))
-    f1 = np.nan_to_num(result.curve_f1)
-    best, threshold, confidence = f1[shown].mean(0).max(), result.threshold, result.curve_confidence
-    mark = (threshold, f"best: {best:.3f} at {threshold:.3f}") if threshold is not None else None
-    of_detections, of_objects = "precision (fraction of the detections)", "recall (fraction of the objects)"
-    with_ap50 = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
-    return {
-        "PR": chart(
-            "Precision and recall", result.pr_recall, np.nan_to_num(result.pr_precision), (of_objects, of_detections),
-            mean=f"mean AP50 {result.metrics['AP50']:.3f}", labels=with_ap50,
-        ),
-        "F1": chart("F1", confidence, f1, ("confidence threshold", "F1"), mark=mark),
-        "P": chart("Precision", confidence, precision, ("confidence threshold", of_detections)),
-        "R": chart("Recall", confidence, recall, ("confidence threshold", of_objects)),
-    }  # fmt: skip
+        is_marked = key == "F1" and threshold is not None
+        mark = (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}") if is_marked else None
+        charts[key] = Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)
+    return charts
 
 
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:
