@@ -15,7 +15,7 @@ from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from utils.boxes import xyxy_to_xywh
 from utils.files.safe_io import atomic_write, write_csv, write_whole
-from utils.strings import aligned, counted
+from utils.strings import aligned, counted, listed
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
@@ -76,10 +76,10 @@ def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
     if not silenced.size:
         return ""
     f1 = result.curve_f1[silenced]
-    best = zip(silenced[:5], f1.max(1), result.curve_confidence[f1.argmax(1)])
-    listed = ", ".join(f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best)
-    classes, more = counted(silenced.size, "class"), ", ..." * (silenced.size > 5)
-    return f"No object of {classes} is found at confidence {result.best_confidence:.3f}: {listed}{more}"
+    best = zip(silenced, f1.max(1), result.curve_confidence[f1.argmax(1)])
+    shown = listed([f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best], 5)
+    classes = counted(silenced.size, "class")
+    return f"No object of {classes} is found at confidence {result.best_confidence:.3f}: {shown}"
 
 
 def format_errors(errors: ErrorSplit) -> list[str]:

@@ -13,7 +13,7 @@ from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.tables import silenced_text
-from utils.strings import counted, format_duration
+from utils.strings import counted, format_duration, listed
 from utils.structures import EvalResult
 
 RISING_AP = 0.005  # a rise that more epochs may continue
@@ -110,8 +110,8 @@ def where_it_is_wrong(found: Findings) -> Iterator[str]:
         order = np.argsort(-found.errors.cost)
         costly = [f"{KINDS[k]} {found.errors.cost[k]:.3f}" for k in order if found.errors.cost[k] >= LEAST_COST]
         if costly:
-            listed = ", ".join(costly[:3])
-            yield f"AP50 is {found.errors.ap:.3f}. Without one kind of error it would rise by: {listed}."
+            rise = ", ".join(costly[:3])
+            yield f"AP50 is {found.errors.ap:.3f}. Without one kind of error it would rise by: {rise}."
         else:
             yield f"No kind of error costs {LEAST_COST} of AP50 ({found.errors.ap:.3f}) or more."
     pairs = confused_pairs(result.confusion)
@@ -125,13 +125,11 @@ def where_it_is_wrong(found: Findings) -> Iterator[str]:
     weak = np.argsort(ap)
     weak = weak[ap[weak] < WEAK * result.ap]  # the weakest first
     if weak.size:
-        listed = ", ".join(f"{found.names[c]} ({result.class_ap[c]:.3f})" for c in weak[:5])
-        more = f" and {weak.size - 5} more" if weak.size > 5 else ""
-        yield f"The weakest classes by AP: {listed}{more}."
-    unscored = np.flatnonzero(result.class_targets == 0)
-    if unscored.size:
-        listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
-        yield f"{counted(unscored.size, 'class')} without validation objects, so without a score: {listed}"
+        yield f"The weakest classes by AP: {listed([f'{found.names[c]} ({result.class_ap[c]:.3f})' for c in weak], 5)}."
+    unscored = [found.names[c] for c in np.flatnonzero(result.class_targets == 0)]
+    if unscored:
+        classes = counted(len(unscored), "class")
+        yield f"{classes} without validation objects, so without a score: {listed(unscored, 5)}."
 
 
 def what_to_do(found: Findings) -> Iterator[str]:
@@ -170,10 +168,8 @@ def _do_about_data(found: Findings, census: Census) -> Iterator[str]:
     few = np.flatnonzero(census.class_boxes < FEW_BOXES)
     if few.size:
         order = few[np.argsort(census.class_boxes[few], kind="stable")]
-        listed = ", ".join(f"{found.names[c]} ({census.class_boxes[c]})" for c in order[:5])
-        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
-            ", ..." if few.size > 5 else "."
-        )
+        shown = listed([f"{found.names[c]} ({census.class_boxes[c]})" for c in order], 5)
+        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {shown}."
     boxes = census.class_boxes
     most, least = int(boxes.argmax()), int(np.where(boxes > 0, boxes, boxes.max()).argmin())
     if not found.balances and boxes[most] > 0 and boxes[most] >= IMBALANCED * boxes[least]:
@@ -214,11 +210,10 @@ def _is_rising(found: Findings, values: np.ndarray) -> bool:
 
 def _overfits(found: Findings) -> bool:
     """Over the last third, the sums of the losses of both splits move apart by more than 2 % each."""
-    shared = [n for n in found.history if n.startswith("train/") and f"val/{n[6:]}" in found.history]
+    shared = [n[6:] for n in found.history if n.startswith("train/") and f"val/{n[6:]}" in found.history]
     if not shared:
         return False
-    train = sum(found.history[name] for name in shared)
-    val = sum(found.history[f"val/{name[6:]}"] for name in shared)
+    train, val = (sum(found.history[f"{split}/{name}"] for name in shared) for split in ("train", "val"))
     known = np.isfinite(train) & np.isfinite(val)
     train, val, third = train[known], val[known], int(known.sum()) // 3
     if third < 2:
@@ -228,7 +223,5 @@ def _overfits(found: Findings) -> bool:
 
 def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
     """Pairs of classes by the number of objects that are taken for another class: count, predicted, true."""
-    between = np.array(confusion[:-1, :-1])
-    np.fill_diagonal(between, 0)
-    pairs = np.argwhere(between > 0)
-    return sorted(((int(between[p, t]), int(p), int(t)) for p, t in pairs), key=lambda pair: (-pair[0], *pair[1:]))
+    pairs = [(int(confusion[p, t]), int(p), int(t)) for p, t in np.argwhere(confusion[:-1, :-1]) if p != t]
+    return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))
