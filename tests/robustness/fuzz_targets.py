@@ -1,4 +1,4 @@
-"""The targets of the fuzzer, and the required outcome of each input.
+"""The targets of the fuzzer (`TARGETS`, at the end), and the required outcome of each input.
 
 A target changes one file in a folder of its own, and calls the program on it as its scripts do. What is right is
 decided here, by other means: labels are parsed once more, strictly, by other code; a picture that is taken in silence
@@ -146,21 +146,9 @@ class Target(NamedTuple):
     deadline_s: float = 10.0
 
 
-TARGETS: dict[str, Target] = {}
-
-
-def target(name: str, *needs: str, weight: float = 1.0, deadline_s: float = 10.0) -> Callable:
-    def register(run: Callable[[Case], str]) -> Callable[[Case], str]:
-        TARGETS[name] = Target(run, needs, weight, deadline_s)
-        return run
-
-    return register
-
-
 # Pictures
 
 
-@target("images", "pictures", weight=3.0)
 def images(case: Case) -> str:
     """A changed image: refused by the scan, reported by name when it is used, or one whose change no decoder can
     notice."""
@@ -300,10 +288,6 @@ def labels(case: Case, kind: str) -> str:
     return verdicts[changed]
 
 
-for _kind, _weight in (("yolo", 3.0), ("voc", 2.0), ("coco", 2.0)):
-    target(_kind, "labeled", weight=_weight)(functools.partial(labels, kind=_kind))
-
-
 # YAML
 
 
@@ -327,7 +311,6 @@ def read_plainly(path: Path) -> Any:
     return yaml.load(text, Loader=loader)
 
 
-@target("data-yaml", "labeled", weight=2.0)
 def data_yaml(case: Case) -> str:
     """A changed YAML of a data set: refused, or read as a plain reader reads it."""
     root, path = case.world.labeled, case.folder / "changed.yaml"
@@ -346,7 +329,6 @@ def data_yaml(case: Case) -> str:
     return "taken as it says"
 
 
-@target("recipe")
 def recipe(case: Case) -> str:
     path = case.folder / "changed.yaml"
     shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", path)
@@ -359,7 +341,6 @@ def recipe(case: Case) -> str:
     return "taken as it says"
 
 
-@target("model", "labeled")
 def model(case: Case) -> str:
     path = case.folder / "changed.yaml"
     others = (REPOSITORY / "configs" / "models").glob("yolo*8.yaml")
@@ -373,7 +354,6 @@ def model(case: Case) -> str:
 # Checkpoints
 
 
-@target("checkpoints", "checkpoints", "last", weight=3.0)
 def checkpoints(case: Case) -> str:
     """A damaged checkpoint is refused, or gives what was saved. A hostile one, or one with replaced values, may do no
     worse than be refused."""
@@ -474,7 +454,6 @@ def write_hostile(path: Path, chance: random.Random, _: dict[str, Any], *, origi
     return f"{chosen} {what}"
 
 
-@target("safetensors", "safetensors", weight=2.0)
 def safetensors(case: Case) -> str:
     """A changed safetensors file is refused, or gives the tensors that a plain reader finds in it."""
     files = case.world.safetensors
@@ -515,7 +494,6 @@ def same_index(a: DatasetIndex, b: DatasetIndex) -> None:
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
 
 
-@target("index-cache", "index_cache", weight=1.5)
 def index_cache(case: Case) -> str:
     """Whatever the cache files contain, the index equals that of a scan."""
     root, source, expected = case.world.index_cache
@@ -532,7 +510,6 @@ def index_cache(case: Case) -> str:
     return "the index of a scan"
 
 
-@target("image-cache", "image_cache")
 def image_cache(case: Case) -> str:
     """A damaged disk cache gives the pixels of the files, is created again, or is refused by name."""
     index, files, pixels = case.world.image_cache
@@ -549,7 +526,6 @@ def image_cache(case: Case) -> str:
 # What kind of file it is
 
 
-@target("kinds", "labeled", "trained")
 def kinds(case: Case) -> str:
     """Pipes, folders, circular links and the like in place of files."""
     root, chance = case.copy(case.world.labeled), case.chance
@@ -559,9 +535,14 @@ def kinds(case: Case) -> str:
         "labels/train": ("yolo",), "images/train": ("yolo", "voc"), "voc": ("voc",), "extra": ("yolo",),
     }  # fmt: skip
     run = case.world.trained / "runs" / "exp"
-    files = {"hyp.yaml": root / "hyp.yaml", "model.yaml": root / "tiny.yaml", "last.pt": run / "last.pt",
-             "x.safetensors": run / "last.pt", "results.csv": run / "results.csv",
-             "x.jpg": root / "images/train/c.jpg"}  # fmt: skip
+    files = {
+        "hyp.yaml": (root / "hyp.yaml", lambda path: read_recipe(str(path), pretrained=False)),
+        "model.yaml": (root / "tiny.yaml", load_spec),
+        "last.pt": (run / "last.pt", Checkpoint.read),
+        "x.safetensors": (run / "last.pt", read_weights),
+        "results.csv": (run / "results.csv", lambda path: ResultsCsv(path).table.write(path)),
+        "x.jpg": (root / "images/train/c.jpg", read_image),
+    }
     which = chance.choice((*scans, *files, "index", "lmdb"))
     if which in scans:
         path = root / which
@@ -576,21 +557,12 @@ def kinds(case: Case) -> str:
         return judge_kind(scan(root, chance.choice(scans[which]), case.folder / "cache"), path, kind)
     if which not in files:
         return odd_cache(case, root, which)
-    path = case.folder / which
-    shutil.copy(files[which], path)
-    kind = case.make_odd(path)
+    path, (source, read) = case.folder / which, files[which]
+    shutil.copy(source, path)
+    kind, result = case.make_odd(path), read(path)
     if which == "results.csv":
-        ResultsCsv(path).table.write(path)
         return "goes on"
-    result = {
-        "hyp.yaml": lambda: read_recipe(str(path), pretrained=False),
-        "model.yaml": lambda: load_spec(path),
-        "last.pt": lambda: Checkpoint.read(path),
-        "x.safetensors": lambda: read_weights(path),
-        "x.jpg": lambda: read_image(path),
-    }[which]()
-    assert which == "hyp.yaml", "is read"
-    assert kind == "empty", "is read"
+    assert (which, kind) == ("hyp.yaml", "empty"), "is read"
     assert result == Hyperparameters()
     return "defaults"
 
@@ -630,13 +602,25 @@ def odd_cache(case: Case, root: Path, which: str) -> str:
 def captured() -> list[str]:
     """A list that receives the messages that the program logs from now on in this process."""
     said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    logger = get_logger()
-    logger.handlers[:] = [Handler()]
+    handler, logger = logging.Handler(), get_logger()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO)
     return said
+
+
+TARGETS = {
+    "images": Target(images, ("pictures",), 3.0),
+    "yolo": Target(functools.partial(labels, kind="yolo"), ("labeled",), 3.0),
+    "voc": Target(functools.partial(labels, kind="voc"), ("labeled",), 2.0),
+    "coco": Target(functools.partial(labels, kind="coco"), ("labeled",), 2.0),
+    "data-yaml": Target(data_yaml, ("labeled",), 2.0),
+    "recipe": Target(recipe),
+    "model": Target(model, ("labeled",)),
+    "checkpoints": Target(checkpoints, ("checkpoints", "last"), 3.0),
+    "safetensors": Target(safetensors, ("safetensors",), 2.0),
+    "index-cache": Target(index_cache, ("index_cache",), 1.5),
+    "image-cache": Target(image_cache, ("image_cache",)),
+    "kinds": Target(kinds, ("labeled", "trained")),
+}
