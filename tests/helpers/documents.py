@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -110,17 +111,7 @@ def links(page: str) -> list[tuple[str, str]]:
     targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     local = [target.partition("#") for target in targets if not re.match(r"[a-z]+:", target)]
     folder = Path(page).parent
-    return [(_normal(folder / path) if path else page, anchor) for path, _, anchor in local]
-
-
-def _normal(path: Path) -> str:
-    parts: list[str] = []
-    for part in path.parts:
-        if part == "..":
-            parts.pop()
-        elif part != ".":
-            parts.append(part)
-    return "/".join(parts)
+    return [(os.path.normpath(folder / path) if path else page, anchor) for path, _, anchor in local]
 
 
 def anchors(page: str) -> set[str]:

@@ -56,10 +56,7 @@ class Tally:
     @property
     def inputs(self) -> Counter[str]:
         """The number of inputs by target."""
-        counts: Counter[str] = Counter()
-        for (target, _), number in self.verdicts.items():
-            counts[target] += number
-        return counts
+        return Counter(target for target, _ in self.verdicts.elements())
 
     def text(self) -> str:
         lines = [f"{self.inputs.total()} inputs in {self.seconds:.0f} s, {len(self.findings)} findings"]

@@ -31,6 +31,7 @@ import cv2
 import numpy as np
 import torch
 import yaml
+from PIL import Image
 
 from data.cache import disk as disk_cache
 from data.image_io.decode import read_image, read_source, reduced_sizes
@@ -217,11 +218,7 @@ def _directly(data: bytes) -> tuple[np.ndarray | None, str]:
 
 
 def _strictly(data: bytes) -> str:
-    """What Pillow, which may be missing, reports about an image; only what means missing or wrong data."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return ""
+    """What Pillow reports about an image; only what means missing or wrong data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,8 +1,6 @@
 """Scanning: the formats agree, every defect is reported, the data set is not changed, and caches are never stale."""
 
-import contextlib
 import errno
-import io
 import json
 import logging
 import os
@@ -22,7 +20,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
-from tests.helpers.scoring import make_table
+from tests.helpers.scoring import coco_evaluate, make_table
 from tests.helpers.three_formats import voc_text, write_image, write_three_formats
 from utils.boxes import xywh_to_xyxy
 from utils.logger import get_logger
@@ -282,7 +280,6 @@ def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):
 
 
 def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, tmp_path):
-    coco, cocoeval = pytest.importorskip("pycocotools.coco"), pytest.importorskip("pycocotools.cocoeval")
     path = root / "instances.json"
     content = json.loads(path.read_text())
     count = len(content["annotations"])
@@ -295,18 +292,9 @@ def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, t
     image = index.image_of_box[:-1]  # the last object is missed
     scores = np.linspace(0.9, 0.5, len(image))
     table = make_table(image, xywh_to_xyxy(gt.boxes_xywh_px[:-1]), scores, gt.classes[:-1])
-    found = [
-        {"image_id": gt.image_ids[i], "category_id": gt.category_ids[c], "bbox": box.tolist(), "score": score}
-        for i, c, box, score in zip(image, gt.classes, gt.boxes_xywh_px, scores)
-    ]
-    with contextlib.redirect_stdout(io.StringIO()):
-        reference = coco.COCO(path)
-        evaluation = cocoeval.COCOeval(reference, reference.loadRes(found), "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    assert 0 < evaluation.stats[0] < 1
-    assert score_detections(gt, table, len(NAMES)).ap == pytest.approx(evaluation.stats[0], abs=1e-12)
+    stats, _ = coco_evaluate(gt, table)
+    assert 0 < stats[0] < 1
+    assert score_detections(gt, table, len(NAMES)).ap == pytest.approx(stats[0], abs=1e-12)
     once = load(root, tmp_path / "cache", repeats=False)
     assert once.report.totals["boxes"] == len(once.classes) == count
     np.testing.assert_array_equal(once.boxes_xywh_px, index.boxes_xywh_px[~index.repeated])
