@@ -122,14 +122,9 @@ class _SparseCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         logits, cells, targets, weights, *ignored = ctx.saved_tensors
-        gradient = gradient if weights is None else gradient * weights
-        rows = _row_numbers(cells, logits.shape[1])
-        if logits.device.type == "cpu":
-            result = logits.sigmoid()
-            result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
-            result.mul_(gradient)
-        else:
-            result = scaled_difference(logits, rows, targets, gradient)
+        result, rows = logits.sigmoid(), _row_numbers(cells, logits.shape[1])
+        result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
+        result.mul_(gradient if weights is None else gradient * weights)
         _clear(result, *ignored)
         return result, None, None, None, *(None for _ in ignored)
 
@@ -138,14 +133,6 @@ def _clear(values: Tensor, images: Tensor | None = None, cells: Tensor | None = 
     """Sets ``values`` (B, N, C) to 0 in ``cells`` bool (I, N, C) of ``images`` int64 (I,)."""
     if images is not None:
         values.index_copy_(0, images, values.index_select(0, images).masked_fill_(cells, 0))
-
-
-def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
-    """``gradient``, () or (C,), times (sigmoid minus target). The derivative of softplus is the sigmoid, and its kernel
-    multiplies by the gradient too, which saves one pass over memory."""
-    result = torch.ops.aten.softplus_backward(gradient.expand_as(logits), logits, 1, THRESHOLD)
-    result.view(-1, logits.shape[-1]).index_add_(0, rows, (targets * gradient).flatten(0, 1), alpha=-1)
-    return result
 
 
 def sparse_cross_entropy(
