@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,24 +28,22 @@ class TransferReport:
 
     source: str
     taken: tuple[str, ...]  # whole tensors
-    partly: tuple[str, ...]  # class tensors of which only the rows of ``classes`` (and rows of no class) were copied
-    skipped: dict[str, str] = field(default_factory=dict)  # the model's other tensors, with the reason
-    unused: tuple[str, ...] = ()  # tensors of the file that the model does not have
-    classes: tuple[str, ...] = ()  # names of the classes whose rows were copied
-    new_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of ``partly``: the rows left as initialized
+    new_rows: dict[str, tuple[int, ...]]  # tensors that were copied partly, with the rows left as initialized
+    skipped: dict[str, str]  # the model's other tensors, with the reason
+    unused: tuple[str, ...]  # tensors of the file that the model does not have
+    classes: tuple[str, ...]  # names of the classes whose rows were copied
 
     def lines(self) -> list[str]:
         """For the log: what was copied, what was not and why, and what is unused."""
-        total = len(self.taken) + len(self.partly) + len(self.skipped)
+        total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         first = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
-        if self.partly:
+        if self.new_rows:
             common = f"rows of {counted(len(self.classes), 'common class')}: {listed(self.classes)}"
-            first += f", {len(self.partly)} loaded partly ({common if self.classes else 'no class in common'})"
-        skipped: dict[str, tuple[str, list[str]]] = {}
-        for name, reason in self.skipped.items():  # one line, with the first as the example, for all shapes that differ
-            key = "shape" if reason.startswith("shape ") else reason
-            skipped.setdefault(key, (reason, []))[1].append(name)
-        lines = [f"left as initialized: {_layers(names)}: {reason}" for reason, names in skipped.values()]
+            first += f", {len(self.new_rows)} loaded partly ({common if self.classes else 'no class in common'})"
+        skipped: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():  # all shapes that differ share a line, with the first as the example
+            skipped.setdefault("shape" if reason.startswith("shape ") else reason, []).append(name)
+        lines = [f"left as initialized: {_layers(names)}: {self.skipped[names[0]]}" for names in skipped.values()]
         if self.unused:
             lines.append(f"in the file, but not in the model: {_layers(self.unused)}")
         return [first, *lines]
@@ -51,10 +51,7 @@ class TransferReport:
 
 def _layers(names: Sequence[str]) -> str:
     """Layers with their numbers of tensors: ``model.22.cv3 (6 tensors)``."""
-    counts: dict[str, int] = {}
-    for name in names:
-        layer = ".".join(name.split(".")[:3])
-        counts[layer] = counts.get(layer, 0) + 1
+    counts = Counter(".".join(name.split(".")[:3]) for name in names)
     return listed([f"{layer} ({counted(count, 'tensor')})" for layer, count in counts.items()])
 
 
@@ -68,42 +65,20 @@ def _shapes(target: Tensor, source: Tensor) -> str:
     return f"shape {list(target.shape)} here, {list(source.shape)} there"
 
 
-@dataclass(frozen=True, slots=True)
-class _ClassRows:
-    """How the rows of one output tensor are divided, in the model and in the file, and which classes they share."""
+class _ClassRows(NamedTuple):
+    """How an output layer of the file is copied: row ``there[i]`` to row ``here[i]`` of the model's."""
 
-    groups: int  # anchors
-    before: int  # rows of a group before its classes
-    here: int  # classes of the model
-    there: int  # classes of the file
-    pairs: tuple[tuple[int, int], ...]  # (index here, index there) of the common classes
-
-    @property
-    def is_identity(self) -> bool:
-        return self.here == self.there and self.pairs == tuple((i, i) for i in range(self.here))
-
-    def new_rows(self) -> tuple[int, ...]:
-        """The model's rows that are not copied."""
-        size, common = self.before + self.here, {here for here, _ in self.pairs}
-        new = [self.before + i for i in range(self.here) if i not in common]
-        return tuple(group * size + row for group in range(self.groups) for row in new)
+    here: list[int]
+    there: list[int]
+    size: int  # rows of the file's layer
 
     def misfit(self, target: Tensor, source: Tensor | None) -> str:
         """Why the rows cannot be copied; empty if they can."""
         if source is None:
             return NOT_IN_FILE
-        if source.shape[1:] != target.shape[1:] or source.shape[0] != self.groups * (self.before + self.there):
+        if source.shape != (self.size, *target.shape[1:]):
             return _shapes(target, source)
-        return "" if self.pairs or self.before else "the file and the model have no class name in common"
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copies the rows of common classes, and the rows before the classes."""
-        ours = target.view(self.groups, self.before + self.here, *target.shape[1:])
-        theirs = source.view(self.groups, self.before + self.there, *source.shape[1:])
-        ours[:, : self.before] = theirs[:, : self.before]
-        if self.pairs:
-            here, there = (torch.tensor(side) + self.before for side in zip(*self.pairs))
-            ours[:, here.to(ours.device)] = theirs[:, there].to(ours.device)
+        return "" if self.here else "the file and the model have no class name in common"
 
 
 @torch.no_grad()
@@ -121,8 +96,8 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     own = model.state_dict()
     tensors = _for_both_branches(own, stored.tensors)
-    rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
-    taken, partly, skipped, new_rows = [], [], {}, {}
+    pairs, rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
+    taken, skipped, new_rows = [], {}, {}
     for name, target in own.items():
         found = tensors.get(name)
         if found is not None and name.startswith("model.0.") and found.ndim == 4 and found.shape[1] == 3:
@@ -138,23 +113,21 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         if grow and found is not None and _contains(target, found):
             target[: len(found)] = 0
             target[tuple(map(slice, found.shape))] = found
-            partly.append(name)
             new_rows[name] = tuple(range(len(found), len(target)))
         elif reason:
             skipped[name] = reason
-        elif layer in rows and not rows[layer].is_identity:
-            rows[layer].copy(target, found)
-            partly.append(name)
-            new_rows[name] = rows[layer].new_rows()
+        elif layer in rows and not rows[layer].here == rows[layer].there == list(range(len(target))):
+            target[rows[layer].here] = found[rows[layer].there].to(target.device)
+            new_rows[name] = tuple(sorted({*range(len(target))}.difference(rows[layer].here)))
         else:
             target.copy_(found)
             taken.append(name)
-    if all(name.endswith(COUNTERS) for name in [*taken, *partly]):
+    if all(name.endswith(COUNTERS) for name in [*taken, *new_rows]):
         raise UserError(f"{stored.path}: no tensor fits this model; is it of another family or size?")
     unused = tuple(name for name in stored.tensors if name not in own)
-    used = [rows[layer] for layer in rows if f"{layer}.weight" not in skipped]
-    classes = tuple(model.names[i] for i, _ in used[0].pairs) if used else ()
-    return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes, new_rows)
+    is_used = any(f"{layer}.weight" not in skipped for layer in rows)
+    classes = tuple(model.names[here] for here, _ in pairs if is_used)
+    return TransferReport(str(stored.path), tuple(taken), new_rows, skipped, unused, classes)
 
 
 def fill_model(model: Detector, stored: StoredWeights, *, grow: bool) -> dict[str, tuple[int, ...]]:
@@ -193,15 +166,21 @@ def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[s
     return tensors | {second: tensors[first] for second, first in single.items() if first in tensors}
 
 
-def _class_rows(model: Detector, names: Sequence[str] | None) -> dict[str, _ClassRows]:
-    """By name of the output layer; empty if the file names no classes."""
+def _class_rows(model: Detector, names: Sequence[str] | None) -> tuple[list[tuple[int, int]], dict[str, _ClassRows]]:
+    """The common classes, by number in the model and in the file, and their rows by name of the output layer, with the
+    rows that belong to no class. Both are empty if the file names no classes."""
     if names is None:
-        return {}
+        return [], {}
     there = {name.strip().lower(): i for i, name in reversed(list(enumerate(names)))}
     keys = enumerate(name.strip().lower() for name in model.names)
-    pairs = tuple((i, there[key]) for i, key in keys if key in there)
-    head = f"model.{len(model.model) - 1}."
-    return {
-        head + name: _ClassRows(groups, before, model.num_classes, len(names), pairs)
-        for name, (groups, before) in model.head.class_rows().items()
-    }
+    pairs = [(i, there[key]) for i, key in keys if key in there]
+    head, rows = f"model.{len(model.model) - 1}.", {}
+    for name, (groups, before) in model.head.class_rows().items():
+        copied = [(i, i) for i in range(before)] + [(before + i, before + j) for i, j in pairs]
+        size, size_there = before + model.num_classes, before + len(names)  # of a group
+        rows[head + name] = _ClassRows(
+            here=[group * size + row for group in range(groups) for row, _ in copied],
+            there=[group * size_there + row for group in range(groups) for _, row in copied],
+            size=groups * size_there,
+        )
+    return pairs, rows

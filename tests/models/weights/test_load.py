@@ -132,13 +132,13 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
     fresh = build_detector(name, 2, names=["dog ", "fox"], seed=2).state_dict()
     report = transfer_weights(target, path)
     assert report.classes == ("dog ",)
-    assert len(report.partly) == 6
+    assert len(report.new_rows) == 6
     assert not report.skipped
     assert "6 loaded partly (rows of 1 common class: dog )" in report.lines()[0]
     old, new = source.state_dict(), target.state_dict()
     for key in report.taken:
         assert torch.equal(new[key], old[key])
-    for key in report.partly:
+    for key in report.new_rows:
         groups, before = (3, 5) if name == "yolov5n" else (1, 0)
         ours, was, theirs = (t.view(groups, before + n, -1) for t, n in ((new[key], 2), (fresh[key], 2), (old[key], 3)))
         assert torch.equal(ours[:, :before], theirs[:, :before])
@@ -155,7 +155,7 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     report = transfer_weights(target, write_detector(tmp_path / "own.pt", source))
     assert "model.0.conv.weight" in report.taken
     assert report.skipped["model.10.cv1.conv.weight"] == "not in the file"
-    assert set(report.taken) | set(report.partly) | set(report.skipped) == set(target.state_dict())
+    assert set(report.taken) | set(report.new_rows) | set(report.skipped) == set(target.state_dict())
     assert "model.22.cv2.0.0.conv.weight" in report.unused
     assert any(
         line.startswith("left as initialized: ") and line.endswith(": not in the file") for line in report.lines()
