@@ -10,10 +10,9 @@ import time
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,13 +24,13 @@ from engine.evaluation.evaluator import Evaluator, training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts, post_message, read_message
 from engine.run import choose_kernels
 from models.build import build_starting_model
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, first_line
-from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
+from utils.structures import Detections, map_tensors
 
 _PICTURED = 8  # images of the preview
 
@@ -96,12 +95,9 @@ class _Scorer:
     def __init__(
         self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
     ) -> None:
-        theirs = build(TrainConfig, setup["config"], "the run")
-        own = {name: getattr(config, name) for name in MAY_DIFFER if name in given}
-        config = replace(theirs, **own)
-        self._ctx, self._details = ctx, not config.noplots
-        self._hyp = build(Hyperparameters, setup["hyp"], "the run")
-        self._amp_dtype = getattr(torch, setup["amp"]) if setup["amp"] else None
+        config = replace(setup["config"], **{name: getattr(config, name) for name in MAY_DIFFER if name in given})
+        self._ctx, self._hyp, self._details = ctx, setup["hyp"], not config.noplots
+        self._amp_dtype = setup["amp_dtype"]
         if ctx.device.type == setup["device"]:
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
         else:
@@ -133,29 +129,12 @@ class _Scorer:
         preview = None
         if self._details and evaluator.preview is not None:
             batch, detections = evaluator.preview
-            batch = replace(batch, images=batch.images[:_PICTURED])
-            preview = [_by_field(batch) | {"targets": _by_field(batch.targets)}, list(detections)]
-        return result and as_tensors(
-            {
-                "result": _by_field(result),
-                "detections": asdict(evaluator.detections) if self._details else None,
-                "preview": preview,
-            }
-        )
+            batch = map_tensors(replace(batch, images=batch.images[:_PICTURED]), _sent)
+            preview = batch, Detections(*map(_sent, detections))
+        found = evaluator.detections if self._details else None
+        return result and {"result": result, "detections": found, "preview": preview}
 
 
-def _by_field(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in fields(value)}
-
-
-def as_tensors(value: Any) -> Any:
-    """Plain data and arrays as plain data and tensors. Views are copied: `torch.save` stores the whole memory below."""
-    if isinstance(value, dict):
-        return {key: as_tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(as_tensors, value))
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Tensor):
-        return value.clone()
-    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+def _sent(tensor: Tensor) -> Tensor:
+    """On the CPU, without the rest of the memory that it is a view of, which would be sent, too."""
+    return tensor.to("cpu", copy=True)

@@ -8,12 +8,12 @@ know of the run, then the weights of an epoch whenever they are free, and finds 
 from __future__ import annotations
 
 import copy
-import io
+import pickle
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict
 
 import torch
@@ -38,7 +38,7 @@ from utils.files.checkpoint import read_checkpoint
 from utils.files.schema import check
 from utils.logger import get_logger
 from utils.strings import rank_list
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, Targets
+from utils.structures import EvalResult
 
 POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
@@ -49,14 +49,12 @@ OF_RESULTS = ("best_fitness", "best_epoch", "confidence")  # of `Progress`
 
 
 def post_message(store: dist.Store, key: str, message: Any) -> None:
-    """Stores ``message`` (tensors on the CPU, and plain data) as ``key``.
+    """Stores ``message``, with tensors on the CPU, as ``key``, pickled like an object of torch.distributed.
 
     Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
     torch.distributed.rpc would wait.
     """
-    file = io.BytesIO()
-    torch.save(message, file)
-    content = file.getbuffer()
+    content = memoryview(pickle.dumps(message))
     starts = range(0, len(content), _PIECE_BYTES)
     for number, start in enumerate(starts):
         store.set(f"{key}/{number}", bytes(content[start : start + _PIECE_BYTES]))
@@ -67,8 +65,7 @@ def read_message(store: dist.Store, key: str) -> Any:
     """The message; None if it has not been posted. It stays in the store."""
     if not store.check([key]):
         return None
-    pieces = (store.get(f"{key}/{number}") for number in range(int(store.get(key))))
-    return torch.load(io.BytesIO(b"".join(pieces)), weights_only=True)
+    return pickle.loads(b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key)))))
 
 
 def discard_message(store: dist.Store, key: str) -> None:
@@ -140,13 +137,8 @@ class Evaluators:
                 return None
             time.sleep(POLL_S)
         scores = self._receive()
-        found = scores["detections"]
-        if scores["preview"]:
-            batch, detections = scores["preview"]
-            batch |= {"targets": Targets(**batch["targets"])}
-            self._evaluator.preview = Batch(**batch), Detections(*detections)
-        self._evaluator.detections = found and DetectionTable(**_to_arrays(found))
-        return EvalResult(**_to_arrays(scores["result"]))
+        self._evaluator.preview, self._evaluator.detections = scores["preview"], scores["detections"]
+        return scores["result"]
 
     def _receive(self) -> dict[str, Any]:
         scores = read_message(self._store, f"scores/{self._number}")
@@ -183,18 +175,12 @@ class Evaluators:
 
 @dataclass
 class _Pending:
-    """The newest completed epoch, until its scores have come."""
+    """The newest completed epoch, until its scores have come, and what is saved with them."""
 
     epoch: Epoch
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
-    # After the epoch, on rank 0; until they are taken, those of the run:
-    ema: dict[str, Tensor] | None = None
-    progress: dict[str, Any] | None = None
-
-
-class _AfterEpoch(TypedDict):
-    ema: dict[str, Tensor]
-    progress: Progress
+    progress: Progress  # after the epoch
+    ema: dict[str, Tensor]  # on the CPU of rank 0
 
 
 class _StoredEpoch(TypedDict):
@@ -202,7 +188,8 @@ class _StoredEpoch(TypedDict):
 
     row: dict[str, float]
     is_closing: bool
-    after_epoch: _AfterEpoch | None
+    progress: Progress
+    ema: dict[str, Tensor]
 
 
 class RemoteValidation(Hook):
@@ -233,14 +220,12 @@ class RemoteValidation(Hook):
         may_end |= has_stalled(trainer.progress, trainer.run.config.patience, epoch=epoch.number)
         if action is None and is_due and not may_end and self._evaluators and self._evaluators.is_free():
             epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
-            self._pending = _Pending(epoch, trainer.is_closing)
+            progress = replace(trainer.progress, epoch=epoch.number)
+            progress.begin_epoch()
+            ema = copied(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {}
+            self._pending = _Pending(epoch, trainer.is_closing, progress, ema)
+            self._evaluators.send(epoch.number, ema, closing=trainer.is_closing)
         return action
-
-    def before_epoch(self, trainer: Training) -> None:
-        """Sends the weights of a pending epoch, which is saved now."""
-        if self._pending is not None and self._pending.progress is None:
-            self._take(trainer)
-            self._evaluators.send(self._pending.epoch.number, self._pending.ema, closing=self._pending.is_closing)
 
     def after_training(self, trainer: Training) -> Action | None:
         if self._pending is None:
@@ -253,17 +238,12 @@ class RemoteValidation(Hook):
         pending = self._pending
         if pending is None:
             return {}
-        taken = {"ema": pending.ema, "progress": pending.progress} if pending.progress else None
-        return {"row": pending.epoch.row, "is_closing": pending.is_closing, "after_epoch": taken}
+        stored = {"row": pending.epoch.row, "is_closing": pending.is_closing}
+        return stored | {"progress": asdict(pending.progress), "ema": pending.ema}
 
     def close(self) -> None:
         if self._evaluators is not None:
             self._evaluators.close()
-
-    def _take(self, trainer: Training) -> None:
-        state = trainer.step.ema.module.state_dict() if self._ctx.is_main else {}
-        self._pending.ema = copied(state)
-        self._pending.progress = asdict(trainer.progress)
 
     def _settle(self, trainer: Training) -> Action | None:
         """Counts the result of the pending epoch. If there is none, the training processes validate it; a signal that
@@ -271,8 +251,6 @@ class RemoteValidation(Hook):
         pending = self._pending
         if pending is None:
             return None
-        if pending.progress is None:
-            self._take(trainer)
         epoch, criterion = pending.epoch, trainer.step.criterion
         if self._evaluators is not None:
             epoch.result = self._evaluators.collect(trainer.control.stops_validation)
@@ -294,8 +272,8 @@ class RemoteValidation(Hook):
     def _save_scored(self, trainer: Training, pending: _Pending) -> None:
         """Writes best.pt, and epochN.pt once more, if they are due after the pending epoch."""
         checkpointer, number = trainer.checkpointer, pending.epoch.number
-        progress = pending.progress | {name: getattr(trainer.progress, name) for name in OF_RESULTS}
-        result = {"progress": progress, "metrics": pending.epoch.metrics}
+        scored = {name: getattr(trainer.progress, name) for name in OF_RESULTS}
+        result = {"progress": asdict(pending.progress) | scored, "metrics": pending.epoch.metrics}
         if pending.epoch.is_best:
             content = weights_part({**vars(checkpointer.description), "ema": pending.ema, **result})
             checkpointer.submit({checkpointer.best: content})
@@ -308,11 +286,12 @@ class RemoteValidation(Hook):
         """What the evaluating processes know of the run."""
         run, description = trainer.run, trainer.checkpointer.description
         weights = trainer.step.criterion.class_weights
-        return {name: getattr(description, name) for name in ("model_spec", "names", "hyp", "val_images")} | {
-            "config": asdict(run.config),
+        return {name: getattr(description, name) for name in ("model_spec", "names", "val_images")} | {
+            "config": run.config,
+            "hyp": run.hyp,
             "data_root": run.data_root,
             "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
-            "amp": str(trainer.step.amp_dtype or "").removeprefix("torch."),
+            "amp_dtype": trainer.step.amp_dtype,
             "class_weights": None if weights is None else weights.cpu(),
             "device": self._ctx.device.type,
             "threads": torch.get_num_threads(),
@@ -326,25 +305,11 @@ def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
     if stored is None:
         return None
     stored = check(stored, _StoredEpoch, f"{checkpoint.path}: damaged checkpoint: hooks")
-    if (taken := stored["after_epoch"]) and _shapes(taken["ema"]) != _shapes(checkpoint.ema):
-        raise UserError(f"{checkpoint.path}: damaged checkpoint: hooks: ema and model have different tensors")
-    progress = asdict(taken["progress"]) if taken else None
-    number = progress["epoch"] if progress else checkpoint.progress.epoch
-    epoch = Epoch(number, stored["row"], is_pending=True)
-    return _Pending(epoch, stored["is_closing"], taken and taken["ema"], progress)
-
-
-def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in state.items()}
+    epoch = Epoch(stored["progress"].epoch, stored["row"], is_pending=True)
+    return _Pending(epoch, stored["is_closing"], stored["progress"], stored["ema"])
 
 
 def common_facts(index: DatasetIndex) -> dict[str, str]:
     """What must be equal in both groups."""
     facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
     return {name: str(value) for name, value in facts.items()}
-
-
-def _to_arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_arrays(item) for key, item in value.items()}
-    return value.numpy() if isinstance(value, torch.Tensor) else value
