@@ -9,7 +9,7 @@ import logging.handlers
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -51,12 +51,7 @@ class _Terminal(logging.Handler):
 class _LogFile(logging.FileHandler):
     """A log file. If its disk is full or fails, one warning is printed, and records are written later."""
 
-    def __init__(self, file: Path, opener: Callable[[str, int], int] | None) -> None:
-        self._opener, self._has_warned = opener, False
-        super().__init__(file)
-
-    def _open(self) -> TextIO:
-        return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=self._opener)
+    _has_warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -65,10 +60,6 @@ class _LogFile(logging.FileHandler):
         elif not self._has_warned:
             self._has_warned = True
             get_logger().warning("%s: cannot be written (%s)", self.baseFilename, error.strerror or error)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
 
 
 def terminal_bars(stream: TextIO) -> type | None:
@@ -93,21 +84,19 @@ class _PlainLine(logging.Formatter):
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 
-def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follows: bool = False) -> None:
+def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
     """Configures the project's logger for this process, replacing an earlier configuration.
 
     Args:
-        ctx_is_main: rank 0 logs INFO and above; other ranks log only warnings and errors, and not to the file.
-        file: rank 0 also appends to it.
+        ctx_is_main: rank 0 logs INFO and above; other ranks log only warnings and errors.
         file_follows: rank 0 keeps its records for the file that `continue_in_file` names later.
     """
     logger = get_logger()
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # a full disk
+            handler.close()
     handlers: list[logging.Handler] = [_Terminal()]
-    if file is not None and ctx_is_main:
-        handlers.append(_file_handler(file))
     if file_follows and ctx_is_main:
         never = logging.CRITICAL + 1
         handlers.append(logging.handlers.MemoryHandler(KEPT_RECORDS, flushLevel=never, flushOnClose=False))
@@ -130,14 +119,14 @@ def log_when_configured(*lines: str) -> None:
         _early.update(dict.fromkeys(lines))
 
 
-def continue_in_file(file: Path, opener: Callable[[str, int], int] | None = None) -> None:
+def continue_in_file(file: Path) -> None:
     """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones; without such
-    records, does nothing. If the file cannot be opened, a warning is logged. ``opener``: of `open`."""
+    records, does nothing. If the file cannot be opened, a warning is logged."""
     logger = get_logger()
     for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
         logger.removeHandler(kept)
         try:
-            handler = _file_handler(file, opener)
+            handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             logger.warning("%s: cannot be written (%s); there is no log in a file", file, error.strerror or error)
         else:
@@ -146,11 +135,6 @@ def continue_in_file(file: Path, opener: Callable[[str, int], int] | None = None
             kept.setTarget(handler)
             kept.flush()
         kept.close()
-
-
-def _file_handler(file: Path, opener: Callable[[str, int], int] | None = None) -> logging.Handler:
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    return _LogFile(file, opener)
 
 
 def progress(

@@ -18,18 +18,20 @@ def test_importing_adds_no_handler():
 
 def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
     for _ in range(2):  # a second configuration replaces the first
-        configure_logging(True, tmp_path / "deep" / "log.txt")
+        configure_logging(True, file_follows=True)
+    logger_module.continue_in_file(tmp_path / "log.txt")
     get_logger().info("epoch %d", 3)
     get_logger().warning("careful")
     get_logger().debug("never")
     expected = "epoch 3\nwarning: careful\n"
     assert capsys.readouterr().out == expected
-    assert (tmp_path / "deep" / "log.txt").read_text() == expected
+    assert (tmp_path / "log.txt").read_text() == expected
 
 
 def test_a_record_is_one_line(capsys, tmp_path):
     """Whatever the names in it contain; bytes that are not UTF-8 are escaped."""
-    configure_logging(True, tmp_path / "log.txt")
+    configure_logging(True, file_follows=True)
+    logger_module.continue_in_file(tmp_path / "log.txt")
     get_logger().info("%s: %d boxes", "a\nerror: the disk is full\x1b[31m\r\u2028\x9b2J\u202e.jpg", 3)
     get_logger().warning("%s: skipped", Path("caf\udce9\t.jpg"))
     expected = "a error: the disk is full [31m 2J .jpg: 3 boxes\nwarning: caf\\udce9 .jpg: skipped\n"
@@ -39,7 +41,8 @@ def test_a_record_is_one_line(capsys, tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_log_that_cannot_be_written_causes_one_warning(capfd, tmp_path):
-    configure_logging(True, Path("/dev/full"))
+    configure_logging(True, file_follows=True)
+    logger_module.continue_in_file(Path("/dev/full"))
     get_logger().info("epoch 1")
     get_logger().info("epoch 2")
     configure_logging(True, file_follows=True)  # closes the file
@@ -56,7 +59,8 @@ def test_a_log_that_cannot_be_written_causes_one_warning(capfd, tmp_path):
 
 
 def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
-    configure_logging(False, tmp_path / "log.txt")
+    configure_logging(False, file_follows=True)
+    logger_module.continue_in_file(tmp_path / "log.txt")
     get_logger().info("hidden")
     get_logger().log(logging.ERROR, "shown")
     assert capsys.readouterr().out == "error: shown\n"

@@ -16,7 +16,7 @@ import os
 import time
 from pathlib import Path
 
-from utils.files.safe_io import POLL_S, flock, is_still_named, open_direct
+from utils.files.safe_io import POLL_S, flock, is_still_named
 from utils.logger import get_logger
 
 _held: set[int] = set()  # descriptors of this process's FileLocks
@@ -66,7 +66,7 @@ class FileLock:
 
     def _try(self) -> str:
         while True:
-            descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 flock(descriptor)
             except BlockingIOError:

@@ -20,12 +20,6 @@ from typing import Any, BinaryIO
 from utils.errors import UserError
 
 POLL_S = 0.1  # of waiting for a lock
-_REASONS = {  # why a file is not opened, for the user
-    errno.EISDIR: "is a folder, not a file",
-    errno.EINVAL: "is a pipe or device, not a file",
-    errno.ENXIO: "is a pipe or device, not a file",  # opened for writing, without a reader
-    errno.ELOOP: "is a symbolic link",
-}
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
@@ -98,15 +92,15 @@ def csv_cell(value: Any) -> Any:
 def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
     """Opens a file for reading. Raises OSError, with a reason for the user, for anything but a regular file of at most
     ``most`` bytes."""
-    return os.fdopen(_descriptor(path, most)[0], "rb")
+    return os.fdopen(open_descriptor(path, most)[0], "rb")
 
 
 def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
     """Raises as `open_regular` does."""
-    handle, size = _descriptor(path, most)
+    handle, status = open_descriptor(path, most)
     try:
-        data = os.read(handle, size + 1)
-        if len(data) == size:
+        data = os.read(handle, status.st_size + 1)
+        if len(data) == status.st_size:
             return data
         parts = [data]
         while parts[-1]:  # it grows, or is larger than one read returns
@@ -130,36 +124,23 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
         raise UserError(f"{path}: is larger than the memory of this machine") from None
 
 
-def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
-    handle, status = open_descriptor(path)
-    if most is not None and status.st_size > most:
-        os.close(handle)
-        reason = f"has {status.st_size:,} bytes, more than such a file can need"
-        raise OSError(errno.EFBIG, reason, os.fspath(path))
-    return handle, status.st_size
-
-
-def open_descriptor(path: str | os.PathLike, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
-    """An open regular file and its status. Raises OSError, with a reason for the user, for anything else."""
+def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:
+    """An open regular file of at most ``most`` bytes, and its status. Raises OSError, with a reason for the user, for
+    anything else."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
-    handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
+    error = None
+    if stat.S_ISDIR(status.st_mode):
+        error = errno.EISDIR, "is a folder, not a file"
+    elif not stat.S_ISREG(status.st_mode):
+        error = errno.EINVAL, "is a pipe or device, not a file"
+    elif most is not None and status.st_size > most:
+        error = errno.EFBIG, f"has {status.st_size:,} bytes, more than such a file can need"
+    if error:
         os.close(handle)
-        number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-        raise OSError(number, _REASONS[number], os.fspath(path))
+        raise OSError(*error, os.fspath(path))
     return handle, status
-
-
-def open_direct(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file, but not through a symbolic link, else raises PermissionError with a reason for the user.
-    Can be the ``opener`` of `open`."""
-    try:
-        return open_descriptor(path, flags | os.O_NOFOLLOW)[0]
-    except OSError as error:
-        if error.errno not in _REASONS:
-            raise
-        raise PermissionError(errno.EPERM, _REASONS[error.errno], os.fspath(path)) from None
 
 
 def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> None:

@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.hostile_files import take_name
 from utils.files.array_file import write_arrays
 from utils.files.locks import FileLock
-from utils.files.safe_io import flock, open_direct, remove_abandoned
+from utils.files.safe_io import flock, remove_abandoned
 from utils.logger import configure_logging
 
-REASONS = {"pipe": "is a pipe or device", "link": "is a symbolic link", "folder": "is a folder"}
 HOLDER = """
 import os, sys, time
 from utils.files.locks import FileLock
@@ -106,30 +104,6 @@ def test_waiting_for_a_lock_names_its_holder(held, capsys):
         assert path.exists()
     assert not path.exists()
     assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", REASONS)
-def test_only_a_file_is_locked_or_opened(tmp_path, kind):
-    """At once. A lock file is emptied, which must not happen to what a symbolic link leads to."""
-    path = tmp_path / "lock"
-    take_name(path, kind, 9)
-    with pytest.raises(PermissionError, match=REASONS[kind]):
-        FileLock(path).acquire()
-    for mode in ("r", "a", "w", "r+"):
-        with pytest.raises(PermissionError, match=REASONS[kind]) as refused:
-            open(path, mode, opener=open_direct)  # noqa: SIM115
-        assert refused.value.filename == str(path)
-    if kind == "link":
-        assert (tmp_path / "target").stat().st_size == 9
-
-
-def test_a_pipe_with_a_process_at_its_other_end_is_refused_too(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = threading.Thread(target=lambda: (tmp_path / "pipe").read_bytes())
-    reader.start()
-    while reader.is_alive():
-        with pytest.raises(PermissionError, match="is a pipe or device"):
-            open(tmp_path / "pipe", "ab", opener=open_direct)  # noqa: SIM115
 
 
 def test_only_abandoned_files_are_removed(tmp_path):
