@@ -25,8 +25,9 @@ from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.folders import temporary_folder
 from utils.files.locks import FileLock
-from utils.files.safe_io import atomic_write, open_descriptor
+from utils.files.safe_io import open_descriptor
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
@@ -114,8 +115,10 @@ def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding) -> Ra
         # A decoder takes the memory of some images: of the file, of its pixels, and of their conversion.
         largest = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
         decoding = decoding._replace(threads=max(min(decoding.threads, int(available_memory() / 4 / largest)), 1))
-        with atomic_write(path, durable=True, locked=True) as file:
+        with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
             fill(file.fileno(), index, source_hw, decoding, f"tile: {path}")
+            os.fsync(file.fileno())
+            os.replace(temporary / "pixels", path)
     return RamCache(path, source_hw, index.pixels)
 
 

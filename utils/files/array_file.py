@@ -22,11 +22,11 @@ class CacheError(Exception):
 
 
 def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes ``path`` atomically and removes temporary files that killed processes left. Raises OSError."""
+    """Writes ``path`` atomically. Raises OSError."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, {_KEY: json.dumps([_checksum(meta, arrays), meta])})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, durable=True, locked=True) as file:
+    with atomic_write(path, durable=True) as file:
         file.write(content)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import shutil
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import UserError
-from utils.files.safe_io import flock, remove_abandoned
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
@@ -91,17 +91,28 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
-    remove_abandoned(folder for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp") if folder.is_dir())
+    for left in path.parent.glob(f"{glob.escape(prefix)}.*.tmp"):
+        with contextlib.suppress(OSError), _opened(left) as descriptor:  # it may be in use, or a file
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
     folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}")
     folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks
-        flock(descriptor)
-    folder = folder.rename(f"{folder}.tmp")  # once it is locked, others will not remove it
+    with _opened(folder) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder = folder.rename(f"{folder}.tmp")  # once it is locked, others will not remove it
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield folder
+        yield descriptor
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

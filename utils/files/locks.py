@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import functools
 import math
 import os
 import time
 from pathlib import Path
 
-from utils.files.safe_io import POLL_S, flock, is_still_named
 from utils.logger import get_logger
 
+POLL_S = 0.1
 _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
@@ -68,14 +69,14 @@ class FileLock:
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                flock(descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip()
                 os.close(descriptor)
                 return holder or "another process"
             except OSError:  # no locks on this system
                 pass
-            if is_still_named(descriptor, self.path):
+            if self._names(descriptor):
                 break
             os.close(descriptor)  # its holder removed it after it was opened here and before it was locked
         since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -91,9 +92,16 @@ class FileLock:
         _close_in_children()
         return ""
 
+    def _names(self, descriptor: int) -> bool:
+        """Whether the path names the open file, and not one that has replaced it."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
     def _unlock(self, descriptor: int) -> None:
         with contextlib.suppress(OSError):
-            if is_still_named(descriptor, self.path):  # the folder may have been replaced by another
+            if self._names(descriptor):  # the folder may have been replaced by another
                 self.path.unlink()
         _held.discard(descriptor)
         with contextlib.suppress(OSError):  # closed, and so unlocked, whatever the disk reports

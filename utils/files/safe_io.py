@@ -10,38 +10,26 @@ import contextlib
 import errno
 import io
 import os
-import shutil
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UserError
 
-POLL_S = 0.1  # of waiting for a lock
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = False) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """A temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged. An
-    OSError names ``path``, whichever call failed.
-
-    Args:
-        durable: survive a power cut: fsync the content, and the folder if the file system supports it.
-        locked: lock the temporary file, and first remove those that killed processes left behind.
+    OSError names ``path``, whichever call failed. ``durable``: survive a power cut, by fsync of the content, and of the
+    folder if the file system supports it.
     """
     path = Path(path)
-    prefix = f".{path.name[:60]}"
-    temporary = path.with_name(f"{prefix}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
-    if locked:
-        remove_abandoned(path.parent.glob(f"{prefix}.*.tmp"))
+    temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     try:
         with open(temporary, "x+b") as file:
-            if locked:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    flock(file.fileno())
             yield file
             if durable:
                 file.flush()
@@ -141,47 +129,3 @@ def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[i
         os.close(handle)
         raise OSError(*error, os.fspath(path))
     return handle, status
-
-
-def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> None:
-    """Locks an open file until its last descriptor is closed, also in forked children. Converts an existing lock.
-
-    Raises BlockingIOError if another process holds a lock for ``patience_s`` seconds, and OSError if the system or the
-    file system has no locks.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        raise OSError(errno.ENOTSUP, "this system has no file locks") from None
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(POLL_S)
-
-
-def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Removes files and folders that no process holds a lock on any more. Without file locks, removes nothing."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe
-            try:
-                flock(handle)
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    os.unlink(path)
-            finally:
-                os.close(handle)
-
-
-def is_still_named(descriptor: int, path: str | Path) -> bool:
-    """Whether ``path`` still names the open file, and not a file that has replaced it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

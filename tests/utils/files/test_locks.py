@@ -13,12 +13,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from utils.files.array_file import write_arrays
 from utils.files.locks import FileLock
-from utils.files.safe_io import flock, remove_abandoned
 from utils.logger import configure_logging
 
 HOLDER = """
@@ -104,18 +101,3 @@ def test_waiting_for_a_lock_names_its_holder(held, capsys):
         assert path.exists()
     assert not path.exists()
     assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out
-
-
-def test_only_abandoned_files_are_removed(tmp_path):
-    """Also with the next write of an index whose process was killed; one that is being written is kept."""
-    path = tmp_path / "train-0.index"
-    abandoned, written = (tmp_path / f".{path.name}.{what}.tmp" for what in ("0123abcd", "4567abcd"))
-    abandoned.touch()
-    with open(written, "wb") as file:
-        flock(file.fileno())
-        write_arrays(path, {}, {"a": np.arange(3)})
-        assert {*tmp_path.iterdir()} == {path, written}
-    os.mkfifo(tmp_path / "pipe.tmp")  # opening it would wait
-    (tmp_path / "link.tmp").symlink_to(tmp_path / "none")
-    remove_abandoned([written, tmp_path / "none", tmp_path / "pipe.tmp", tmp_path / "link.tmp"])
-    assert {*tmp_path.iterdir()} == {path, tmp_path / "link.tmp"}
