@@ -1,5 +1,5 @@
-"""File formats: ``build_FORMAT`` makes the graph of a module of `engine.export.layouts`, ``write_FORMAT`` writes it and
-its metadata, replacing the file atomically.
+"""File formats: ``build_FORMAT`` makes the graph of a module of `engine.export.layouts`, as the flags of
+`engine.export.options.resolve_options` say; ``write_FORMAT`` writes it and its metadata, replacing the file atomically.
 
 Notes of the exporters, which name files of this machine, are removed.
 """
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from engine.export.options import ExportOptions
 from engine.inference.runtimes.backends import EXTRA_FILE, import_openvino, openvino_core, quiet
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
 from engine.inference.runtimes.open import OPENVINO_FOLDER
 from utils.config.pixels import PixelFormat
+from utils.config.settings import ExportConfig
 from utils.errors import UserError
 from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
@@ -35,27 +35,33 @@ INPUT, OUTPUT = "images", "output0"
 NO_NMS_IOU, CONFIDENCE = 0.99, 0.25
 
 
-def dynamic_shapes(options: ExportOptions, stride: int) -> tuple[dict[int, object]] | None:
+def example_images(module: nn.Module, config: ExportConfig) -> Tensor:
+    """A batch that the ``detector`` of ``module`` takes."""
+    # torch.export takes a side of one cell, or a batch of one, for a constant.
+    return torch.zeros(max(config.batch, 2 if config.dynamic else 1), module.detector.channels, *config.imgsz)
+
+
+def dynamic_shapes(module: nn.Module, config: ExportConfig) -> tuple[dict[int, object]] | None:
     """Any batch, height and width, in whole strides, for `torch.export`; None for fixed ones."""
-    dim = torch.export.Dim
-    return ({0: dim("batch"), 2: stride * dim("height"), 3: stride * dim("width")},) if options.dynamic else None
+    dim, stride = torch.export.Dim, module.detector.stride
+    return ({0: dim("batch"), 2: stride * dim("height"), 3: stride * dim("width")},) if config.dynamic else None
 
 
-def build_onnx(module: nn.Module, options: ExportOptions, stride: int) -> ModelProto:
+def build_onnx(module: nn.Module, config: ExportConfig) -> ModelProto:
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
             module,
-            (torch.zeros(options.input_shape),),
+            (example_images(module, config),),
             dynamo=True,
-            opset_version=options.opset,
+            opset_version=config.opset,
             input_names=[INPUT],
             output_names=[OUTPUT],
-            dynamic_shapes=dynamic_shapes(options, stride),
+            dynamic_shapes=dynamic_shapes(module, config),
             verbose=False,
         )
         proto = program.model_proto
-    if (written := proto.opset_import[0].version) != options.opset:
-        raise UserError(f"--opset {options.opset}: torch wrote opset {written} instead; use that")
+    if (written := proto.opset_import[0].version) != config.opset:
+        raise UserError(f"--opset {config.opset}: torch wrote opset {written} instead; use that")
     graph = proto.graph
     for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph, proto):
         part.doc_string = ""
@@ -113,16 +119,16 @@ def write_openvino(model: Model, folder: Path, metadata: ExportMetadata) -> None
         replace_path(made, folder)
 
 
-def build_torchscript(module: nn.Module, options: ExportOptions) -> torch.jit.ScriptModule:
+def build_torchscript(module: nn.Module, config: ExportConfig) -> torch.jit.ScriptModule:
     with quiet(), torch.no_grad():
-        traced = torch.jit.trace(module, torch.zeros(options.input_shape), check_trace=False)
+        traced = torch.jit.trace(module, example_images(module, config), check_trace=False)
         return torch.jit.freeze(traced)
 
 
-def build_pt2(module: nn.Module, options: ExportOptions, stride: int) -> ExportedProgram:
-    shapes = dynamic_shapes(options, stride)
+def build_pt2(module: nn.Module, config: ExportConfig) -> ExportedProgram:
+    images, shapes = example_images(module, config), dynamic_shapes(module, config)
     with quiet(), torch.no_grad():
-        program = torch.export.export(module, (torch.zeros(options.input_shape),), dynamic_shapes=shapes)
+        program = torch.export.export(module, (images,), dynamic_shapes=shapes)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     program.example_inputs = None  # as large as an image

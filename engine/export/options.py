@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from utils.config.parser import check_image_size
@@ -15,28 +15,6 @@ if TYPE_CHECKING:
     from models.detector import Detector
 
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """How a model is exported, the same in all formats."""
-
-    layout: str
-    channels: int = 3  # of an image
-    imgsz_hw: tuple[int, int]  # of the canvas, pixels; with ``dynamic`` the one that the model is meant for
-    batch: int
-    dynamic: bool
-    half: bool
-    int8: bool
-    opset: int
-    nms_iou: float | None  # of the NMS that the detections need; None: none
-    box_voting: bool  # in the graph
-
-    @property
-    def input_shape(self) -> tuple[int, int, int, int]:
-        """B, C, H, W of the example input."""
-        # torch.export takes a side of one cell, or a batch of one, for a constant.
-        return (max(self.batch, 2 if self.dynamic else 1), self.channels, *self.imgsz_hw)
 
 
 def require_packages(formats: Iterable[str]) -> None:
@@ -61,9 +39,10 @@ def check_flags(config: ExportConfig) -> None:
         raise UserError("--check-images 0: to export without a check, use --no-check")
 
 
-def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportOptions:
-    """The flags for a fused model, whose checkpoint has the size ``imgsz``, pixels. Raises UserError for flags that do
-    not fit it."""
+def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportConfig:
+    """The flags, filled in for a fused model, whose checkpoint has the size ``imgsz``, pixels: ``imgsz`` is height and
+    width, of the canvas that a ``dynamic`` model is meant for; ``iou_thres`` that of the NMS that the detections need,
+    None: none; ``box_voting`` whether the graph includes it. Raises UserError for flags that do not fit the model."""
     sides = config.imgsz or [imgsz]
     for side in sides:
         check_image_size(side, detector.stride)
@@ -75,10 +54,5 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
             f"{given}: the model's detections need no NMS; leave it out, or export the other branch with --nms"
         )
     nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
-    return ExportOptions(
-        **{name: getattr(config, name) for name in ("layout", "batch", "dynamic", "half", "int8", "opset")},
-        channels=detector.channels,
-        imgsz_hw=(sides[0], sides[-1]),
-        nms_iou=nms_iou,
-        box_voting=config.box_voting and config.layout == "end2end" and nms_iou is not None,
-    )
+    box_voting = config.box_voting and config.layout == "end2end" and nms_iou is not None
+    return replace(config, imgsz=[sides[0], sides[-1]], iou_thres=nms_iou, box_voting=box_voting)

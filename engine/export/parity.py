@@ -26,10 +26,10 @@ from data.shared_memory import new_pixels
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
 from engine.evaluation.metrics import mean_known
-from engine.export.options import ExportOptions
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import detections_to_score
 from utils.boxes import xyxy_to_xywh
+from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.strings import counted
@@ -113,17 +113,17 @@ def spread(index: DatasetIndex, count: int) -> DatasetIndex:
     return index.take(np.unique(chosen))
 
 
-def calibration_images(index: DatasetIndex, options: ExportOptions) -> Iterator[np.ndarray]:
-    """Batches float32 (B, C, H, W) in [0, 1], letterboxed, each of ``options.batch`` images."""
-    for batch in letterboxed(index, replace(options, dynamic=False), 1, options.batch):
-        if len(batch.images) == options.batch:
+def calibration_images(index: DatasetIndex, config: ExportConfig) -> Iterator[np.ndarray]:
+    """Batches float32 (B, C, H, W) in [0, 1], letterboxed, each of ``config.batch`` images."""
+    for batch in letterboxed(index, replace(config, dynamic=False), 1, config.batch):
+        if len(batch.images) == config.batch:
             yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
 
 
-def letterboxed(index: DatasetIndex, options: ExportOptions, stride: int, size: int) -> Iterator[Batch]:
+def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: int) -> Iterator[Batch]:
     """Batches of ``size`` images on the canvases of an export; a dynamic model gets rectangles of several sizes."""
-    samples, hw = LoadImagesAndLabels(index, imgsz=max(options.imgsz_hw)), options.imgsz_hw
-    for request in samples.requests(size, stride, rect=True, canvas_hw=None if options.dynamic else hw):
+    samples, hw = LoadImagesAndLabels(index, imgsz=max(config.imgsz)), tuple(config.imgsz)
+    for request in samples.requests(size, stride, rect=True, canvas_hw=None if config.dynamic else hw):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
         yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
 
@@ -131,10 +131,10 @@ def letterboxed(index: DatasetIndex, options: ExportOptions, stride: int, size: 
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
-    def __init__(self, model: InferenceModel, index: DatasetIndex, options: ExportOptions) -> None:
+    def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
         """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
-        self._index, self._batches = index, list(letterboxed(index, options, model.stride, BATCH))
-        self.result, self.table = self._run(model, options.nms_iou, options.box_voting)
+        self._index, self._batches = index, list(letterboxed(index, config, model.stride, BATCH))
+        self.result, self.table = self._run(model, config.iou_thres, config.box_voting)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
                 f"{model.path}: detects nothing in {counted(len(index), 'validation image')} (no score is above "

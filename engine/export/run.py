@@ -23,13 +23,14 @@ from engine.export.formats import (
     build_openvino,
     build_pt2,
     build_torchscript,
+    example_images,
     write_onnx,
     write_openvino,
     write_torch,
 )
 from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
-from engine.export.options import ExportOptions, require_packages, resolve_options
+from engine.export.options import require_packages, resolve_options
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, calibration_images, largest_difference, spread
 from engine.inference.data_set import open_for_model
 from engine.inference.model import CheckpointModel
@@ -72,14 +73,14 @@ def export(config: ExportConfig) -> list[Path]:
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
-    options = resolve_options(config, fused, info["imgsz"])
+    config = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
     spec = None
     if config.check or config.int8:
         instead = "" if config.int8 else ", or export without a check with --no-check"
         source = DataSource(config.data, cache_dir=config.cache_dir)
         spec = open_for_model(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
-    job = _Job(config, options, detector, model, spec)
+    job = _Job(config, detector, model, spec)
     job.read_data()
     done: list[Path] = []
     failed: dict[str, Exception] = {}
@@ -116,8 +117,9 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
         config = ExportConfig(weights=str(Path(folder, "untrained.pt")), format=list(formats), check=False)
         detector = copy.deepcopy(detector).to(CPU)
         model = CheckpointModel(detector.fuse(), {"imgsz": imgsz}, Path(config.weights), CPU)
-        job = _Job(config, resolve_options(config, model.detector, imgsz), detector, model, None)
-        images = torch.rand(job.options.input_shape, generator=torch.Generator().manual_seed(0))
+        job = _Job(resolve_options(config, model.detector, imgsz), detector, model, None)
+        shape = example_images(model, job.config).shape
+        images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
         for name in dict.fromkeys(formats):
             suffix, write = FORMATS[name]
             path = Path(folder, job.stem + suffix)
@@ -142,22 +144,21 @@ def _summary(error: Exception) -> str:
 class _Job:
     """One checkpoint and the files that it becomes. Graphs that several formats need are built once."""
 
-    config: ExportConfig
-    options: ExportOptions
+    config: ExportConfig  # see `resolve_options`
     detector: Detector  # not fused
     model: CheckpointModel
     spec: DatasetSpec | None  # to check and calibrate with; None if it is not needed
 
     @property
     def stem(self) -> str:
-        return self.model.path.stem + ("_int8" if self.options.int8 else "")
+        return self.model.path.stem + ("_int8" if self.config.int8 else "")
 
     @cached_property
     def metadata(self) -> ExportMetadata:
         """What a file says about itself, before its check."""
-        model, options, detector, info = self.model, self.options, self.model.detector, self.model.info
-        config, data, ap = info.get("config", {}), info.get("data", {}), info.get("progress", {}).get("best_fitness")
-        scored_by_ap = str(config.get("fitness", "AP")).upper() == "AP"
+        model, config, detector, info = self.model, self.config, self.model.detector, self.model.info
+        trained, data, ap = info.get("config", {}), info.get("data", {}), info.get("progress", {}).get("best_fitness")
+        scored_by_ap = str(trained.get("fitness", "AP")).upper() == "AP"
         if self.spec is not None:
             location = describe_location(self.spec.source, str(self.spec.root), model.path.parent)
         else:
@@ -165,16 +166,16 @@ class _Job:
         return ExportMetadata(
             names=detector.names,
             stride=detector.stride,
-            imgsz_hw=options.imgsz_hw,
-            batch=options.batch,
-            dynamic=options.dynamic,
+            imgsz_hw=tuple(config.imgsz),
+            batch=config.batch,
+            dynamic=config.dynamic,
             channels=model.pixels.channels,
             bits=model.pixels.bits,
             # Readers of YOLO exports take an end-to-end output for rows of detections.
-            end2end=options.layout == "end2end",
-            layout=options.layout,
-            nms_iou=None if options.layout == "end2end" else options.nms_iou,
-            box_voting=options.box_voting,
+            end2end=config.layout == "end2end",
+            layout=config.layout,
+            nms_iou=None if config.layout == "end2end" else config.iou_thres,
+            box_voting=config.box_voting,
             validation_iou=detector.head.validation_iou,
             squares=detector.head.squares,
             confidence=model.confidence,
@@ -185,10 +186,10 @@ class _Job:
             version=f"{VERSION}+{product_version()}",
             license=origin_of(info, model.path).license,
             details={
-                "half": options.half,
-                "int8": options.int8,
-                "classes": config.get("classes", []),
-                "keep_old": config.get("keep_old", False),
+                "half": config.half,
+                "int8": config.int8,
+                "classes": trained.get("classes", []),
+                "keep_old": trained.get("keep_old", False),
                 "tile": info.get("tile", 0),
                 "val_images": info.get("val_images", []),
                 "data_fingerprint": data.get("fingerprint"),
@@ -205,9 +206,9 @@ class _Job:
 
     def read_data(self) -> None:
         """Reads what all formats need of the data set, so that its errors are reported once."""
-        if self.config.int8 and (count := len(self.calibration_split)) < self.options.batch:
+        if self.config.int8 and (count := len(self.calibration_split)) < self.config.batch:
             raise UserError(
-                f"--batch {self.options.batch}: is more than there are images to calibrate --int8 with ({count})"
+                f"--batch {self.config.batch}: is more than there are images to calibrate --int8 with ({count})"
             )
         if self.config.check:
             _ = self.reference
@@ -218,32 +219,32 @@ class _Job:
 
     @cached_property
     def reference(self) -> Reference:
-        return Reference(self.model, self.split("val", self.config.check_images), self.options)
+        return Reference(self.model, self.split("val", self.config.check_images), self.config)
 
     @cached_property
     def float_onnx(self) -> ModelProto:
-        return build_onnx(self.module(half=False), self.options, self.model.stride)
+        return build_onnx(self.module(half=False), self.config)
 
     @cached_property
     def activation_ranges(self) -> dict[str, tuple[float, float]]:
-        return activation_ranges(self.float_onnx, calibration_images(self.calibration_split, self.options))
+        return activation_ranges(self.float_onnx, calibration_images(self.calibration_split, self.config))
 
     def module(self, *, half: bool) -> torch.nn.Module:
-        fused, options = self.detector.fuse(one_to_one=not self.config.nms), self.options
-        return make_layout(fused, options.layout, half=half, nms_iou=options.nms_iou, box_voting=options.box_voting)
+        fused, config = self.detector.fuse(one_to_one=not self.config.nms), self.config
+        return make_layout(fused, config.layout, half=half, nms_iou=config.iou_thres, box_voting=config.box_voting)
 
     def build(self, name: str) -> Any:
         """What `FORMATS` writes as the format ``name``."""
-        options, stride = self.options, self.model.stride
+        config = self.config
         if name == "torchscript":
-            return build_torchscript(self.module(half=options.half), options)
+            return build_torchscript(self.module(half=config.half), config)
         if name == "pt2":
-            return build_pt2(self.module(half=options.half), options, stride)
+            return build_pt2(self.module(half=config.half), config)
         to_openvino = name == "openvino"
-        if options.int8:
+        if config.int8:
             graph = quantize(self.float_onnx, self.activation_ranges, outputs=not to_openvino)
-        elif options.half and not to_openvino:  # OpenVINO rounds float32 weights when it writes the file
-            graph = build_onnx(self.module(half=True), options, stride)
+        elif config.half and not to_openvino:  # OpenVINO rounds float32 weights when it writes the file
+            graph = build_onnx(self.module(half=True), config)
         else:
             graph = self.float_onnx
         return build_openvino(graph) if to_openvino else graph
@@ -260,7 +261,7 @@ class _Job:
                 replace_path(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
                 return path
-            allowed = INT8 if self.options.int8 else FLOAT16 if self.options.half else FLOAT32
+            allowed = INT8 if self.config.int8 else FLOAT16 if self.config.half else FLOAT32
             parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
             if problems := parity.violations(allowed):
                 kept = path.with_name(f"{path.name}.failed")

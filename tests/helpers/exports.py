@@ -10,10 +10,10 @@ from torch import nn
 
 from engine.export.formats import build_onnx
 from engine.export.layouts import make_layout
-from engine.export.options import ExportOptions
 from models.detector import Detector, build_detector
 from models.spec import load_spec
 from tests.helpers.tiny import TINY_MODEL
+from utils.config.settings import ExportConfig
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -57,15 +57,15 @@ def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
     return detector
 
 
-def options(**changes) -> ExportOptions:
-    defaults = {"layout": "raw", "imgsz_hw": (64, 96), "batch": 1, "dynamic": False, "half": False, "int8": False}
-    return ExportOptions(**defaults | {"opset": 18, "nms_iou": None, "box_voting": False} | changes)
+def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, **changes) -> ExportConfig:
+    """As `resolve_options` returns them."""
+    return ExportConfig(weights="", imgsz=list(imgsz_hw), iou_thres=nms_iou, box_voting=False, **changes)
 
 
 @cache
 def _tiny_graph(names: tuple[str, ...]) -> bytes:
     detector = lively(TINY_MODEL, names).fuse()
-    return build_onnx(make_layout(detector, "raw"), options(), detector.stride).SerializeToString()
+    return build_onnx(make_layout(detector, "raw"), options()).SerializeToString()
 
 
 def tiny_graph(names: tuple[str, ...]) -> ModelProto:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from engine.export.formats import (
     build_onnx,
@@ -50,23 +49,23 @@ def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, grap
     """``graph``: the detector's ONNX graph in float32, if it has been made."""
     opts = options(**changes, half=half)
     own = {name: getattr(detector, name) for name in ("names", "stride", "nms_iou")}
-    chosen = {name: getattr(opts, name) for name in ("imgsz_hw", "batch", "dynamic", "layout")}
+    chosen = {name: getattr(opts, name) for name in ("batch", "dynamic", "layout")} | {"imgsz_hw": tuple(opts.imgsz)}
     more = {"validation_iou": detector.head.validation_iou, "confidence": 0.3, "details": {"half": half}}
     metadata = ExportMetadata(**own, **chosen, **more)
     layout = partial(make_layout, layout=opts.layout, nms_iou=detector.nms_iou)
     module = layout(copy.deepcopy(detector), half=half)
     proto = None if half else graph
     if "a.onnx" in files:
-        proto = build_onnx(module, opts, detector.stride) if proto is None else proto
+        proto = build_onnx(module, opts) if proto is None else proto
         write_onnx(proto, folder / "a.onnx", metadata)
     if "a_openvino_model" in files:
         if half or proto is None:  # its weights are rounded when the file is written
-            proto = build_onnx(layout(detector), opts, detector.stride) if graph is None else graph
+            proto = build_onnx(layout(detector), opts) if graph is None else graph
         write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata)
     if "a.torchscript" in files:
         write_torch(build_torchscript(module, opts), folder / "a.torchscript", metadata)
     if "a.pt2" in files:
-        write_torch(build_pt2(module, opts, detector.stride), folder / "a.pt2", metadata)
+        write_torch(build_pt2(module, opts), folder / "a.pt2", metadata)
     return metadata
 
 
@@ -373,7 +372,7 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
 
 def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
     with refused():
-        build_onnx(nn.Conv2d(3, 4, 1), options(opset=99), 32)
+        build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99))
 
 
 @STATIC

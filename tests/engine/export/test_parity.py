@@ -44,7 +44,7 @@ class Broken(nn.Module):
 
     def __init__(self, module: nn.Module, mistake: str) -> None:
         super().__init__()
-        self.module, self.mistake = module, mistake
+        self.module, self.mistake, self.detector = module, mistake, module.detector
 
     def forward(self, images: Tensor) -> Tensor:
         if self.mistake == "scaled twice":
