@@ -91,8 +91,8 @@ def log_damage(path: str, warning: str) -> None:
 class Header(NamedTuple):
     """What the header of an image file says."""
 
-    kind: str  # "jpeg", "png", "webp", "tiff", "npy" or "other"
-    orientation: int = 1  # 1..8
+    kind: str  # "jpeg", "tiff", "npy" or "other"
+    orientation: int = 1  # of a JPEG: 1..8
     size: tuple[int, int] | None = None  # of a JPEG: height and width as stored, before orientation
     coded_at: int = 0  # of a sequential JPEG of one scan: where its coded data begins, bytes
 
@@ -189,19 +189,23 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def imdecode(data: bytes, flags: int, path: str | os.PathLike, on_warning: OnWarning | None = None) -> np.ndarray:
-    """The image as OpenCV decodes it. Raises UserError."""
+def imdecode(
+    data: bytes, flags: int, path: str | os.PathLike, on_warning: OnWarning | None = None
+) -> tuple[np.ndarray, bytes]:
+    """The image as OpenCV decodes it, and its EXIF block. Raises UserError."""
     try:
-        image, warning = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
+        found, warning = watched(lambda: cv2.imdecodeWithMetadata(np.frombuffer(data, np.uint8), flags=flags))
     except cv2.error as error:
         if getattr(error, "code", None) == cv2.Error.StsNoMem:  # the image may be correct
             raise MemoryError(error.err) from None
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
+    image, kinds, blocks = found
     if image is None:
         raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
     if warning and on_warning is not None:
         on_warning(os.fspath(path), warning)
-    return image
+    exif = dict(zip(kinds, blocks)).get(cv2.IMAGE_METADATA_EXIF)
+    return image, b"" if exif is None else exif.tobytes()
 
 
 def decode_image(
@@ -214,21 +218,21 @@ def decode_image(
     largest: list[int] | None = None,
 ) -> np.ndarray:
     """The image in ``data``; ``largest`` receives the largest value of a 16-bit one. Raises UserError."""
-    is_rgb = True
+    is_rgb, orientation = True, header.orientation
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
         flag = jpeg_flag & ~_COLOR if pixels.channels == 1 else jpeg_flag
-        image = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
+        image, _ = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
     elif header.kind == "npy":
         image = read_npy(data, path, pixels)
     elif header.kind == "tiff" and pixels != RGB8:
         image, orientation = read_tiff(data, path)
-        header = header._replace(orientation=orientation)
     else:
-        image, is_rgb = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), False
+        (image, exif), is_rgb = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), False
+        orientation = exif_orientation(exif)
     if largest is not None and image.dtype == np.uint16:
         largest.append(int(image.max(initial=0)))
-    return with_channels(orient(to_format(image, path, pixels, is_rgb=is_rgb), header.orientation))
+    return with_channels(orient(to_format(image, path, pixels, is_rgb=is_rgb), orientation))
 
 
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:
@@ -266,17 +270,16 @@ def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: 
 
 
 def read_header(data: bytes, path: str | os.PathLike) -> Header:
-    """The header of an image file in memory. Raises UserError for a truncated or malformed file. Pillow would take ten
-    times as long, for each image of each epoch."""
+    """The header of an image file in memory. Raises UserError for an empty file, and for a truncated or malformed JPEG
+    or PNG. Pillow would take several times as long, for each image of each epoch."""
     try:
-        if data[:2] == b"\xff\xd8":
-            return _read_jpeg(data)
-        if data[:8] == _PNG_MAGIC:
-            return _read_png(data)
-        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-            return _read_webp(data)
         if not data:
             raise ValueError("the file is empty")
+        if data[:2] == b"\xff\xd8":
+            return _read_jpeg(data)
+        for kind, _, end in png_chunks(data):
+            if end + 4 > len(data):  # OpenCV would allocate as much as the length says
+                raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
     except ValueError as error:
         raise UserError(f"{path}: damaged image ({error})") from None
     return Header("npy" if data[:6] == NPY_MAGIC else "tiff" if data[:4] in TIFF_MAGIC else "other")
@@ -314,41 +317,18 @@ def _read_jpeg(data: bytes) -> Header:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, begin and end of the content of each chunk of a PNG up to the last; the content may be cut."""
+    """Kind, begin and end of the content of each chunk of a PNG up to the last; the content may be cut. None for other
+    files."""
     at, kind = 8, b""
-    while at + 8 <= len(data) and kind != b"IEND":
-        length, kind = struct.unpack(">I4s", data[at : at + 8])
+    while data[:8] == _PNG_MAGIC and at + 8 <= len(data) and kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, at)
         yield kind, at + 8, at + 8 + length
         at += length + 12
 
 
-def _read_png(data: bytes) -> Header:
-    orientation, kind = 1, b""
-    for kind, begin, end in png_chunks(data):
-        if end + 4 > len(data):
-            raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
-        if kind == b"eXIf":
-            orientation = exif_orientation(data[begin:end])
-    if kind != b"IEND":
-        raise ValueError("truncated: no end chunk")
-    return Header("png", orientation)
-
-
-def _read_webp(data: bytes) -> Header:
-    orientation, at = 1, 12
-    end = 8 + int.from_bytes(data[4:8], "little")
-    if end > len(data):
-        raise ValueError(f"truncated: {len(data)} of {end} bytes")
-    while at + 8 <= end:
-        length = int.from_bytes(data[at + 4 : at + 8], "little")
-        if data[at : at + 4] == b"EXIF":
-            orientation = exif_orientation(data[at + 8 : at + 8 + length].removeprefix(b"Exif\0\0"))
-        at += 8 + length + (length & 1)
-    return Header("webp", orientation)
-
-
 def exif_orientation(tiff: bytes) -> int:
-    """The orientation in an EXIF block (a TIFF header and its first directory); 1 if it is missing or malformed."""
+    """The orientation in an EXIF block (a TIFF header and its first directory), 1 to 8; 1 if it is missing or
+    malformed."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None or len(tiff) < 8:
         return 1

@@ -62,10 +62,10 @@ def check_image(
         warnings.append(text)
 
     if header.kind != "jpeg":
-        for kind, begin, end in png_chunks(data) if header.kind == "png" else ():
-            if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-                warnings.append(f"wrong checksum of chunk {kind.decode('latin-1')!r}")
         size = decode_image(data, header, path, on_warning=on_warning, pixels=pixels, largest=largest).shape[:2]
+        for chunk, begin, end in png_chunks(data):
+            if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+                warnings.append(f"wrong checksum of chunk {chunk.decode('latin-1')!r}")
         if warnings:
             raise UserError(f"{path}: damaged image ({warnings[0]})")
         return size
