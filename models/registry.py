@@ -10,18 +10,17 @@ import importlib
 import inspect
 import math
 import re
-import types
-import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import zip_longest
+from typing import Annotated
 
 from torch import nn
 
 from models.heads.base import DetectionHead
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.errors import UserError, first_line
-from utils.files.schema import suggestion
+from utils.files.schema import Bounds, check, hints_of, suggestion
 
 MAX_REPEATS = 1000  # of a row; more would take hours to build
 MAX_CHANNELS = 1 << 16
@@ -125,13 +124,9 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
         return _construct(entry.module, (), layer.args, layer)
     if len(channels) != 1:
         raise layer.error("from", f"{layer.module} takes one layer, got {len(channels)}")
-    repeats = layer.repeats
-    if repeats > 1:
-        repeats = max(round(min(repeats, MAX_REPEATS + 1) * spec.depth), 1)
-        if repeats > MAX_REPEATS:
-            raise layer.error(
-                "repeats", f"{str(layer.repeats)[:20]} times depth {spec.depth:g} is more than {MAX_REPEATS}"
-            )
+    repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else 1
+    if repeats > MAX_REPEATS:
+        raise layer.error("repeats", f"{layer.repeats} times depth {spec.depth:g} is more than {MAX_REPEATS}")
     if entry.kind is Kind.CHANNELWISE:
         return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
     out = _out_channels(layer, spec)
@@ -150,15 +145,16 @@ def build_head(
 
     ``Detect`` is one of two heads: anchor-free for ``[nc]``, with anchors for ``[nc, anchors]``.
     """
-    if not layer.args or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
+    if not layer.args or not (layer.args[0] == "nc" or isinstance(layer.args[0], int)):
         raise layer.error("args", f"{layer.module} needs nc first, got {list(layer.args)}")
     entry, supplied = find_entry(layer), (channels, strides, num_classes)
     if entry is REGISTRY["Detect"]:
         head = _detect(layer, spec, *supplied)
     else:
-        names = [p.name for p in _parameters(entry.module)][len(supplied) :]
-        is_width = [name == "width" and _fits(arg, int) for name, arg in zip(names, layer.args[1:])]
-        args = [_scaled(arg, spec) if scale else arg for scale, arg in zip_longest(is_width, layer.args[1:])]
+        args = list(layer.args[1:])
+        for i, parameter in enumerate(_parameters(entry.module)[len(supplied) :][: len(args)]):
+            if parameter.name == "width" and isinstance(args[i], int):
+                args[i] = _scaled(args[i], spec)
         head = _construct(entry.module, supplied, args, layer)
     if spec.end2end:
         head.add_one_to_one()
@@ -184,20 +180,16 @@ def _detect(
     return ANCHOR_HEAD.module(channels, strides, num_classes, anchors)
 
 
-def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:
+def _repeat(make: Callable[[int], nn.Module], repeats: int) -> nn.Module:
     return make(0) if repeats == 1 else nn.Sequential(*(make(i) for i in range(repeats)))
 
 
 def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
     """The row's output channels: capped, scaled by the width multiple, rounded up to a multiple of 8."""
-    if not layer.args:
-        raise layer.error("args", f"{layer.module} needs its output channels first, got nothing")
-    channels = layer.args[0]
-    if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
-        raise layer.error("args", f"{layer.module} needs its output channels first, got {channels!r}")
-    scaled = _scaled(min(channels, MAX_CHANNELS + 1), spec)
+    where = f"{layer.where('args')}: output channels of {layer.module}"
+    scaled = _scaled(check(next(iter(layer.args), None), Annotated[int, Bounds(1)], where), spec)
     if scaled > MAX_CHANNELS:
-        raise layer.error("args", f"{layer.module} would have more than {MAX_CHANNELS} output channels")
+        raise UserError(f"{where}: would be more than {MAX_CHANNELS}")
     return scaled
 
 
@@ -209,7 +201,7 @@ def _parameters(module: type[nn.Module]) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(module).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, layer: LayerSpec) -> nn.Module:
+def _construct(module: type[nn.Module], supplied: tuple, args: Sequence, layer: LayerSpec) -> nn.Module:
     """``module(*supplied, *args)``, the args checked against the constructor's annotations."""
     parameters = _parameters(module)[len(supplied) :]
     wanted = ", ".join(p.name for p in parameters) or "none"
@@ -217,30 +209,13 @@ def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, 
     if not least <= len(args) <= len(parameters):
         limit = f"at least {least}" if len(args) < least else f"at most {len(parameters)}"
         raise layer.error("args", f"{layer.module} takes {limit} here ({wanted}), got {len(args)}")
-    hints = typing.get_type_hints(module.__init__)
+    hints = hints_of(module.__init__)
     for parameter, arg in zip(parameters, args):
-        if not _fits(arg, hints[parameter.name]):
-            wanted = getattr(hints[parameter.name], "__name__", str(hints[parameter.name]))
-            raise layer.error("args", f"{layer.module}: {parameter.name} must be {wanted}, got {arg!r}")
-        if parameter.name != "padding" and _is_number(arg) and arg <= 0:
-            raise layer.error("args", f"{layer.module}: {parameter.name} must be positive, got {arg!r}")
+        where = f"{layer.where('args')}: {layer.module}: {parameter.name}"
+        check(arg, hints[parameter.name], where)
+        if parameter.name != "padding" and type(arg) in (int, float) and arg <= 0:
+            raise UserError(f"{where}: must be positive, got {arg!r}")
     try:
         return module(*supplied, *args)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise layer.error("args", f"{layer.module} {first_line(error)}") from None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _fits(value: object, hint: object) -> bool:
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        wanted = typing.get_args(hint)
-        right_length = isinstance(value, tuple) and value and (... in wanted or len(value) == len(wanted))
-        return bool(right_length) and all(_fits(v, int) and v > 0 for v in value)
-    if hint in (int, float):
-        return _is_number(value) and (hint is float or isinstance(value, int))
-    return isinstance(value, hint)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +24,6 @@ from utils.logger import get_logger, log_when_configured
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
 IMAGE = -1  # as a source: the input image
-_MOST = 1 << 62  # torch cannot take sizes above 2^63
 
 PLAIN_KEYS = ("anchors", "activation", "reg_max", "end2end", "backbone", "head")  # kept as they are
 Positive = Annotated[float, Bounds(1e-6, 1e6)]
@@ -221,33 +219,16 @@ def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:
     if not isinstance(row, list) or len(row) != 4:
         raise UserError(f"{where}: must be [from, repeats, module, args], got {row!r}")
     source, repeats, module, args = row
+    sources = check(source if isinstance(source, list) else [source], list[int], f"{where} (from)")
     check(repeats, Annotated[int, Bounds(1)], f"{where} (repeats)")
     check(module, str, f"{where} (module)")
     check(args, list, f"{where} (args)")
-    if large := [n for n in _numbers(args) if abs(n) > _MOST]:
-        raise UserError(f"{where} (args): {large[0]} is too large")
-    sources = tuple(_source(s, index, f"{where} (from)") for s in (source if isinstance(source, list) else [source]))
     if not sources:
         raise UserError(f"{where} (from): names no layer")
+    absolute = tuple(index + source if source < 0 else source for source in sources)
+    for number, source in zip(absolute, sources):
+        if not 0 <= number < index and not (number == IMAGE and index == 0):
+            before = f"0 to {index - 1}" if index else "-1, the image"
+            raise UserError(f"{where} (from): {source} is not a layer before this one ({before})")
     args = tuple(None if arg == "None" else arg for arg in args)  # YAML writes null, model YAMLs write None
-    return LayerSpec(label, section, index, sources, repeats, module, args)
-
-
-def _numbers(args: list[Any]) -> Iterator[int]:
-    for arg in args:
-        if isinstance(arg, list):
-            yield from _numbers(arg)
-        elif isinstance(arg, int):
-            yield arg
-
-
-def _source(source: Any, index: int, where: str) -> int:
-    """An absolute index below ``index``; IMAGE when the first row says -1."""
-    if not isinstance(source, int) or isinstance(source, bool):
-        raise UserError(f"{where}: must be a layer index or a list of them, got {source!r}")
-    absolute = index + source if source < 0 else source
-    if absolute >= index:
-        raise UserError(f"{where}: {source} is not before this layer; the layers before are 0 to {index - 1}")
-    if absolute < 0 and not (absolute == IMAGE and index == 0):
-        raise UserError(f"{where}: {source} points before the first layer; -{index} is the furthest here")
-    return absolute
+    return LayerSpec(label, section, index, absolute, repeats, module, args)
