@@ -21,7 +21,7 @@ from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.evaluation.metrics import METRICS, Fitness, score_detections
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
-from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
+from utils.config.search_settings import KfoldConfig, continued, folder_of, train_config
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir
@@ -55,17 +55,10 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     with FileLock(folder / ".kfold.lock") as lock:
         if holder := lock.acquire():
             raise UserError(f"{folder}: another process is working on these folds ({holder})")
-        settings = folder / "kfold.yaml"
-        is_new = check_stored(config, settings)
-        try:
+        with continued(config, folder / "kfold.yaml", made=[TABLE]):
             make_folds(config, spec, folder, fitness)
             log.info("training; each fold has a log: %s", folder / "fold1" / "train.log")
             done = cross_validate(config, folder, folder, fitness, signals, after_fold)
-        except UserError:
-            if is_new and not [*folder.glob("fold*/last.pt")]:  # corrected settings may begin here
-                for path in (settings, folder / TABLE):
-                    path.unlink(missing_ok=True)
-            raise
         write_results(folder / "results.csv", done, names)
     for line in format_folds(done.folds, done.pooled, names):
         log.info("%s", line)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +15,6 @@ from engine.validate import open_model_and_data, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.files.safe_io import atomic_write
 from utils.strings import aligned
 from utils.structures import DetectionTable, EvalResult, GroundTruth
@@ -54,17 +51,13 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
 
 
 def read_fold(path: Path) -> ScoredFold:
-    """What `score_fold` has written. Raises UserError for a damaged file."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
-            found = {name: arrays[f"found_{name}"] for name in _FOUND}
-            limits = {"max_det": int(arrays["max_det"])} if "max_det" in arrays else {}
-            categories = tuple(arrays["category_ids"].tolist())
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
-        raise UserError(f"{path}: damaged; remove it, and the same command scores this fold again") from None
+    """What `score_fold` has written."""
+    with np.load(path, allow_pickle=False) as arrays:
+        truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
+        found = {name: arrays[f"found_{name}"] for name in _FOUND}
+        limits = {"max_det": int(arrays["max_det"]), "category_ids": tuple(arrays["category_ids"].tolist())}
     images = tuple(range(len(truth["offsets"]) - 1))
-    truth = GroundTruth(**truth, **limits, image_ids=images, category_ids=categories)
+    truth = GroundTruth(**truth, **limits, image_ids=images)
     return ScoredFold(truth, DetectionTable(**found))
 
 

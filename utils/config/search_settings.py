@@ -3,8 +3,11 @@ them, and the same command continues it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +83,38 @@ def folder_of(config: KfoldConfig) -> Path:
     return Path(config.project) / config.name
 
 
-def check_stored(config: KfoldConfig, path: Path, more: dict[str, Any] | None = None) -> bool:
+@contextlib.contextmanager
+def continued(
+    config: KfoldConfig, path: Path, more: dict[str, Any] | None = None, made: Sequence[str] = ()
+) -> Iterator[None]:
     """Compares the settings, and ``more`` that must not change, with those in the YAML file ``path``; if there is no
-    such file, writes it and returns True. Raises UserError that names the first setting that differs."""
+    such file, writes it. If the block raises UserError before anything has been trained, removes it again and what is
+    ``made`` next to it, so that corrected settings may begin there.
+
+    Raises UserError that names the first setting that differs.
+    """
+    is_new = _check_stored(config, path, more or {})
+    try:
+        yield
+    except UserError:
+        if is_new and not any(path.parent.rglob("last.pt")):
+            for name in (path.name, *made):
+                old = path.with_name(name)
+                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it has other files
+                path.parent.rmdir()
+        raise
+
+
+def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool:
+    """Whether there was no file ``path``."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {
         name: os.path.abspath(value) if name in _PATHS and value and os.path.exists(value) else value
         for name, value in changed_settings(config).items()
         if name not in _FREE and not (more and name == "hyp")
     }
-    settings |= more or {}
+    settings |= more
     if not path.exists():
         write_whole(path, yaml.safe_dump(settings, sort_keys=False))
         return True

@@ -281,7 +281,7 @@ def test_wrong_settings_end_the_search_at_once(world, capsys):
     line = error_of(capsys, main, *flags, "--name", "wrong", "--model", "yolov9z")
     assert "yolov9z" in line
     assert not (root / "wrong").exists()  # the corrected command may use it
-    assert "no class 'x'" in error_of(capsys, main, *flags, "--fitness", "AP:x", "--name", "typo")
+    assert "no class of this name" in error_of(capsys, main, *flags, "--fitness", "AP:x", "--name", "typo")
     assert "no such file" in error_of(capsys, main, *flags, "--data", "nowhere.yaml", "--name", "typo")
     assert "known: all, augment, loss, optimizer" in error_of(capsys, main, *flags, "--hyp", "nothing")
     assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
