@@ -12,6 +12,11 @@ _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincoun
 _TENSORS_A_KERNEL = 64  # of a foreach operation on pairs, of cat and of stack
 
 
+def _is_indexed_by_mask(name: str, args: tuple) -> bool:
+    places = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+    return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in places)
+
+
 class KernelCount(TorchDispatchMode):
     """Counts operations by name while active. Views and allocations launch nothing; of lists of tensors, a kernel
     processes 64. Waits are reads of values, shapes that depend on them, and tensors made from Python numbers."""
@@ -23,22 +28,18 @@ class KernelCount(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
 
     def __enter__(self) -> KernelCount:
-        self._tolist = torch.Tensor.tolist
-        torch.Tensor.tolist = self._counted_tolist()  # on a CPU it needs no operation
+        tolist = self._tolist = torch.Tensor.tolist
+
+        def counted(tensor: torch.Tensor) -> list:
+            self.waits["tolist"] += 1
+            return tolist(tensor)
+
+        torch.Tensor.tolist = counted  # on a CPU it needs no operation
         return super().__enter__()
 
     def __exit__(self, *error) -> None:
         torch.Tensor.tolist = self._tolist
         super().__exit__(*error)
-
-    def _counted_tolist(self):
-        tolist = self._tolist
-
-        def counted(tensor: torch.Tensor):
-            self.waits["tolist"] += 1
-            return tolist(tensor)
-
-        return counted
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         namespace, name = func.name().split("::")
@@ -49,11 +50,8 @@ class KernelCount(TorchDispatchMode):
             if not is_view and "empty" not in name:
                 takes_list = name.startswith("_foreach") or name in ("cat", "stack")
                 self.kernels[name] += math.ceil(len(args[0]) / _TENSORS_A_KERNEL) if takes_list else 1
-            by_mask = name in ("index", "index_put", "index_put_") and any(
-                t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
-            )
             has_size = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
-            if (name in _WAITING and not has_size) or "unique" in name or by_mask:
+            if (name in _WAITING and not has_size) or "unique" in name or _is_indexed_by_mask(name, args):
                 self.waits[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -69,10 +67,7 @@ class NoSync(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().split("::")[1].split(".")[0]
         assert name.strip("_").removesuffix("2") not in self.FORBIDDEN, f"{name} waits for the device"
-        places = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
-        assert not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in places), (
-            "indexing by a mask waits for the device"
-        )
+        assert not _is_indexed_by_mask(name, args), "indexing by a mask waits for the device"
         if name in ("_to_copy", "copy_"):
             options = dict(zip(("self", "src", "non_blocking"), args)) | (kwargs or {})
             source = options.get("src", args[0]).device
