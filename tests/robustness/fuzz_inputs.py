@@ -225,17 +225,12 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
         parents[element].insert(chance.randrange(len(parents[element]) + 1), double)
         what = f"two <{element.tag}>"
     elif kind in (2, 3, 4):
-        entities, inside = "", b"&e;"
-        if kind == 2:
-            external = '<!ENTITY e SYSTEM "file:///etc/passwd">'
-            entities = chance.choice(('<!ENTITY e "5">', external, '<!ENTITY e "&e;">', '<!ENTITY e "<xmin>5</xmin>">'))
-        elif kind == 3:  # which expand a billion times
-            entities = '<!ENTITY e0 "11111111">'
-            entities += "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10)) + '<!ENTITY e "&e9;">'
-        else:
-            deep = chance.choice((100, _DEEP, 50_000))
-            inside = b"<a>" * deep + b"</a>" * deep
-        element.text = _MARK
+        external = '<!ENTITY e SYSTEM "file:///etc/passwd">'
+        expanding = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))  # a billion times
+        expanding = f'<!ENTITY e0 "11111111">{expanding}<!ENTITY e "&e9;">'
+        few = ('<!ENTITY e "5">', external, '<!ENTITY e "&e;">', '<!ENTITY e "<xmin>5</xmin>">', expanding, expanding)
+        entities, deep = chance.choice((*few, "", "", "")), chance.choice((100, _DEEP, 50_000))
+        element.text, inside = _MARK, b"&e;" if entities else b"<a>" * deep + b"</a>" * deep
         head = f"<!DOCTYPE annotation [{entities}]>".encode() if entities else b""
         return head + ElementTree.tostring(root).replace(_MARK.encode(), inside), f"{entities[:60]}{inside[:9]} {what}"
     elif kind == 5:

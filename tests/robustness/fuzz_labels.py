@@ -124,7 +124,8 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
     odd: set[str] = set()
     astray = False
     for a in annotations:
-        name = images.get((type(a["image_id"]), a["image_id"])) if _is_plain(a, "image_id") else None
+        image_id = a.get("image_id") if isinstance(a, dict) else None
+        name = images.get((type(image_id), image_id)) if type(image_id) in (int, str) else None
         if name is None:
             astray = True
             continue
@@ -137,10 +138,6 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
         x, y, w, h = box
         found[name].append(Row(NAMES.index(categories[category]), x, y, x + w, y + h, bool(crowd)))
     return {name: Reading(rows, astray or name in odd) for name, rows in found.items()}
-
-
-def _is_plain(a: Any, key: str) -> bool:
-    return isinstance(a, dict) and type(a.get(key)) in (int, str)
 
 
 def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: str) -> str:

@@ -43,12 +43,52 @@ class World:
 
     @cached_property
     def pictures(self) -> dict[str, bytes]:
-        return pictures()
+        """An image of each kind that is read, by file name."""
+        rng = np.random.default_rng(0)
+        small = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        photo = cv2.resize(small, (160, 112), interpolation=cv2.INTER_CUBIC)
+        large = cv2.resize(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8), (400, 300))
+
+        def encoded(suffix: str, image: np.ndarray, *options: int) -> bytes:
+            return cv2.imencode(suffix, image, list(options))[1].tobytes()
+
+        jpeg = encoded(".jpg", photo)
+        tiff_header = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+        exif = b"Exif\0\0" + tiff_header
+        turned = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
+        return {
+            "photo.jpg": jpeg,
+            "large.jpg": encoded(".jpg", large),
+            "progressive.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+            "restarts.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_RST_INTERVAL, 4),
+            "gray.jpg": encoded(".jpg", photo[..., 0]),
+            "turned.jpg": turned,
+            "color.png": encoded(".png", photo),
+            "noise.png": encoded(".png", rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)),
+            "deep.png": encoded(".png", photo.astype(np.uint16) * 257),
+            "alpha.png": encoded(".png", np.dstack([photo, photo[..., :1]])),
+            "lossy.webp": encoded(".webp", photo, cv2.IMWRITE_WEBP_QUALITY, 80),
+            "exact.webp": encoded(".webp", photo, cv2.IMWRITE_WEBP_QUALITY, 101),
+            "plain.bmp": encoded(".bmp", photo),
+            "packed.tif": encoded(".tif", photo),
+            "deep.tif": encoded(".tif", photo.astype(np.uint16) * 257),
+            "plain.ppm": encoded(".ppm", photo),
+            "gray.pgm": encoded(".pgm", photo[..., 0]),
+            "wavelets.jp2": encoded(".jp2", photo),
+        }
 
     @cached_property
     def labeled(self) -> Path:
+        """A data set of four images with YOLO txt, VOC XML and COCO JSON, a model and hyper-parameters."""
         root = self.folder / "labeled"
-        write_labeled(root)
+        write_three_formats(root, NAMES, SIZES, OBJECTS)
+        for name, more in (("yolo", ""), ("voc", "annotations: voc\n"), ("coco", "annotations: instances.json\n")):
+            text = f"path: .\ntrain: images/train\nval: images/train\nnc: 2\nnames: [light, dark]\n{more}"
+            (root / f"{name}.yaml").write_text(text)
+        (root / "list.txt").write_text("".join(f"images/train/{name}\n" for name in SIZES))
+        (root / "list.yaml").write_text("train: list.txt\nval: images/train\nnames: [light, dark]\n")
+        write_model(root / "tiny.yaml")
+        shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", root / "hyp.yaml")
         return root
 
     @cached_property
@@ -108,51 +148,3 @@ def scan(root: Path, kind: str, cache: Path) -> DatasetIndex:
 def cached_pixels(index: DatasetIndex, folder: Path) -> list[np.ndarray]:
     cache = open_cache("disk", index, 64, folder)
     return [np.array(cache[i]) for i in range(len(index))]
-
-
-def pictures() -> dict[str, bytes]:
-    """An image of each kind that is read, by file name."""
-    rng = np.random.default_rng(0)
-    small = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    photo = cv2.resize(small, (160, 112), interpolation=cv2.INTER_CUBIC)
-    large = cv2.resize(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8), (400, 300))
-
-    def encoded(suffix: str, image: np.ndarray, *options: int) -> bytes:
-        return cv2.imencode(suffix, image, list(options))[1].tobytes()
-
-    jpeg = encoded(".jpg", photo)
-    tiff_header = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
-    exif = b"Exif\0\0" + tiff_header
-    turned = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
-    return {
-        "photo.jpg": jpeg,
-        "large.jpg": encoded(".jpg", large),
-        "progressive.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
-        "restarts.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_RST_INTERVAL, 4),
-        "gray.jpg": encoded(".jpg", photo[..., 0]),
-        "turned.jpg": turned,
-        "color.png": encoded(".png", photo),
-        "noise.png": encoded(".png", rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)),
-        "deep.png": encoded(".png", photo.astype(np.uint16) * 257),
-        "alpha.png": encoded(".png", np.dstack([photo, photo[..., :1]])),
-        "lossy.webp": encoded(".webp", photo, cv2.IMWRITE_WEBP_QUALITY, 80),
-        "exact.webp": encoded(".webp", photo, cv2.IMWRITE_WEBP_QUALITY, 101),
-        "plain.bmp": encoded(".bmp", photo),
-        "packed.tif": encoded(".tif", photo),
-        "deep.tif": encoded(".tif", photo.astype(np.uint16) * 257),
-        "plain.ppm": encoded(".ppm", photo),
-        "gray.pgm": encoded(".pgm", photo[..., 0]),
-        "wavelets.jp2": encoded(".jp2", photo),
-    }
-
-
-def write_labeled(root: Path) -> None:
-    """A data set of four images with YOLO txt, VOC XML and COCO JSON, a model and hyper-parameters."""
-    write_three_formats(root, NAMES, SIZES, OBJECTS)
-    for name, more in (("yolo", ""), ("voc", "annotations: voc\n"), ("coco", "annotations: instances.json\n")):
-        text = f"path: .\ntrain: images/train\nval: images/train\nnc: 2\nnames: [light, dark]\n{more}"
-        (root / f"{name}.yaml").write_text(text)
-    (root / "list.txt").write_text("".join(f"images/train/{name}\n" for name in SIZES))
-    (root / "list.yaml").write_text("train: list.txt\nval: images/train\nnames: [light, dark]\n")
-    write_model(root / "tiny.yaml")
-    shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", root / "hyp.yaml")
