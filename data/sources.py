@@ -232,12 +232,12 @@ def _open_stream(source: str) -> cv2.VideoCapture:
 
 def _fps(capture: cv2.VideoCapture) -> float:
     fps = capture.get(cv2.CAP_PROP_FPS)
-    return fps if math.isfinite(fps) and 0 < fps <= 1000 else UNKNOWN_FPS
+    return fps if 0 < fps <= 1000 else UNKNOWN_FPS
 
 
 def _length(capture: cv2.VideoCapture) -> int | None:
     count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
-    return int(count) if math.isfinite(count) and count > 0 else None
+    return int(count) if 0 < count < math.inf else None
 
 
 def _video_frames(path: str, capture: cv2.VideoCapture, options: _Options) -> Iterator[Frame | FileProblem]:

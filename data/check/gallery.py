@@ -36,7 +36,8 @@ class Galleries:
         self._detections = detections
         self._splits = {split.name: split for split in splits}
         self._names = splits[0].index.names
-        self._numbers: dict[str, dict[str, int]] = {}  # of images by name, by split
+        # Of images by split and name; without those that the scan left out.
+        self._number = {(split.name, path): i for split in splits for i, path in enumerate(split.index.paths)}
 
     def label_errors(self, issues: Sequence[Issue]) -> list[Card]:
         """The most probable label errors: labels, detections, and corrected labels."""
@@ -44,16 +45,9 @@ class Galleries:
         album = Album(MOST_LABEL_BYTES)
         return [self._label_error(issue, album) for issue in drawn]
 
-    def _number(self, split: str, name: str) -> int | None:
-        """Of an image; None if the scan left it out."""
-        if split not in self._numbers:
-            paths = self._splits[split].index.paths if split in self._splits else ()
-            self._numbers[split] = {path: i for i, path in enumerate(paths)}
-        return self._numbers[split].get(name)
-
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image, and the rows of its boxes in the index; None if the scan left it out."""
-        if (i := self._number(split, name)) is None:
+        if (i := self._number.get((split, name))) is None:
             return None
         index = self._splits[split].index
         return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
@@ -86,7 +80,7 @@ class Galleries:
     def _seen(self, window: np.ndarray, issue: Issue) -> list[Outline]:
         """The detections in an issue's image that score at least `DRAWN_SCORE`, the most confident first."""
         table = self._detections[issue.split]
-        i = self._number(issue.split, issue.images[0])
+        i = self._number[issue.split, issue.images[0]]
         rows = np.flatnonzero((table.image_index == i) & (table.scores >= DRAWN_SCORE))
         rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
         rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS]
@@ -98,7 +92,7 @@ class Galleries:
         if issue.suggestion is None:
             return Markup("delete this label")
         box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
-        part, _ = self._splits[issue.split].part_of(self._number(issue.split, issue.images[0])) or (None, 0)
+        part, _ = self._splits[issue.split].part_of(self._number[issue.split, issue.images[0]]) or (None, 0)
         names = learned_names(part) if part and part.scan.source.normalized else []
         if name in names:
             box = clip_xyxy(box, source.width, source.height)

@@ -18,10 +18,7 @@ from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
 from utils.strings import counted
 
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "trainval": "train", "val": "val", "valid": "val", "validation": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+_SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
 _YOLO_ROW = re.compile(r"\s*\d+(\s+[-+.\deE]+){4,}\s*(\n|$)")
@@ -30,7 +27,8 @@ _COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio h
 
 def split_of(name: str) -> str:
     """The split that a folder or file is named after, such as "val" for "Valid" or "val2017"; "" for other names."""
-    return SPLIT_NAMES.get(re.sub(r"[-_ ]?\d+$", "", name.lower()), "")
+    match = _SPLIT_NAME.fullmatch(name)
+    return match[1].lower() if match else ""
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], Path | None, str]:
@@ -117,20 +115,17 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
         of_splits.setdefault(next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), ""), []).append(path)
-    fallback = cut = None
+    fallback = None
     for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
         text = read_text(path, most=1 << 32)
-        keys = (_COCO.search(text) is not None) + ('"images"' in text)
-        if keys == 2 and '"bbox"' in text:
-            return path
-        if keys == 2:
+        if _COCO.search(text) and '"images"' in text:
+            if '"bbox"' in text:
+                return path
             fallback = fallback or path  # such as image_info_test2017.json
-        elif keys and not text.rstrip().endswith("}"):
-            cut = cut or path  # its reader says so
     above = images.parent
     places = (images, above / "annotations", above / "Annotations", folder / "annotations" / images.name,
               folder / "annotations", folder / "Annotations")  # fmt: skip
-    return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), cut)
+    return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
 
 
 def _is_voc(path: Path) -> bool:
