@@ -101,16 +101,15 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
     flag = "--keep-old" if config.keep_old else "--teacher"
     if ctx.eval_ranks:
         raise UserError(f"{flag}: the teacher runs in the training processes only; leave out --eval-ranks")
-    if not config.keep_old:
-        return
-    if not config.weights:
-        raise UserError("--keep-old: name the model whose classes are kept with --weights")
-    if config.model:
-        raise UserError(f"--keep-old: the model is that of --weights; leave out --model {config.model}")
-    if config.teacher and not resumes:
-        raise UserError("--keep-old: the teacher is the model of --weights; leave out --teacher")
-    if config.single_cls:
-        raise UserError("--keep-old: with --single-cls there are no new classes; leave out one of the two")
+    refusals = {
+        "name the model whose classes are kept with --weights": not config.weights,
+        f"the model is that of --weights; leave out --model {config.model}": config.model,
+        "the teacher is the model of --weights; leave out --teacher": config.teacher and not resumes,
+        "with --single-cls there are no new classes; leave out one of the two": config.single_cls,
+    }
+    for reason, is_given in refusals.items():
+        if config.keep_old and is_given:
+            raise UserError(f"--keep-old: {reason}")
 
 
 def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> TeacherFile:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
-from engine.optim.schedule import StepPlan
+from engine.optim.schedule import step_plan
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -31,11 +31,7 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
     last = checkpoint.path.parent / "last.pt"
     if checkpoint.path.resolve() == last.resolve() or not last.is_file():
         return
-    try:
-        newest = Checkpoint.read(last).progress
-    except UserError:  # damaged: an older checkpoint is what is left
-        return
-    position = checkpoint.progress
+    newest, position = Checkpoint.read(last).progress, checkpoint.progress
     if (newest.epoch, newest.batch) > (position.epoch, position.batch):
         raise UserError(
             f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
@@ -98,20 +94,12 @@ def restore_run(
     checkpoint: Checkpoint,
     state: TrainState,
     config: TrainConfig,
-    plan: StepPlan,
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
     """Loads the state of a resumed run, frees the checkpoint's copy of it, and returns where the run continues."""
     checkpoint.restore(ctx, state)
-    progress, lines = resumed_position(
-        checkpoint,
-        fingerprint=fingerprint,
-        batch_size=config.batch_size,
-        epoch_batches=epoch_batches,
-        accumulate=plan.accumulate,
-        epochs=config.epochs,
-    )
+    progress, lines = resumed_position(checkpoint, config, epoch_batches, fingerprint)
     for line in lines:
         get_logger().info("%s", line)
     for part in (checkpoint.model, checkpoint.ema, checkpoint.optimizer, checkpoint.rank_buffers or {}):
@@ -122,35 +110,32 @@ def restore_run(
 
 
 def resumed_position(
-    checkpoint: Checkpoint, *, fingerprint: str, batch_size: int, epoch_batches: int, accumulate: int, epochs: int
+    checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, fingerprint: str
 ) -> tuple[Progress, list[str]]:
     """The position at which a run continues, and a line for each reason why it is not the checkpoint's.
 
     Another global batch keeps the position among the epoch's images, rounded down to a step; another number of images
     begins the epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
     """
-    progress = checkpoint.progress
+    progress, plan = checkpoint.progress, step_plan(config, epoch_batches)
     where = dataclasses.replace(progress)
     lines = []
     same_data = checkpoint.data["fingerprint"] == fingerprint
     same_batches = checkpoint.run["epoch_batches"] == epoch_batches
     if not same_data:
         lines.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if same_batches and checkpoint.config["batch_size"] == batch_size:
-        if where.batch not in (0, epoch_batches) and where.batch % accumulate:
-            where.batch -= where.batch % accumulate
+    if same_batches and checkpoint.config["batch_size"] == config.batch_size:
+        if where.batch < epoch_batches:
+            where.batch -= where.batch % plan.accumulate
     elif where.batch:
         images = where.batch * checkpoint.config["batch_size"]
         where.begin_epoch()
         if same_data:
-            where.batch = min(images // batch_size, epoch_batches) // accumulate * accumulate
+            where.batch = min(images // config.batch_size, epoch_batches) // plan.accumulate * plan.accumulate
         lines.append(f"resume: continues at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
     where.step = where.epoch * epoch_batches + where.batch
-    steps = -(-epoch_batches // accumulate)
-    where.updates = where.epoch * steps + -(-where.batch // accumulate)
-    if checkpoint.config["epochs"] != epochs or where.updates != progress.updates:
-        done = where.updates / (steps * epochs)
-        lines.append(
-            f"resume: the learning rate continues from its value after {done:.0%} of {counted(epochs, 'epoch')}"
-        )
+    where.updates = where.epoch * plan.steps + -(-where.batch // plan.accumulate)
+    if checkpoint.config["epochs"] != config.epochs or where.updates != progress.updates:
+        done, epochs = where.updates / plan.total, counted(config.epochs, "epoch")
+        lines.append(f"resume: the learning rate continues from its value after {done:.0%} of {epochs}")
     return where, lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import resource
 import sys
 import time
 
@@ -97,14 +97,8 @@ class ProgressBar(Hook):
 
 
 def memory_gb(device: torch.device) -> float:
-    """GB (10^9 bytes) that torch has reserved on a CUDA device, else the resident set of this process."""
+    """GB (10^9 bytes) that torch has reserved on a CUDA device, else the most that this process has had in memory."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 1e9
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
-    except OSError:  # no /proc: the system reports only the peak
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -204,14 +204,10 @@ class Watchdog:
         rank = self._ctx.rank if self._ctx is not None else 0
         title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {rank}: no step for {silent_s:.1f} s\n"
         path = self._folder / f"stall_rank{rank}.txt"
-        try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(title)
-                file.flush()
-                faulthandler.dump_traceback(file, all_threads=True)
-        except OSError as error:
-            log.warning("rank %d: no step for %.1f s; %s: %s", rank, silent_s, path, error.strerror)
-            return
+        with suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            file.write(title)
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
         log.warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
 
     def _end(self, reason: str, code: int) -> None:

@@ -42,9 +42,6 @@ from utils.strings import counted, listed
 if TYPE_CHECKING:
     from engine.teacher import TeacherFile
 
-# Parameters, and pixels on each GPU, below which launching kernels may take longer than computing: estimated.
-SMALL_MODEL, FEW_PIXELS = 5_000_000, 32 * 640**2
-
 
 @dataclass(frozen=True)
 class Inputs:
@@ -148,7 +145,7 @@ def build_trainer(
     if run.checkpoint is not None:
         from engine.checkpoint.resume import restore_run
 
-        progress = restore_run(ctx, run.checkpoint, step, config, plan, len(train), fingerprint)
+        progress = restore_run(ctx, run.checkpoint, step, config, len(train), fingerprint)
     description = describe_run(run, inputs, step.optimizer.name, fingerprint)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
     evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val)
@@ -292,20 +289,8 @@ def log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
         counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
         counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )  # fmt: skip
-    log_small_batches(step.ctx, config, sum(p.numel() for p in optimizer.parameters))
     what = " and compiles the model" if config.compile else ""
     get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", what)
-
-
-def log_small_batches(ctx: DistributedContext, config: TrainConfig, parameters: int) -> None:
-    """Names the settings that help where GPUs wait for their host."""
-    images = config.batch_size // (ctx.world_size * len(ctx.devices))
-    is_small = parameters < SMALL_MODEL and images * config.imgsz**2 < FEW_PIXELS
-    if ctx.device.type == "cuda" and is_small and not config.compile:
-        get_logger().info(
-            "%s per GPU and batch: GPUs may wait for kernel launches; --compile or a larger --batch-size may be faster",
-            counted(images, "image"),
-        )
 
 
 def describe_run(run: Run, inputs: Inputs, rule: str, fingerprint: str) -> RunDescription:

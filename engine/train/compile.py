@@ -69,15 +69,16 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         flag = "--multi-scale" if config.multi_scale else "--rect"
         raise UserError(f"--compile --sync-bn: the images must be of one size; leave out {flag} or --compile")
     if ctx.device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            raise UserError("--compile: needs Triton to compile for GPUs; install it, or leave out --compile")
-        if not _is_installed(C_COMPILERS, "CC"):
-            raise UserError("--compile: Triton needs a C compiler; install gcc or set CC, or leave out --compile")
         header = Path(sysconfig.get_path("include")) / "Python.h"
-        if not header.exists():
-            raise UserError(f"--compile: Triton needs {header}; install python3-dev, or leave out --compile")
-    elif not _is_installed(CPP_COMPILERS, "CXX"):
-        raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave out --compile")
+        needed = {
+            "Triton": importlib.util.find_spec("triton"),
+            "a C compiler (gcc, or CC set)": _is_installed(C_COMPILERS, "CC"),
+            f"{header} (python3-dev)": header.exists(),
+        }
+    else:
+        needed = {"a C++ compiler (g++, or CXX set)": _is_installed(CPP_COMPILERS, "CXX")}
+    if missing := [name for name, is_there in needed.items() if not is_there]:
+        raise UserError(f"--compile: needs {' and '.join(missing)}; install that, or leave out --compile")
 
 
 def _is_installed(compilers: Sequence[str], variable: str) -> bool:

@@ -24,6 +24,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -383,8 +384,7 @@ def resume(path: Path) -> None:
     checkpoint, flags = Checkpoint.read(path), TrainConfig()
     config, _ = resumed_config(checkpoint.config, flags, (), path)
     resumed_hyperparameters(checkpoint.hyp, flags, (), path, pretrained=False)
-    changed = {"fingerprint": "", "batch_size": 4, "epoch_batches": 1, "accumulate": 1}
-    resumed_position(checkpoint, **changed, epochs=config.epochs)
+    resumed_position(checkpoint, replace(config, batch_size=4), 1, "")
 
 
 def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:

@@ -166,24 +166,3 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(f
     with refused(), built(*flags):
         pass
     assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("device", "world_size", "parameters", "settings", "images"),
-    [
-        ("cuda", 1, 3_000_000, {"batch_size": 16}, 16),
-        ("cuda", 4, 3_000_000, {"batch_size": 64}, 16),
-        ("cuda", 1, 3_000_000, {"batch_size": 32, "imgsz": 320}, 32),
-        ("cuda", 1, 3_000_000, {"batch_size": 32}, None),
-        ("cuda", 1, 11_000_000, {"batch_size": 16}, None),
-        ("cuda", 1, 3_000_000, {"batch_size": 16, "compile": True}, None),
-        ("cpu", 1, 3_000_000, {"batch_size": 16}, None),
-    ],
-)
-def test_batches_too_small_for_a_gpu_are_named(caplog, device, world_size, parameters, settings, images):
-    caplog.set_level("INFO", logger="lockstep")
-    where = torch.device(device)
-    ctx = DistributedContext(0, 0, world_size, world_size, 0, where, "fake", (where,))
-    build.log_small_batches(ctx, TrainConfig(**settings), parameters)
-    lines = [f"{images} images per GPU and batch"] if images else []
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == lines
