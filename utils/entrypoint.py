@@ -23,7 +23,10 @@ SPIN_COUNT = "20000"
 CHECK_FAILED, USER_ERROR, PIPE_CLOSED = 1, 2, 141
 PEER_GRACE_S = 2.0
 
-_REFUSED = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_REFUSED = frozenset({
+    *DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+})  # fmt: skip
+_OTHER_FOLDER = "choose another folder (--project, --cache-dir or --stage)"
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
@@ -77,8 +80,8 @@ def _refusal(error: Exception) -> str | None:
         return None
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in DISK_FULL:
-        return f"{where}the disk{'' if where else ' or /dev/shm'} is full; free some space or choose another --project"
-    return f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir"
+        return f"{where}the disk{'' if where else ' or /dev/shm'} is full; free some space or {_OTHER_FOLDER}"
+    return f"{where}{(error.strerror or str(error)).lower()}; fix that or {_OTHER_FOLDER}"
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from data.image_io.decode import read_source
 from data.index.index import DatasetIndex
 from utils.errors import UserError
-from utils.files.folders import USABLE_FRACTION, cache_folder
+from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
@@ -38,17 +38,6 @@ class Decoding(NamedTuple):
         """The results of ``function`` for ``images``, in order."""
         done = map_ahead(function, images, threads=self.threads)
         return progress(done, desc=title, total=len(images), enabled=self.show_progress)
-
-
-def made_folder(cache_dir: str, flag: str) -> Path:
-    """The folder of caches. Raises UserError, which begins with ``flag``, if it cannot be created."""
-    folder = cache_folder(cache_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{flag}: {folder}: cannot be created ({reason}); choose another --cache-dir") from None
-    return folder
 
 
 def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str) -> None:
@@ -79,15 +68,8 @@ def remove_older(folder: Path, index: DatasetIndex) -> None:
 
 
 def discard(flag: str, reason: Exception, *files: Path) -> None:
-    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning, or raises UserError."""
-    why = reason.strerror if isinstance(reason, OSError) else reason
+    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning. Raises OSError."""
     for file in files:
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            refusal = str(error.strerror).lower()
-            raise UserError(
-                f"{flag}: {file}: cannot be used ({why}) nor removed ({refusal}); ask its owner to remove it, or use "
-                "another --cache"
-            ) from None
+        file.unlink(missing_ok=True)
+    why = reason.strerror if isinstance(reason, OSError) else reason
     get_logger().warning("%s: %s cannot be used (%s); it is created again", flag, files[-1], why)

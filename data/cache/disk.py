@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path, check_space, discard, made_folder, remove_older
+from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import exchange_items
@@ -34,6 +34,7 @@ from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
@@ -113,7 +114,8 @@ def open_disk_cache(
 
     Raises UserError: there is not enough disk space, or an image cannot be decoded.
     """
-    folder, source_hw = made_folder(cache_dir, "--cache disk"), reduced_sizes(index.image_hw, imgsz)
+    folder, source_hw = cache_folder(cache_dir), reduced_sizes(index.image_hw, imgsz)
+    folder.mkdir(parents=True, exist_ok=True)
     path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         remove_older(folder, index)

@@ -25,11 +25,10 @@ from data.index.index import DatasetIndex
 from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import temporary_folder
+from utils.files.folders import cache_folder, temporary_folder
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_descriptor
 from utils.logger import get_logger
-from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.strings import counted, format_bytes
 
@@ -96,9 +95,11 @@ def open_ram_cache(index: DatasetIndex, imgsz: int, decoding: Decoding, ctx: Dis
     return cache
 
 
-def open_full_cache(index: DatasetIndex, folder: Path, decoding: Decoding) -> RamCache:
+def open_full_cache(index: DatasetIndex, cache_dir: str, decoding: Decoding) -> RamCache:
     """Fills the node's file of images of full size if necessary, and maps it. It gets its name when it is complete, and
     stays for later runs until the data set changes. Call it under `torch_distributed_zero_first`."""
+    folder = cache_folder(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     path, source_hw = cache_path(folder, index, 0, f"v{_LAYOUT}.pixels"), index.image_hw.astype(np.int32)
     remove_older(folder, index)
     with contextlib.suppress(OSError):  # before the lock, which a read-only folder cannot have
@@ -127,15 +128,10 @@ def fill(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
     offsets = pixel_offsets(source_hw, index.pixels)
     size = int(offsets[-1])
     get_logger().info("%s: %s, %s", where, counted(len(index), "image"), format_bytes(size))
-    try:  # now: on a full disk, writing to a mapped file kills the process with SIGBUS
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, size)
-        else:
-            os.truncate(handle, size)
-    except OSError as error:
-        if error.errno in (*DISK_FULL, errno.EFBIG):
-            raise UserError(f"{where}: no space left ({format_bytes(size)} needed)") from None
-        raise
+    if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a mapped file would kill the process with SIGBUS
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.truncate(handle, size)
     pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
 
     def decode(i: int) -> None:

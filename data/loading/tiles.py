@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from data.augment.plan import SamplePlan, plan_labels
-from data.cache.decoding import Decoding, made_folder
+from data.cache.decoding import Decoding
 from data.cache.ram import RamCache, open_full_cache, open_ram_cache
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
@@ -230,6 +230,6 @@ def open_tiles(
         if cache == "ram":
             image_cache = open_ram_cache(images, 0, decoding, ctx)
         else:
-            image_cache = open_full_cache(images, made_folder(config.cache_dir, "tile"), decoding)
+            image_cache = open_full_cache(images, config.cache_dir, decoding)
     tiles = TiledIndex(images, images.tile, hyp=hyp, seed=seed, overlap=overlap)
     return (AugmentedTiles if is_training else TiledImages)(tiles, image_cache=image_cache, **options)

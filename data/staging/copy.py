@@ -33,7 +33,6 @@ from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.machine.limits import DISK_FULL
 from utils.strings import counted, format_bytes
 
 _SYNC_EVERY_S = 10.0  # what a killed process loses
@@ -114,7 +113,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
 
 
 class StageCopy:
-    """The copy in ``folder``, which is created if necessary. Raises UserError if that is impossible."""
+    """The copy in ``folder``, which is created if necessary."""
 
     def __init__(self, folder: Path, plan: StagePlan) -> None:
         self.folder = folder
@@ -125,8 +124,7 @@ class StageCopy:
         self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
         self._written: list[int] = []  # whole files in ``incoming``
         self._synced_at = time.monotonic()
-        with self._explained():
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
@@ -138,9 +136,8 @@ class StageCopy:
             remedy = "name a folder on a local disk of each node, or use {node_rank} in the name; or wait for that run"
             raise UserError(f"--stage: another node or run is copying into {self.folder} ({holder}); {remedy}")
         try:
-            with self._explained():
-                shutil.rmtree(self._incoming, ignore_errors=True)
-                self._incoming.mkdir()
+            shutil.rmtree(self._incoming, ignore_errors=True)
+            self._incoming.mkdir()
             try:
                 yield
             finally:  # also if another node has failed
@@ -182,51 +179,40 @@ class StageCopy:
         return load
 
     def write(self, item: int, data: memoryview) -> None:
-        with self._explained():
-            path = self._incoming / str(item)
-            path.write_bytes(data)
-            os.utime(path, ns=(self._stamps[item].mtime_ns,) * 2)
-            self._written.append(item)
+        path = self._incoming / str(item)
+        path.write_bytes(data)
+        os.utime(path, ns=(self._stamps[item].mtime_ns,) * 2)
+        self._written.append(item)
         if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
             self._move_written()
 
     def _move_written(self) -> None:
-        with self._explained():
-            if self._written:
-                os.sync()
-            while self._written:
-                item = self._written.pop()
-                target = self.path(self.plan.names[item])
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                os.replace(self._incoming / str(item), target)
-            self._synced_at = time.monotonic()
+        if self._written:
+            os.sync()
+        while self._written:
+            item = self._written.pop()
+            target = self.path(self.plan.names[item])
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(self._incoming / str(item), target)
+        self._synced_at = time.monotonic()
 
     def finish(self) -> None:
         """Removes images and labels that the original no longer has, and writes lists and YAML."""
         self._move_written()
         suffixes = image_suffixes(self.plan.spec.pixels)
-        with self._explained():
-            for name in self.plan.absent:
-                Path(self.path(name)).unlink(missing_ok=True)
-            wanted = set(map(self.path, self.plan.names))
-            for folder in map(self.path, self.plan.folders):
-                os.makedirs(folder, exist_ok=True)
-                for parent, _, files in os.walk(folder):
-                    for path in (os.path.join(parent, name) for name in files):
-                        if os.path.splitext(path)[1].lower() in suffixes and path not in wanted:
-                            os.unlink(path)
-            for name, text in self.plan.lists.items():
-                os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-                write_whole(self.path(name), text.encode("utf-8", "surrogateescape"))
-            write_whole(self.yaml, self.plan.yaml_text("tree").encode("utf-8", "surrogateescape"))
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            remedy = "free some space or name another disk" if error.errno in DISK_FULL else "name a writable folder"
-            raise UserError(f"--stage: {error.filename or self.folder}: {error.strerror}; {remedy}") from None
+        for name in self.plan.absent:
+            Path(self.path(name)).unlink(missing_ok=True)
+        wanted = set(map(self.path, self.plan.names))
+        for folder in map(self.path, self.plan.folders):
+            os.makedirs(folder, exist_ok=True)
+            for parent, _, files in os.walk(folder):
+                for path in (os.path.join(parent, name) for name in files):
+                    if os.path.splitext(path)[1].lower() in suffixes and path not in wanted:
+                        os.unlink(path)
+        for name, text in self.plan.lists.items():
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+            write_whole(self.path(name), text.encode("utf-8", "surrogateescape"))
+        write_whole(self.yaml, self.plan.yaml_text("tree").encode("utf-8", "surrogateescape"))
 
 
 def _read_checked(path: str, stamp: FileStamp) -> bytes:

@@ -31,6 +31,11 @@ ROOT = Path(__file__).parents[2]
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk or /dev/shm is full;"),
         (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),
+        (
+            OSError(errno.ENOTDIR, "Not a directory", "a/b"),
+            2,
+            "error: a/b: not a directory; fix that or choose another",
+        ),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
     ],
 )

@@ -47,8 +47,7 @@ def cached(tmp_path):
         if anew:
             disk_cache._environment.cache_clear()
         if kind == "full":
-            folder = decoding.made_folder(str(tmp_path / "disk"), "tile")
-            return open_full_cache(index, folder, decoding.Decoding())
+            return open_full_cache(index, str(tmp_path / "disk"), decoding.Decoding())
         return open_cache(kind, index, imgsz, tmp_path / "disk")
 
     return opened
@@ -122,7 +121,7 @@ def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, img
     path.unlink()
     take_name(path, taken, size - 1)
     if taken == "folder":
-        with refused():
+        with pytest.raises(IsADirectoryError):
             cached(kind, index, imgsz)
         return
     cache = cached(kind, index, imgsz)
