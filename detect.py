@@ -9,12 +9,14 @@ the next; the exit status is then 2, and the last line counts such files.
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.distributed.launch import require_one_process
-from utils.entrypoint import exit_on_signals, run_main
+from utils.entrypoint import run_main
 from utils.errors import UserError
 
 
@@ -30,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_weights(config.weights)
     from engine.inference.detection import detect  # imports torch, once the flags and files are known to be valid
 
-    with exit_on_signals():
-        detect(config)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # of `docker stop` and closed terminals: files are finished
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    detect(config)
 
 
 if __name__ == "__main__":

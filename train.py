@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from utils.config.parser import given_flags, parse_config
@@ -60,7 +59,7 @@ def _train(argv: list[str], signals: StopSignals) -> Run | None:
             check_same_start(ctx, config)
             with open_run(ctx, config, given) as run:
                 batch_size, imgsz = run.config.batch_size, run.config.imgsz
-                advice = partial(memory_advice, batch_size, imgsz, least_batch=ctx.world_size, device=ctx.device.type)
+                advice = memory_advice(batch_size, imgsz, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, watchdog) as trainer:
                     trainer.fit()
     return trainer.run if ctx.is_main else None  # with the folder and the batch size that the run has chosen

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
@@ -36,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device)
     configure_logging(ctx.is_main)
-    advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
+    advice = memory_advice(config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
         from engine.validate import validate  # in here, so that only one process reports a failing import
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
@@ -88,24 +88,6 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
     """Leaves a full disk and the like to the main thread, which will meet it, too (TensorBoard writes in a thread)."""
     if (explanation(ended.exc_value) or _refusal(ended.exc_value)) is None:
         threading.__excepthook__(ended)
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Within the block, SIGTERM (``timeout``, ``docker stop``) and SIGHUP (the terminal is closed) end the main thread
-    by an exception, as Ctrl-C does, so that files are finished. Signals that are ignored (``nohup``) stay so."""
-
-    def leave(number: int, _: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
-    for number in signals:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _fail(message: str, code: int = USER_ERROR) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 def load_yaml(path: str | Path) -> Any:
     """Parses a YAML file. Raises UserError naming file and line if it is missing or malformed."""
-    if os.path.isdir(path):
-        raise UserError(f"{path}: is a folder, not a YAML file")
     try:
         return parse_yaml(read_text(path, most=MOST_BYTES))
     except RecursionError:

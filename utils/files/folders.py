@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import glob
 import os
@@ -117,27 +116,14 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def replace_path(new: Path, path: Path) -> None:
-    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``; other processes may do the same. A file
-    is replaced atomically; what is in the way of a folder is moved aside and removed.
-
-    Raises UserError for a folder that is in the way of a file.
-    """
-    while True:
-        try:
-            os.replace(new, path)
-            return
-        except IsADirectoryError:
-            raise UserError(f"{path}: a folder of this name is in the way of a file; rename or remove it") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-        old = new.with_name(f"{new.name}.old")
-        with contextlib.suppress(FileNotFoundError):  # another process has moved it
-            os.replace(path, old)
-        if old.is_symlink() or not old.is_dir():
-            old.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(old)
+    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file is replaced atomically; what is in
+    the way of a folder goes with the temporary folder. Raises UserError for a folder that is in the way of a file."""
+    if new.is_dir() and os.path.lexists(path):
+        os.replace(path, new.with_name(f"{new.name}.old"))
+    try:
+        os.replace(new, path)
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder of this name is in the way of a file; rename or remove it") from None
 
 
 def file_bytes(path: str | Path) -> int:

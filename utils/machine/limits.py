@@ -9,7 +9,7 @@ import contextlib
 import errno
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from utils.errors import UserError
 
@@ -124,12 +124,12 @@ def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str)
 
 
 @contextlib.contextmanager
-def explained(advice: Callable[[], str]) -> Iterator[None]:
+def explained(advice: str) -> Iterator[None]:
     """Converts errors of the block that are limits of the machine to UserError."""
     try:
         yield
     except Exception as error:
-        line = explanation(error, advice())
+        line = explanation(error, advice)
         if line is None:
             raise
         raise UserError(line) from None

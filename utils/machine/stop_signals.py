@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,13 +27,13 @@ class StopSignals:
         self._deferred = False
         self._interrupted_at = 0.0
         self._previous: dict[int, Any] = {}
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._pipe: tuple[int, int] | None = None  # of the numbers of signals
 
     def __enter__(self) -> StopSignals:
-        self._sockets = socket.socketpair()
-        for end in self._sockets:
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in stop_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -44,9 +44,9 @@ class StopSignals:
             if signal.getsignal(number) == self._handle:  # another one has been set on purpose, and stays
                 signal.signal(number, signal.SIG_IGN if stopping else handler)
         signal.set_wakeup_fd(-1)
-        for end in self._sockets or ():
-            end.close()
-        self._sockets = None
+        for end in self._pipe or ():
+            os.close(end)
+        self._pipe = None
 
     @property
     def code(self) -> int:
@@ -63,11 +63,9 @@ class StopSignals:
     def has_come(self) -> bool:
         """Whether a signal has arrived since the last call, even if the main thread is blocked in a library and has not
         handled it. Only one thread may call this."""
-        received = b""
-        with suppress(BlockingIOError, OSError):
-            while self._sockets and (chunk := self._sockets[0].recv(4096)):
-                received += chunk
-        return any(number in stop_signals() for number in received)
+        with suppress(OSError):  # nothing to read, or closed
+            return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
+        return False
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()

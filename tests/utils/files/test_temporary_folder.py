@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -37,28 +36,6 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
     with temporary_folder(target) as folder:
         assert os.listdir(tmp_path) == [folder.name]
     assert not os.listdir(tmp_path)
-
-
-def _replace(target: str, number: int) -> None:
-    for _ in range(50):
-        with temporary_folder(target) as folder:
-            (folder / "new").mkdir()
-            for name in ("x", "y"):
-                (folder / "new" / name).write_text(str(number))
-            replace_path(folder / "new", Path(target))
-
-
-def test_processes_may_replace_one_folder_at_once(tmp_path: Path):
-    target = tmp_path / "model"
-    spawn = multiprocessing.get_context("fork")
-    processes = [spawn.Process(target=_replace, args=(str(target), number)) for number in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert (target / "x").read_text() == (target / "y").read_text()
-    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_what_is_in_the_way(tmp_path: Path):
