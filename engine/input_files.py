@@ -19,9 +19,7 @@ from utils.errors import UserError
 def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:
     """Raises UserError for a data set, a model or starting weights that are missing, or YAMLs that cannot be read.
 
-    Args:
-        divides: whether the command chooses the validation images itself, so that the data set needs none.
-        has_recipe: whether ``--hyp`` names a recipe.
+    ``divides``: the command chooses the validation images itself; ``has_recipe``: ``--hyp`` names a recipe.
     """
     if read_launch() is not None:
         return

@@ -7,8 +7,6 @@ estimated from all labels of the class, as in confident learning (Northcutt, Jia
 different kinds can be compared. They are lowered for classes that the model does not know well, since it contradicts
 more right labels of them than wrong ones; labels of classes that it hardly knows are not judged at all.
 
-The model may have been trained on the same labels, since training fits single wrong ones late or not at all.
-
 Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in original pixels.
 """
 

@@ -1,9 +1,6 @@
 """The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes;
 precision, recall and F1 curves; the confusion matrix; the fitness of an epoch.
 
-A new metric is a line of `METRICS`, which the printed table, classes.csv, results.json, results.csv and TensorBoard
-read.
-
 Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds, R recall points, S confidences.
 """
 

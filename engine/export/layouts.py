@@ -138,14 +138,7 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
 def make_layout(
     detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
 ) -> nn.Module:
-    """The module to export, in eval mode.
-
-    Args:
-        detector: fused.
-        layout: "raw" or "end2end".
-        nms_iou: threshold of the NMS inside end2end: boxes of one class that overlap a better one by more are
-            suppressed. None: the detections need no NMS.
-        box_voting: of that NMS, see `select_detections`.
-    """
+    """The module to export, in eval mode, of a fused ``detector``. ``nms_iou`` and ``box_voting`` are those of the NMS
+    inside end2end; None: the detections need no NMS."""
     module = EndToEnd(detector, half, nms_iou, box_voting) if layout == "end2end" else Raw(detector, half)
     return module.eval()

@@ -115,10 +115,7 @@ class Pipeline:
     because cuDNN's plans belong to a thread: each new one would search kernels again (pytorch#191744), and their memory
     is never freed (pytorch#169153).
 
-    Args:
-        model: on its device.
-        amp: autocast type of the model; None: none.
-        tiles: how images are cut; None: they are scaled to the canvas.
+    ``amp``: autocast type of the model; ``tiles``: how images are cut, None: they are scaled to the canvas.
     """
 
     def __init__(self, model: InferenceModel, amp: torch.dtype | None, tiles: Tiles | None = None) -> None:
@@ -142,14 +139,9 @@ class Pipeline:
     def prepare(
         self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
     ) -> Iterator[Canvases]:
-        """Letterboxes images, which needs no GPU: another thread may do it while the model runs.
-
-        Args:
-            images: uint8 (H, W, 3) RGB or of the model's pixels, of any sizes; those whose canvases have one size are
-                processed together.
-            settings: as by `DetectionSettings.fitted`.
-            batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
-        """
+        """Letterboxes images, uint8 (H, W, 3) RGB or of the model's pixels, of any sizes; at most ``batch_size`` of one
+        canvas size together (0: 16, but 1 on a CPU). Needs no GPU, so another thread may do it while the model runs.
+        ``settings``: as by `DetectionSettings.fitted`."""
         size = self.images_at_once(batch_size)
         by_canvas: dict[tuple[int, int], list[int]] = {}
         for index, image in enumerate(images):

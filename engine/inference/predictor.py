@@ -1,11 +1,4 @@
-"""Detection from Python: a `Predictor` maps images to `Results`.
-
-from lockstep import load
-
-model = load("best.pt")
-for result in model(["a.jpg", "b.jpg"]):
-    print(result.path, result.boxes.xyxy, result.boxes.conf, result.boxes.cls)
-"""
+"""Detection from Python: a `Predictor` maps images to `Results`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Opens exported files with their runtimes: ONNX Runtime, OpenVINO, TorchScript and torch.export.
 
 Each function returns a `Session`. Sessions compute in float32 where the file does not say otherwise, on as many threads
-as torch by default, so that results can be compared.
+as torch, so that results can be compared.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Session:
     input_shape: tuple[int | None, ...] | None  # B, C, H, W; None: any; torch's formats leave it to the metadata
 
 
-def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
+def open_onnx(path: Path, device: torch.device) -> Session:
     """An ONNX file in ONNX Runtime; on a GPU if the package onnxruntime-gpu is installed."""
     require_package("onnxruntime", str(path), "use the checkpoint")
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4  # not errors, which are raised
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = torch.get_num_threads()
     # Spinning threads would take the processor from torch, which prepares images and chooses boxes between the runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -136,14 +136,15 @@ def openvino_files(path: Path) -> list[Path]:
     return [xml, weights, *([metadata] if metadata.is_file() else [])]
 
 
-def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
+def open_openvino(path: Path, device: torch.device) -> Session:
     """An OpenVINO model, .xml or the folder that holds it, on the CPU."""
     xml, _, *metadata_files = openvino_files(path)
     core = openvino_core(str(path))
     if device.type != "cpu":
         _log_cpu(path, device)
     # Without the hint, CPUs with bfloat16 instructions compute in bfloat16.
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    settings["INFERENCE_NUM_THREADS"] = torch.get_num_threads()
     with _reading(path):
         model = core.read_model(xml)
         compiled = core.compile_model(model, "CPU", settings)
@@ -168,13 +169,13 @@ def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
     return Session("openvino", run, metadata if isinstance(metadata, dict) else {}, _sides(path, shape))
 
 
-def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
+def open_torchscript(path: Path, device: torch.device) -> Session:
     def load(files: dict[str, str]) -> torch.nn.Module:
         module = torch.jit.load(str(path), map_location=device, _extra_files=files).eval()
         move_constants(module.graph, device)
         return module
 
-    return _torch_session("torchscript", path, load, threads)
+    return _torch_session("torchscript", path, load)
 
 
 def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
@@ -186,7 +187,7 @@ def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
             node.s_("value", str(device))
 
 
-def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
+def open_pt2(path: Path, device: torch.device) -> Session:
     def load(files: dict[str, str]) -> torch.nn.Module:
         program = torch.export.load(str(path), extra_files=files)
         if device.type != "cpu":
@@ -195,16 +196,14 @@ def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
             program = move_to_device_pass(program, device)
         return program.module()
 
-    return _torch_session("pt2", path, load, threads)
+    return _torch_session("pt2", path, load)
 
 
-def _torch_session(form: str, path: Path, load: Callable[[dict[str, str]], torch.nn.Module], threads: int) -> Session:
+def _torch_session(form: str, path: Path, load: Callable[[dict[str, str]], torch.nn.Module]) -> Session:
     """``load`` opens the file and fills in the texts of the archive's files that it is given."""
     files = {EXTRA_FILE: ""}
     with _reading(path), quiet():
         module = load(files)
-    if threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
     try:
         metadata = json.loads(files[EXTRA_FILE] or "{}")
     except (ValueError, RecursionError):

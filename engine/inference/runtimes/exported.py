@@ -25,9 +25,7 @@ FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 _OPENERS = {"onnx": open_onnx, "openvino": open_openvino, "torchscript": open_torchscript, "pt2": open_pt2}
 
 
-def open_exported(
-    path: Path, runtime: str, *, device: torch.device, nms: bool, threads: int, trust: bool
-) -> InferenceModel:
+def open_exported(path: Path, runtime: str, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
     """``runtime``: a value of `engine.inference.runtimes.open.EXPORTED`; the others and errors as of `open_model`."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
@@ -37,8 +35,8 @@ def open_exported(
                 f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it; if you trust its source, "
                 "use --trust (in Python: trust=True)"
             )
-        session = _OPENERS[runtime](path, device, threads or torch.get_num_threads())
-        reopen = partial(open_exported, path.absolute(), runtime, device=device, nms=nms, threads=threads, trust=trust)
+        session = _OPENERS[runtime](path, device)
+        reopen = partial(open_exported, path.absolute(), runtime, device=device, nms=nms, trust=trust)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
         raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")

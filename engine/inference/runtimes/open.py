@@ -21,16 +21,12 @@ def is_exported(path: str | Path) -> bool:
     return path.is_dir() and (path.name.endswith(OPENVINO_FOLDER) or any(path.glob("*.xml")))
 
 
-def open_model(
-    path: str | Path, *, device: torch.device, nms: bool = False, threads: int = 0, trust: bool = False
-) -> InferenceModel:
+def open_model(path: str | Path, *, device: torch.device, nms: bool = False, trust: bool = False) -> InferenceModel:
     """A model for inference on ``device``.
 
     Args:
         path: a checkpoint (.pt, .pth, .safetensors), .onnx, .xml or its folder, .torchscript or .pt2.
         nms: use the one-to-many branch of a head with two; its detections need NMS. Exported files have one branch.
-        threads: CPU threads of the runtime; 0: as many as torch uses. With torch's own formats and checkpoints it sets
-            torch's number, which holds for the whole process.
         trust: open TorchScript, .pt2 and OpenVINO files; they may run code in them.
 
     Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
@@ -39,10 +35,8 @@ def open_model(
     path = Path(path)
     if not is_exported(path):
         detector, info = load_detector(path)
-        if threads:
-            torch.set_num_threads(threads)
         return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
     from engine.inference.runtimes.exported import open_exported
 
     runtime = "openvino" if path.is_dir() else EXPORTED[path.suffix.lower()]
-    return open_exported(path, runtime, device=device, nms=nms, threads=threads, trust=trust)
+    return open_exported(path, runtime, device=device, nms=nms, trust=trust)
