@@ -29,10 +29,10 @@ class _Export(nn.Module):
     With ``half`` the layers compute in float16; input, decoding and output are float32.
     """
 
-    def __init__(self, detector: Detector, half: bool = False) -> None:
+    def __init__(self, detector: Detector, half: bool, nms_iou: float | None, box_voting: bool) -> None:
         super().__init__()
         self.detector = detector.half() if half else detector
-        self.half_layers = half
+        self.half_layers, self.nms_iou, self.box_voting = half, nms_iou, box_voting
 
     def boxes_and_scores(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Boxes (B, N, 4), xyxy pixels, and scores (B, N, C)."""
@@ -56,12 +56,6 @@ class EndToEnd(_Export):
     (Cluster-NMS, Zheng et al. 2021) `ROUNDS` times; it is exact unless a chain of boxes, each of which suppresses the
     next, is longer than that.
     """
-
-    def __init__(
-        self, detector: Detector, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
-    ) -> None:
-        super().__init__(detector, half)
-        self.nms_iou, self.box_voting = nms_iou, box_voting
 
     def forward(self, images: Tensor) -> Tensor:
         boxes, scores = self.boxes_and_scores(images)
@@ -140,5 +134,4 @@ def make_layout(
 ) -> nn.Module:
     """The module to export, in eval mode, of a fused ``detector``. ``nms_iou`` and ``box_voting`` are those of the NMS
     inside end2end; None: the detections need no NMS."""
-    module = EndToEnd(detector, half, nms_iou, box_voting) if layout == "end2end" else Raw(detector, half)
-    return module.eval()
+    return {"raw": Raw, "end2end": EndToEnd}[layout](detector, half, nms_iou, box_voting).eval()
