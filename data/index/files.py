@@ -130,8 +130,8 @@ def _scan(folder: str) -> list[os.DirEntry]:
 
 
 def _query(call: Callable[..., T], *args: str) -> T | None:
-    """The result of a call about a file; None if the file does not exist or is a dangling link. Raises OSError when the
-    disk fails: the file may exist, and without it this would be another data set."""
+    """The result of a call about a file; None if it does not exist or is a dangling link. Raises OSError when the disk
+    fails: without the file this would be another data set."""
     try:
         return call(*args)
     except OSError as error:
@@ -220,9 +220,8 @@ def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: fr
     """Where the images of a list are whose rows name none as written: with Windows separators, for another folder
     (``data/obj_train_data/a.jpg`` of CVAT, absolute paths of another machine), or without suffixes (VOC's ``000012``).
 
-    The first of ``rows`` (line, text) that ends like the path of one image in the data set decides for all. Returns
-    the folder of the images, and how many first parts of each row are to be left out. Raises UserError if there is
-    none, or several fit.
+    The first of ``rows`` (line, text) that ends like the path of one image in the data set decides for all: returns the
+    folder of the images, and how many first parts of rows to leave out. Raises UserError if none fits, or several do.
     """
     names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
     of_voc = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names

@@ -28,9 +28,7 @@ from utils.strings import counted, listed
 if TYPE_CHECKING:
     from data.index.scan import Scan
 
-# A larger fraction of images without a label file causes a warning: 0.9 % of COCO's have none, none of VOC's or of a
-# labeling service's. The usual advice is at most 10 % backgrounds; empty files declare more.
-MAX_UNLABELED = 0.1
+MAX_UNLABELED = 0.1  # of the images, without a label file; COCO has 0.9 %
 # What to do with files of the images' stems, and with other files, that are not where labels are read.
 _OF_IMAGES = {
     ".txt": "move them to {there}",
@@ -151,8 +149,7 @@ def _refuse(text: str, is_check: bool) -> None:
 
 
 def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """For a message: what exists instead of the label files of a split, of which none exists, and what to do with it;
-    "" if nothing is found."""
+    """For a message: what exists instead of the label files of a split, and what to do with it; "" if nothing does."""
     image, label = (Path(spec.root, file.name) for file in (listing.images[0], listing.labels[0]))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
     folders = [image.parent, label.parent]

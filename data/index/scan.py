@@ -1,7 +1,6 @@
 """Reads and checks all images and labels of a split in parallel, and returns flat arrays and a report.
 
-The scan uses threads, not processes: reading and decoding (OpenCV) are nearly all of the work, and release the GIL.
-Threads start quickly, share the listing, and are safe in a process that uses a GPU or communicates with other ranks.
+Threads suffice: reading and decoding (OpenCV) are nearly all of the work, and release the GIL.
 """
 
 from __future__ import annotations

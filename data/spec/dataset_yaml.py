@@ -196,17 +196,16 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     of_parts = [part.names for source in splits.values() for part in source.parts]
     if given is None and of_parts:
         given = list(dict.fromkeys(name for names in of_parts for name in names))
+    with_names = [s for s in splits.values() if s.label_format and s.label_format.class_names]
     if given is not None:
         names = _checked_names(given, path)
+    elif with_names:
+        first = with_names[0].label_format
+        names = first.class_names([s.annotations for s in with_names if s.label_format is first])
+    elif count is not None:
+        names = tuple(f"class_{i}" for i in range(count))
     else:
-        with_names = [s for s in splits.values() if s.label_format and s.label_format.class_names]
-        if with_names:
-            first = with_names[0].label_format
-            names = first.class_names([s.annotations for s in with_names if s.label_format is first])
-        elif count is not None:
-            names = tuple(f"class_{i}" for i in range(count))
-        else:
-            raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
+        raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
     if unknown := {name for part in of_parts for name in part} - set(names):
         raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
@@ -226,9 +225,8 @@ def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[st
     if both := [name for name in map(one_line, map(str, ignored)) if to.get(name.strip(), IGNORE) != IGNORE]:
         raise UserError(f"{path}: '{both[0]}' is in 'classes' and in 'ignore'; remove one of the two")
     to |= {str(name).strip(): IGNORE for name in ignored}
-    known = set(names)
     for name, new in to.items():
-        if name not in known:
+        if name not in names:
             raise UserError(f"{path}: classes: '{one_line(name)}' is not one of the names{suggestion(name, names)}")
         is_text = isinstance(new, str | int | float) and not isinstance(new, bool) and str(new)
         if not is_text or one_line(str(new)).strip() != str(new):
