@@ -32,11 +32,10 @@ import yaml
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, untimed
+from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
-from utils.files.results_csv import ResultsTable
 
 ROOT = Path(__file__).parents[2]
 IMAGES, BATCH = 18, 4
@@ -206,15 +205,6 @@ def prove_calls(root: Path, kills: int) -> None:
         same_run(whole / "runs" / "exp", folder / "runs" / "exp")
         left, expected = files_left(folder), files_left(whole)
         assert left == expected, f"more: {left - expected}, fewer: {expected - left}"
-
-
-def same_run(a: Path, b: Path) -> None:
-    """Compares the checkpoints bit for bit, but not where their data is, and the tables but for times."""
-    for kind in ("last.pt", "best.pt"):
-        pair = [read_checkpoint(folder / kind) for folder in (a, b)]
-        same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
-    one, two = (ResultsTable.read(folder / "results.csv").rows for folder in (a, b))
-    assert untimed(one.values()) == untimed(two.values())
 
 
 KILLER = """
