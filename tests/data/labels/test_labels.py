@@ -313,9 +313,6 @@ def test_ambiguous_files_and_those_that_are_not_coco_are_refused(tmp_path, text)
         read_coco(tmp_path / "a.json", ("a", "b"))
 
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "datasets"
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> EditableSet:
     return EditableSet(tmp_path / "set")
@@ -408,12 +405,3 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
     source = Source(str(data.image("train/0")), 128, 160)
     assert _render(source, source.whole(), 160).max() > 200
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the public data sets")
-def test_public_data_sets_are_read_as_they_are(tmp_path):
-    for path in (SHARED / "bccd" / "bccd.yaml", SHARED / "cones" / "cones.yaml"):
-        spec = load_dataset_spec(path)
-        for split in spec.splits:
-            index = load_index(spec, split, cache_dir=str(tmp_path), progress=False)
-            assert index.report.advice == ()
