@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import os
 
 import cv2
@@ -84,39 +83,15 @@ def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
 
 def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
     """The array of a .npy file in memory: (H, W) or (H, W, c). Raises UserError for any other array."""
-    shape, in_columns, dtype, start = _npy_header(data, len(data), path, pixels)
-    array = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape, order="F" if in_columns else "C")
-    return array.astype(dtype.newbyteorder("="), copy=False)
-
-
-def npy_size(data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFormat) -> tuple[int, int]:
-    """Height and width of the image in a .npy file of ``nbytes`` bytes, which begins with ``data``. Raises UserError,
-    also for other channels than those of the format."""
-    shape, _, dtype, _ = _npy_header(data, nbytes, path, pixels)
-    to_format(np.zeros((1, 1, *shape[2:]), dtype.newbyteorder("=")), path, pixels, is_rgb=True)
-    return shape[:2]
-
-
-def _npy_header(
-    data: bytes, nbytes: int, path: str | os.PathLike, pixels: PixelFormat
-) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Shape, whether columns are contiguous, type, and where the values begin. Pickled objects are never loaded."""
-    file = io.BytesIO(data)
     try:
-        is_first = np.lib.format.read_magic(file) == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
-        shape, in_columns, dtype = read(file)
+        array = np.load(io.BytesIO(data), allow_pickle=False)
     except Exception:  # of many kinds
-        raise UserError(f"{path}: damaged .npy file (its header cannot be read)") from None
-    if len(shape) not in (2, 3) or not all(type(side) is int and 0 < side < 1 << 24 for side in shape):
-        raise UserError(f"{path}: has shape {shape}; expected (H, W) or (H, W, channels)")
-    if len(shape) == 3 and shape[0] == pixels.channels != shape[2]:
-        raise UserError(f"{path}: has shape {shape}, channels first; save it as (H, W, channels)")
-    if dtype.newbyteorder("=") not in (np.uint8, np.uint16):
-        raise UserError(f"{path}: {dtype} pixels are not supported; convert the array to uint8 or uint16")
-    if nbytes - file.tell() < math.prod(shape) * dtype.itemsize:
-        raise UserError(f"{path}: damaged .npy file (truncated)")
-    return shape, in_columns, dtype, file.tell()
+        raise UserError(f"{path}: damaged .npy file, or not an array of numbers") from None
+    if array.ndim not in (2, 3) or array.size == 0:
+        raise UserError(f"{path}: has shape {array.shape}; expected (H, W) or (H, W, channels)")
+    if array.ndim == 3 and array.shape[0] == pixels.channels != array.shape[2]:
+        raise UserError(f"{path}: has shape {array.shape}, channels first; save it as (H, W, channels)")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:

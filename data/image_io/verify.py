@@ -22,15 +22,13 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from data.image_io.channels import NPY_MAGIC, check_jpeg_channels, npy_size
-from data.image_io.decode import ARRAY_SUFFIX, Header, decode_image, imdecode, png_chunks, read_bytes, read_header
+from data.image_io.channels import check_jpeg_channels
+from data.image_io.decode import Header, decode_image, imdecode, png_chunks, read_bytes, read_header
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
-from utils.files.safe_io import open_regular
 
 _MAX_PIXELS = 1 << 30  # the limit of OpenCV
 _STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of every 2048 are checked
-_NPY_START = 4096  # bytes, more than any header of an image
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # except for restarts
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_IGNORE_ORIENTATION
@@ -46,14 +44,12 @@ def check_image(
     """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
 
     A JPEG of one scan is not decoded if its header, its end and parts of its coded data are plausible, unless
-    ``decode`` is set. Any other JPEG is decoded at an eighth of its size, which is faster. Of a .npy file the header is
-    read, or all with ``decode``. Other kinds of files are decoded completely, and the checksums of a PNG, which
-    decoders ignore, are verified; ``largest`` receives the largest value of a 16-bit image.
+    ``decode`` is set. Any other JPEG is decoded at an eighth of its size, which is faster. Other kinds of files are
+    decoded completely, and the checksums of a PNG, which decoders ignore, are verified; ``largest`` receives the
+    largest value of a 16-bit image.
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
     """
-    if os.fspath(path).lower().endswith(ARRAY_SUFFIX) and not decode:
-        return _check_npy(path, pixels)
     data = read_bytes(path)
     header = read_header(data, path)
     warnings: list[str] = []
@@ -87,19 +83,6 @@ def check_image(
     if warnings:
         raise kind(f"{path}: damaged image ({warnings[0]})")
     return header.upright_hw
-
-
-def _check_npy(path: str | os.PathLike, pixels: PixelFormat) -> tuple[int, int]:
-    try:
-        with open_regular(path) as file:
-            start = file.read(_NPY_START)
-            nbytes = os.fstat(file.fileno()).st_size
-    except OSError:
-        start = read_bytes(path)  # raises its error
-        nbytes = len(start)
-    if start[:6] != NPY_MAGIC:
-        raise UserError(f"{path}: damaged .npy file (wrong signature)")
-    return npy_size(start, nbytes, path, pixels)
 
 
 def coded_data_defect(data: bytes, start: int) -> str:
