@@ -249,6 +249,7 @@ def unused_settings(
     virtual = config.virtual_ranks
     rules: list[tuple[str, bool, str]] = [  # a setting, whether it has no effect, and why; the first rule that holds
         *((name, True, "the model's loss does not use it") for name in sorted(head.unused_hyperparameters)),
+        ("one2one", not head.is_dual, "the model's loss does not use it"),
         *((name, channels != 3, "images without three channels have no color") for name in ("hsv_h", "hsv_s", "hsv_v")),
         ("lr_mult", not config.weights, "without --weights"),
         ("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old"),

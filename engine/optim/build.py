@@ -176,48 +176,15 @@ def _fill_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
                 local.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def parameter_groups(
-    model: nn.Module,
-    *,
-    lr: float,
-    weight_decay: float,
-    pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    pretrained_lr_mult: float = 1.0,
-    new_lr_mult: float = 1.0,
-) -> list[dict[str, Any]]:
-    """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters apart from new ones and
-    those with new rows. Arguments are those of `build_optimizer`."""
-    pretrained_ids = {id(model.get_parameter(name)) for name, new_rows in pretrained.items() if not new_rows}
-    groups = []
-    for kind, parameters in split_parameters(model).items():
-        old = [p for p in parameters if id(p) in pretrained_ids]
-        new = [p for p in parameters if id(p) not in pretrained_ids]
-        groups += [
-            {
-                "params": members,
-                "weight_decay": weight_decay if kind == "weight" else 0.0,
-                "kind": kind,
-                "is_new": is_new,
-                "lr_mult": lr_mult,
-                "initial_lr": lr * lr_mult,
-                "lr": lr * lr_mult,
-                "follow_momentum": True,
-            }
-            for is_new, lr_mult, members in ((False, pretrained_lr_mult, old), (True, new_lr_mult, new))
-            if members
-        ]
-    return groups
-
-
 def row_rates(model: nn.Module, pretrained: Mapping[str, Sequence[int]], lr_mult: float) -> list[RowRates]:
     """For parameters of ``pretrained`` with new rows: ``lr_mult``, relative to those, for the other rows."""
     found = []
-    for name, new_rows in pretrained.items():
+    for key, new_rows in pretrained.items():
         if new_rows and lr_mult != 1:
-            parameter = model.get_parameter(name)
-            factors = torch.full((len(parameter), *(1,) * (parameter.ndim - 1)), lr_mult)
+            parameter = model.get_parameter(key)
+            factors = parameter.new_full((len(parameter), *(1,) * (parameter.ndim - 1)), lr_mult)
             factors[list(new_rows)] = 1.0
-            found.append(RowRates(parameter, factors.to(parameter)))
+            found.append(RowRates(parameter, factors))
     return found
 
 
@@ -294,7 +261,13 @@ def build_optimizer(
 
         return ShardedOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
 
-    lr_mults = {"pretrained_lr_mult": pretrained_lr_mult, "new_lr_mult": new_lr_mult}
-    groups = parameter_groups(model, lr=lr, weight_decay=weight_decay, pretrained=pretrained, **lr_mults)
+    loaded = {id(model.get_parameter(key)) for key, new_rows in pretrained.items() if not new_rows}
+    groups: Groups = []
+    for kind, parameters in split_parameters(model).items():
+        for is_new, lr_mult in ((False, pretrained_lr_mult), (True, new_lr_mult)):
+            members = [p for p in parameters if (id(p) not in loaded) == is_new]
+            options = {"weight_decay": weight_decay if kind == "weight" else 0.0, "kind": kind, "is_new": is_new}
+            rates = {"lr_mult": lr_mult, "initial_lr": lr * lr_mult, "lr": lr * lr_mult, "follow_momentum": True}
+            groups += [{"params": members, **options, **rates}] if members else []
     rows = row_rates(model, pretrained, pretrained_lr_mult / new_lr_mult)
     return OptimizerSet(rule.build(groups, construct, momentum), name, rows)

@@ -26,6 +26,7 @@ class AnchorHead(DetectionHead):
 
     branch = ("m",)
     validation_iou = 0.6  # YOLOv5
+    unused_hyperparameters = frozenset({"dfl", "tal_topk"})
 
     def __init__(
         self,
@@ -82,7 +83,3 @@ class AnchorHead(DetectionHead):
             boxes.append(cxcywh_to_xyxy(cxcywh).flatten(1, 2))
             scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)
-
-    @property
-    def unused_hyperparameters(self) -> set[str]:
-        return super().unused_hyperparameters | {"dfl", "tal_topk"}

@@ -47,6 +47,7 @@ class AnchorFreeHead(DetectionHead):
 
     branch = ("cv2", "cv3")
     validation_iou = 0.7  # YOLOv8
+    unused_hyperparameters = frozenset({"obj", "anchor_t"})
     distills = True
 
     def __init__(
@@ -113,7 +114,3 @@ class AnchorFreeHead(DetectionHead):
         if channels_first:
             distances, scores = distances.transpose(1, 2), scores.transpose(1, 2)
         return distances_to_xyxy(distances, *cell_centers(grid_shapes(raw), self.strides, flat.device)), scores
-
-    @property
-    def unused_hyperparameters(self) -> set[str]:
-        return super().unused_hyperparameters | {"obj", "anchor_t"}

@@ -36,6 +36,7 @@ class DetectionHead(nn.Module):
 
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
+    unused_hyperparameters: ClassVar[frozenset[str]] = frozenset()  # of losses, that its loss does not read
     squares: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
     refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_closing`
     distills: ClassVar[bool] = False  # whether the head can teach and its loss learn from a teacher
@@ -66,11 +67,6 @@ class DetectionHead(nn.Module):
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         """Layers of the first branch whose output rows belong to classes: name to (groups, rows before the classes)."""
         raise NotImplementedError
-
-    @property
-    def unused_hyperparameters(self) -> set[str]:
-        """Hyper-parameters of losses that this head's loss does not read."""
-        return set() if self.is_dual else {"one2one"}
 
     @property
     def is_end_to_end(self) -> bool:

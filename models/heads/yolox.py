@@ -28,6 +28,7 @@ class YOLOXHead(DetectionHead):
 
     branch = ("stems", "cls_convs", "reg_convs", "cls_preds", "reg_preds", "obj_preds")
     validation_iou = 0.65  # YOLOX
+    unused_hyperparameters = frozenset({"anchor_t", "tal_topk"})
     squares = True  # public weights lose 0.01 AP in rectangles
     refines = True
 
@@ -83,7 +84,3 @@ class YOLOXHead(DetectionHead):
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cls_preds.{i}": (1, 0) for i in range(len(self.cls_preds))}
-
-    @property
-    def unused_hyperparameters(self) -> set[str]:
-        return super().unused_hyperparameters | {"anchor_t", "tal_topk"}
