@@ -245,7 +245,8 @@ def unused_settings(
     given = {item.partition("=")[0].strip() for item in config.override}
     length, batch = counted(config.epochs, "epoch"), counted(config.batch_size, "image")
     epochs = math.inf if config.time else config.epochs
-    mixes = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
+    mixing = ("mosaic", "mixup")
+    mixes = not config.rect and any(getattr(hyp, name) > 0 for name in mixing)
     virtual = config.virtual_ranks
     rules: list[tuple[str, bool, str]] = [  # a setting, whether it has no effect, and why; the first rule that holds
         *((name, True, "the model's loss does not use it") for name in sorted(head.unused_hyperparameters)),
@@ -254,15 +255,12 @@ def unused_settings(
         ("lr_mult", not config.weights, "without --weights"),
         ("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old"),
         ("cls_pw", head.num_classes == 1, "the model has one class"),
-        ("warmup_momentum", hyp.warmup_epochs == 0, "warmup_epochs is 0"),
-        ("warmup_bias_lr", hyp.warmup_epochs == 0, "warmup_epochs is 0"),
-        ("mosaic", config.rect and hyp.mosaic > 0, "--rect leaves mosaic and mixup out"),
-        ("mixup", config.rect and hyp.mixup > 0, "--rect leaves mosaic and mixup out"),
+        *((name, hyp.warmup_epochs == 0, "warmup_epochs is 0") for name in ("warmup_momentum", "warmup_bias_lr")),
+        *((name, config.rect and getattr(hyp, name) > 0, "--rect leaves mosaic and mixup out") for name in mixing),
         ("mosaic_block", not mixes, "no image is made of several"),
         ("close_mosaic", not mixes and not head.refines, "there is no mosaic or mixup"),
         ("close_scale", hyp.scale == 0, "scale is 0"),
-        ("tile_visibility", not tile, "the data set's YAML has no 'tile'"),
-        ("tile_backgrounds", not tile, "the data set's YAML has no 'tile'"),
+        *((name, not tile, "the data set's YAML has no 'tile'") for name in ("tile_visibility", "tile_backgrounds")),
         ("tile_backgrounds", config.image_weights, "--image-weights chooses how often tiles are seen"),
         ("spawn", config.spawn == 1, "one process trains anyway"),
         ("eval_ranks", epochs == 1 or config.val_every == 0, "the training processes validate after the last epoch"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import ResultsCsv
 from utils.errors import UserError, first_line
-from utils.files.safe_io import read_text, write_whole
+from utils.files.safe_io import write_whole
 from utils.files.schema import Count, build
 from utils.logger import get_logger
 from utils.machine.limits import require_package
@@ -34,7 +34,6 @@ CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epoch
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
 EXPERIMENT = "lockstep"
-MOST_BYTES = 1 << 20  # of a note
 MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # in a request to MLflow, and of one parameter
 LONGEST_NAME = 250  # of a metric
 # Vendor telemetry, and messages about each step.
@@ -53,10 +52,7 @@ class Note:
 
     @staticmethod
     def read(path: Path) -> Note:
-        try:
-            return build(Note, json.loads(read_text(path, MOST_BYTES)), str(path))
-        except (OSError, ValueError, RecursionError, UserError):
-            raise UserError(f"{path}: cannot be read or is damaged; move it away for a new tracked run") from None
+        return build(Note, json.loads(path.read_text("utf-8")), str(path))
 
 
 class Service(Protocol):

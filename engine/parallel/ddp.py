@@ -43,8 +43,6 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
         raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
     if config.sync_bn:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
-    if len(ctx.devices) > 1:
-        raise UserError("--virtual-ranks: one device per process; start with torchrun instead of --device 0,1")
     return wanted
 
 

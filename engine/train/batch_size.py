@@ -78,8 +78,6 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if ``--batch-size -1`` is not supported for this run."""
     if ctx.device.type != "cuda":
         raise UserError(f"--batch-size -1: finds what fits on a GPU, and this run is on {ctx.device}; use a number")
-    if len(ctx.devices) > 1:
-        raise UserError("--batch-size -1: one device per process; start with torchrun instead of --device 0,1")
     if config.render_on == "device":
         raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 

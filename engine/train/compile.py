@@ -63,8 +63,6 @@ class Compilation:
 
 def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
     """Raises UserError if ``--compile`` cannot work."""
-    if len(ctx.devices) > 1:
-        raise UserError("--compile: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn and ctx.is_distributed and (config.multi_scale or config.rect):
         flag = "--multi-scale" if config.multi_scale else "--rect"
         raise UserError(f"--compile --sync-bn: the images must be of one size; leave out {flag} or --compile")

@@ -24,7 +24,7 @@ from engine.parallel.ddp import Autocast, Strategy, parallelize, resolve_virtual
 from engine.run import Run
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
-from utils.config.settings import TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, unwrap
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -188,8 +188,11 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
 
         check_pipeline(ctx, config)
     resolve_virtual_ranks(ctx, config)
-    if config.sync_bn and len(ctx.devices) > 1:
-        raise UserError("--sync-bn: one device per process; start with torchrun instead of --device 0,1")
+    alone = {"--virtual-ranks": config.virtual_ranks, "--sync-bn": config.sync_bn, "--compile": config.compile}
+    alone["--batch-size -1"] = config.batch_size == FIND_BATCH_SIZE
+    for flag, is_given in alone.items():
+        if is_given and len(ctx.devices) > 1:
+            raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
         from utils.distributed.groups import check_group_size
 

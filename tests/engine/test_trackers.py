@@ -21,7 +21,6 @@ from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
 from engine.trackers import Mlflow, Note, Service, Tracking, Wandb
-from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -172,13 +171,6 @@ def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys
     assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
     service.answer.set()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"epoch": -3}', "\0", "[" * 100_000])
-def test_a_damaged_note_is_one_line(tmp_path, text):
-    (tmp_path / "note.json").write_text(text)
-    with refused():
-        Note.read(tmp_path / "note.json")
 
 
 @pytest.fixture

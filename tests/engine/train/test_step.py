@@ -244,7 +244,7 @@ def ranks(count: int) -> DistributedContext:
         (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}),
         (4, {"pipeline": 2, "sync_bn": 2, "compile": True}),
         (2, {"pipeline": 2, "keep_old": True}),
-        (0, {"sync_bn": -1}),
+        *((0, settings) for settings in ({"sync_bn": -1}, {"virtual_ranks": 2}, {"compile": True}, {"batch_size": -1})),
     ],
 )
 def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings):
