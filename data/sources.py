@@ -39,11 +39,11 @@ class Frame:
     """One image of a source."""
 
     path: str  # file, URL without user and password, or number of a webcam
-    index: int  # in its video or stream; 0 for an image file
-    image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`
-    fps: float  # of the video or stream; 0 for an image file
-    is_video: bool
-    total: int | None  # frames of the video, 1 for an image file, None if unknown
+    image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
+    index: int = 0  # in its video or stream
+    fps: float = 0.0  # of the video or stream
+    is_video: bool = False
+    total: int | None = 1  # frames of the video, None if unknown
     is_live: bool = False  # the newest frame of a webcam or stream
 
 
@@ -191,7 +191,7 @@ def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | 
         found.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", False))
 
     try:
-        found.append(Frame(str(path), 0, read_image(path, on_warning, pixels), 0.0, False, 1))
+        found.append(Frame(str(path), read_image(path, on_warning, pixels)))
     except UserError as error:
         found.append(FileProblem(str(path), str(error), True))
     return found
@@ -250,7 +250,7 @@ def _video_frames(path: str, capture: cv2.VideoCapture, options: _Options) -> It
                 ok, frame = capture.retrieve()
                 if not ok:
                     break
-                yield Frame(path, index, to_format(frame, path, options.pixels), fps, True, total)
+                yield Frame(path, to_format(frame, path, options.pixels), index, fps, True, total)
                 taken += 1
                 if taken == options.max_frames:
                     return
@@ -275,7 +275,7 @@ def _stream_frames(source: str, capture: cv2.VideoCapture, options: _Options) ->
     with contextlib.closing(newest_frames(capture, source)) as frames:
         for index, frame in frames:
             if index >= due:
-                yield Frame(source, index, to_format(frame, source, options.pixels), fps, True, None, is_live=True)
+                yield Frame(source, to_format(frame, source, options.pixels), index, fps, True, None, is_live=True)
                 taken, due = taken + 1, index + options.vid_stride
                 if taken == options.max_frames:
                     return

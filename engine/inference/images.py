@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
-from data.sources import VIDEO_SUFFIXES
+from data.sources import VIDEO_SUFFIXES, Frame
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 
@@ -27,15 +27,8 @@ COLORS = ("rgb", "bgr")
 _ORIENTATION_TAG = 0x0112
 
 
-class InputImage(NamedTuple):
-    """One image of a call."""
-
-    path: str  # its file; image0.jpg, image1.jpg, ... by position for images that are not files
-    image: np.ndarray  # uint8 (H, W, 3) RGB or of another format, upright, C-contiguous
-
-
-def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[InputImage]:
-    """The images of ``source`` in order, as ``pixels``.
+def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[Frame]:
+    """The images of ``source`` in order, as ``pixels``; those that are not files are named image0.jpg, image1.jpg, ...
 
     - A path is the path of an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
@@ -50,22 +43,22 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
     """
     if color is not None and color not in COLORS:
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
-    found: list[InputImage] = []
+    found: list[Frame] = []
     for item in source if isinstance(source, list | tuple) else [source]:
         name = f"image{len(found)}.jpg"
         pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
         if isinstance(item, str | os.PathLike):
             path = os.fspath(item)
-            found.append(InputImage(path, _read(path, pixels)))
+            found.append(Frame(path, _read(path, pixels)))
         elif isinstance(item, np.ndarray):
-            found.append(InputImage(name, _from_array(item, name, color, pixels)))
+            found.append(Frame(name, _from_array(item, name, color, pixels)))
         elif isinstance(item, Tensor):
             for array in _arrays_of(item, name, pixels):
                 name = f"image{len(found)}.jpg"
-                found.append(InputImage(name, _from_array(array, name, "rgb", pixels)))
+                found.append(Frame(name, _from_array(array, name, "rgb", pixels)))
         elif pillow is not None and isinstance(item, pillow.Image):
             name = str(getattr(item, "filename", "")) or name
-            found.append(InputImage(name, _from_pillow(item, name, pixels)))
+            found.append(Frame(name, _from_pillow(item, name, pixels)))
         else:
             kinds = "a path, numpy array, PIL image, torch tensor or a list"
             raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")

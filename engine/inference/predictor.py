@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from data.sources import FileProblem, Frame, open_source
-from engine.inference.images import Color, InputImage, Source, as_images
+from engine.inference.images import Color, Source, as_images
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.pipeline import Canvases, DetectionSettings, Pipeline
 from engine.inference.results import Results, boxes_of
@@ -133,7 +133,7 @@ class Predictor:
                 elif isinstance(item.found, Exception):
                     raise item.found
                 else:
-                    yield self._result(InputImage(item.frame.path, item.frame.image), item.found, item.speed)
+                    yield self._result(item.frame, item.found, item.speed)
 
     def detect_each(
         self, items: Iterator[Frame | FileProblem], ahead: Ahead
@@ -199,8 +199,8 @@ class Predictor:
         """Threads for reading and drawing: one on a CPU, whose cores the model uses."""
         return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
 
-    def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
-        return Results(as_rgb8(image.image), image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
+    def _result(self, frame: Frame, table: DetectionTable, speed: dict[str, float]) -> Results:
+        return Results(as_rgb8(frame.image), frame.path, self.names, boxes_of(table, frame.image.shape[:2]), speed)
 
 
 def load(

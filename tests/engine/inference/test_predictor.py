@@ -224,7 +224,7 @@ def test_frames_of_a_live_stream_are_not_collected(predictor):
     def frames():
         for number in range(3):
             asked.append(number)
-            yield Frame("rtsp://camera", number, picture(), 25.0, True, None, is_live=True)
+            yield Frame("rtsp://camera", picture(), number, 25.0, True, None, is_live=True)
 
     for number, detected in enumerate(predictor.detect_each(frames(), Ahead(16))):
         assert (detected.frame.index, asked) == (number, list(range(number + 1)))
