@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data.check.issues import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED, Box, Issue
-from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
-from data.index.load import ScannedPart, load_index
+from data.index.index import SMALL_PX, DatasetIndex, Scan, median_side, remedy_for_small_boxes
+from data.index.load import load_index
 from data.labels.findings import UNKNOWN_CLASS, relative_name
 from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import xywh_to_xyxy
@@ -26,7 +26,7 @@ class CheckedSplit(NamedTuple):
 
     name: str
     index: DatasetIndex
-    parts: tuple[ScannedPart, ...] = ()  # in the order of the images; empty: not known
+    parts: tuple[Scan, ...] = ()  # in the order of the images; empty: not known
 
     def box(self, row: int) -> Box:
         index = self.index
@@ -42,11 +42,11 @@ class CheckedSplit(NamedTuple):
     def image_of(self, row: int) -> int:
         return int(np.searchsorted(self.index.offsets, row, side="right")) - 1
 
-    def part_of(self, image: int) -> tuple[ScannedPart, int] | None:
+    def part_of(self, image: int) -> tuple[Scan, int] | None:
         """The part that ``image`` is from, and its number in the label files; None if these are not known."""
         for part in self.parts:
             if image < len(part.index):
-                return part.scan and (part, int(part.scan.numbers[image]))
+                return part.source and (part, int(part.numbers[image]))
             image -= len(part.index)
         return None
 
@@ -56,7 +56,7 @@ class CheckedSplit(NamedTuple):
         image = self.index.paths[self.image_of(rows[0])]
         return Issue(kind, text, self.name, (image,), boxes[-1].where or "", boxes)
 
-    def relative(self, part: ScannedPart, name: str) -> str:
+    def relative(self, part: Scan, name: str) -> str:
         """``name``, relative to the folder of ``part``, relative to that of the data set."""
         return name if part.index.root == self.index.root else relative_name(part.index.root / name, self.index.root)
 
@@ -65,10 +65,10 @@ class CheckedSplit(NamedTuple):
         if line < 0 or found is None:
             return None
         part, number = found
-        return self.relative(part, part.scan.source.where(number, line))
+        return self.relative(part, part.source.where(number, line))
 
 
-def learned_names(part: ScannedPart) -> list[str | None]:
+def learned_names(part: Scan) -> list[str | None]:
     """What the classes of the labels are called for the model; None: they are ignored."""
     names = {IGNORED: None} | dict(enumerate(part.spec.names))
     return [names[number] for number in part.spec.class_of or range(len(part.spec.names))]
@@ -78,7 +78,7 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
     """Scans ``splits`` and decodes all images; nothing is cached. Raises UserError as `load_index`."""
     scanned = []
     for split in splits:
-        parts: list[ScannedPart] = []
+        parts: list[Scan] = []
         index = load_index(spec, split, workers=workers, checked=parts)
         scanned.append(CheckedSplit(split, index, tuple(parts)))
     return scanned
@@ -90,16 +90,16 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
     return sorted(issues, key=lambda issue: issue.kind)
 
 
-def _issues_of(split: CheckedSplit, part: ScannedPart) -> list[Issue]:
-    if part.scan is None:
+def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
+    if part.source is None:
         lines = (line.split(": ", 2) for line in part.index.report.lines if line.count(": ") > 1)
         return [Issue(kind, text, split.name, (), split.relative(part, where)) for where, kind, text in lines]
 
     issues = []
-    for found in part.scan.findings:
+    for found in part.findings:
         where, images, boxes = split.relative(part, found.where), (), ()
         if found.image >= 0:
-            images = (split.relative(part, part.scan.source.images[found.image].name),)
+            images = (split.relative(part, part.source.images[found.image].name),)
         if found.xyxy_px and np.isfinite(found.xyxy_px).all():
             name = found.text.partition(" is not ")[0].strip("'")  # of an unknown class
             if found.kind != UNKNOWN_CLASS:

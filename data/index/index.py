@@ -7,12 +7,13 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.labels.findings import ScanReport
-from data.spec.dataset_spec import IGNORED
+from data.labels.findings import Finding, ScanReport
+from data.labels.label_format import LabelSource
+from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
 from utils.files.array_file import CacheError, open_arrays, write_arrays
@@ -140,6 +141,16 @@ class DatasetIndex(LabelArrays):
             category_ids=self.category_ids or tuple(range(len(self.names))),
             max_det=MAX_DET * max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1),
         )
+
+
+class Scan(NamedTuple):
+    """What a scan has read of a split, or of one of the data sets that it joins."""
+
+    spec: DatasetSpec
+    index: DatasetIndex  # N usable images with the classes of the labels
+    source: LabelSource | None  # None: shards, which were scanned when they were written
+    numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
+    findings: list[Finding]
 
 
 def median_side(sides_px: np.ndarray) -> float | None:

@@ -8,13 +8,13 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from data.image_io.decode import unread_summary
 from data.index.files import Listing, list_split, shards_of, unread_files
-from data.index.index import CACHE_VERSION, DatasetIndex, digest_of, index_of, open_cached, write_cache
+from data.index.index import CACHE_VERSION, DatasetIndex, Scan, digest_of, index_of, open_cached, write_cache
 from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ScanReport, relative_name
@@ -25,33 +25,18 @@ from utils.files.folders import cache_folder
 from utils.logger import get_logger
 from utils.strings import counted, listed
 
-if TYPE_CHECKING:
-    from data.index.scan import Scan
-
 MAX_UNLABELED = 0.1  # of the images, without a label file; COCO has 0.9 %
-# What to do with files of the images' stems, and with other files, that are not where labels are read.
-_OF_IMAGES = {
-    ".txt": "move them to {there}",
-    ".xml": "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
-    ".json": "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON",
-}
-_OTHERS = {
-    ".json": "if it is COCO's, add 'annotations: {entry}' to the YAML",
-    ".csv": "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC",
+# What to do with files that are not where labels are read: with the images' stems (True), and others.
+_ELSEWHERE = {
+    (".txt", True): "move them to {there}",
+    (".xml", True): "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
+    (".json", True): "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON",
+    (".json", False): "if it is COCO's, add 'annotations: {entry}' to the YAML",
+    (".csv", False): "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC",
 }
 
 
-class ScannedPart(NamedTuple):
-    """What has been read of a split: all of it, or one of the data sets that it joins."""
-
-    spec: DatasetSpec
-    index: DatasetIndex  # all images, with the classes of the labels
-    scan: Scan | None  # None: shards, which were scanned when they were written
-
-
-def load_index(
-    spec: DatasetSpec, split: str, *, checked: list[ScannedPart] | None = None, **settings: Any
-) -> DatasetIndex:
+def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = None, **settings: Any) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
     data set.
 
@@ -102,19 +87,19 @@ def load_index(
     return replace(index, source=source)
 
 
-def _of_shards(shards: Path, spec: DatasetSpec, checked: list[ScannedPart] | None) -> DatasetIndex:
+def _of_shards(shards: Path, spec: DatasetSpec, checked: list[Scan] | None) -> DatasetIndex:
     from data.index.sharded import sharded_content  # which files do not need
 
     index = index_of(*sharded_content(shards, spec), spec.as_labeled().names, shards)
     if spec.pixels != RGB8:
         index = replace(index, pixels=spec.pixels, fingerprint=digest_of(index.fingerprint, spec.pixels.content()))
     if checked is not None:
-        checked.append(ScannedPart(spec, index, None))
+        checked.append(Scan(spec, index, None, np.arange(len(index)), []))
     return index
 
 
 def _of_files(
-    listing: Listing, spec: DatasetSpec, split: str, settings: IndexSettings, checked: list[ScannedPart] | None
+    listing: Listing, spec: DatasetSpec, split: str, settings: IndexSettings, checked: list[Scan] | None
 ) -> tuple[DatasetIndex, Path, bool]:
     """All usable images with the classes of the labels; the cache file; and whether the index comes from it."""
     labeled = spec.as_labeled()
@@ -136,7 +121,7 @@ def _of_files(
                 for old in {*folder.glob(f"{source}-*")} - {path, path.with_suffix(".txt")}:
                     old.unlink()
         else:
-            checked.append(ScannedPart(spec, index, scan))
+            checked.append(scan._replace(spec=spec, index=index))
     return replace(index, pixels=spec.pixels), path, is_cached
 
 
@@ -155,25 +140,16 @@ def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
     folders = [image.parent, label.parent]
     if spec.root in image.parents:
         above = dict.fromkeys((image.parent.parent, spec.root))
-        folders += [*above, *(folder / name for folder in above for name in _names(folder, folders=True))]
+        folders += [*above, *(path for folder in above for path in sorted(folder.glob("[!.]*/")))]
     for folder in folders if spec.splits[split].annotations is None else ():
-        files = [folder / name for name in _names(folder)]
-        for suffix, advice in _OF_IMAGES.items():
-            if count := sum(file.suffix.lower() == suffix and file.stem in stems for file in files):
-                entry = f"{{{split}: {relative_name(folder, spec.root)}}}"
-                found = counted(count, f"{suffix} file")
-                return f"; {folder} has {found}: {advice.format(there=label.parent, entry=entry)}"
-        for suffix, advice in _OTHERS.items():
-            if file := next((file for file in files if file.suffix.lower() == suffix), None):
-                return f"; {file}: {advice.format(entry=f'{{{split}: {relative_name(file, spec.root)}}}')}"
+        files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
+        for (suffix, of_images), advice in _ELSEWHERE.items():
+            found = [path for path in files if path.suffix.lower() == suffix and (path.stem in stems or not of_images)]
+            if found:
+                what = f"{folder} has {counted(len(found), f'{suffix} file')}" if of_images else str(found[0])
+                entry = f"{{{split}: {relative_name(folder if of_images else found[0], spec.root)}}}"
+                return f"; {what}: {advice.format(there=label.parent, entry=entry)}"
     return what_exists(label)
-
-
-def _names(folder: Path, *, folders: bool = False) -> list[str]:
-    """The sorted names of the files in a folder, or of its folders; none if it cannot be listed."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir() == folders)
-    return []
 
 
 def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from data.image_io.verify import HiddenDamageError, check_image
 from data.index.files import Listing
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, Scan
 from data.index.views import IndexSettings
 from data.labels import findings as kinds
 from data.labels.clean import (
@@ -52,15 +52,6 @@ class ScannedImage(NamedTuple):
     findings: list[Finding]
     is_hidden: bool = False  # only decoding shows its damage
     largest: int = 0  # value of a 16-bit image; 0 for other images
-
-
-class Scan(NamedTuple):
-    """A scanned split, and the positions of its images in the files."""
-
-    index: DatasetIndex  # N usable images with the classes of the labels
-    source: LabelSource
-    numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
-    findings: list[Finding]
 
 
 def scan_split(
@@ -109,7 +100,7 @@ def scan_split(
         image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
         category_ids=source.category_ids,
     )
-    return Scan(index.recounted(), source, np.array(numbers, np.int64), findings)
+    return Scan(spec, index.recounted(), source, np.array(numbers, np.int64), findings)
 
 
 def _read_all(

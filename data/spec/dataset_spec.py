@@ -40,16 +40,9 @@ class DataSource:
     @classmethod
     def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
         """The training and validation splits; with ``--val-fraction`` the latter may be missing."""
-        return cls(
-            config.data,
-            ("train",) if config.val_fraction else ("train", "val"),
-            ("val",) if config.val_fraction else (),
-            tuple(config.classes),
-            config.stage,
-            config.cache_dir,
-            known_root,
-            stored_in,
-        )
+        splits, optional = (("train",), ("val",)) if config.val_fraction else (("train", "val"), ())
+        classes, stage, cache_dir = tuple(config.classes), config.stage, config.cache_dir
+        return cls(config.data, splits, optional, classes, stage, cache_dir, known_root, stored_in)
 
 
 @dataclass(frozen=True, slots=True)
