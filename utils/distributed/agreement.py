@@ -4,8 +4,9 @@ what they gather, or training ends without an error and with wrong weights."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,13 +30,19 @@ _SOURCES = frozenset(("hyp", "override"))
 def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
     """Raises UserError on the first process and PeerFailure on the others if ``facts`` differ between processes. Every
     process must call this. Facts are JSON-serializable, by their names in messages."""
-    first, *others = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
-    notes = [
-        (rank, {name: other.get(name) for name in {**first, **other} if other.get(name) != first.get(name)})
-        for rank, other in enumerate(others, 1)
-    ]
-    if text := _describe(first, notes):
-        raise (UserError if ctx.is_main else PeerFailure)(f"the processes of this run differ: {text}")
+    of_ranks = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
+    parts = []
+    for name in dict.fromkeys(itertools.chain(*of_ranks)):
+        ranks: dict[str, list[int]] = {}  # by value
+        for rank, own in enumerate(of_ranks):
+            ranks.setdefault(str(own.get(name)), []).append(rank)
+        values = [f"{value} on {rank_list(same)}" for value, same in ranks.items()]
+        if len(values) > 1:
+            parts.append(f"{name} is {', but '.join(values)}")
+    if parts:
+        more = f"; and {len(parts) - _LISTED_FACTS} more" if len(parts) > _LISTED_FACTS else ""
+        text = f"the processes of this run differ: {'; '.join(parts[:_LISTED_FACTS])}{more}"
+        raise (UserError if ctx.is_main else PeerFailure)(text)
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
@@ -81,21 +88,6 @@ def _shown(value: object) -> str:
         return text or "empty"
     digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     return f"{text[: _SHOWN_CHARACTERS // 2].encode('utf-8', 'replace').decode()}... ({digest})"
-
-
-def _describe(first: Mapping[str, str], notes: Sequence[tuple[int, dict[str, str | None]]]) -> str:
-    """One line with the value of each differing fact on rank 0, and the other values with their ranks; "" if none
-    differs."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for rank, different in notes:
-        for name, value in different.items():
-            ranks.setdefault((name, str(value)), []).append(rank)
-    lines: dict[str, list[str]] = {}
-    for (name, value), holders in ranks.items():
-        lines.setdefault(name, []).append(f"{value} on {rank_list(holders)}")
-    parts = [f"{name} is {first.get(name)} on rank 0, {', '.join(others)}" for name, others in lines.items()]
-    more = f"; and {len(parts) - _LISTED_FACTS} more" if len(parts) > _LISTED_FACTS else ""
-    return "; ".join(parts[:_LISTED_FACTS]) + more
 
 
 def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:

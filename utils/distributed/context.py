@@ -205,31 +205,25 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         yield
     except PeerFailure:
         raise
-    except UserError as error:
-        if ctx.store is None or _is_reporter(ctx.store):
-            raise
-        raise PeerFailure(str(error)) from None
-    except RuntimeError as error:
-        text = str(error)
+    except BaseException as error:
         if ctx.store is None:
             raise
-        if not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
-            _is_reporter(ctx.store)
-            raise
-        if "timed out" in text.lower() and _is_reporter(ctx.store):
-            raise UserError(f"another process did not answer in time: {first_line(error)}") from None
-        if "/dev/shm" in text and _is_reporter(ctx.store):
-            raise UserError(
-                "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
-            ) from None
-        # `spawn` prints with which status a process has ended.
-        if multiprocessing.parent_process() is None and _is_reporter(ctx.store):
-            raise UserError(f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?") from None
+        text = str(error)
+        has_lost_peer = isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)
+        if not (isinstance(error, RuntimeError) and has_lost_peer):
+            if _is_reporter(ctx.store) or not isinstance(error, UserError):
+                raise
+            raise PeerFailure(text) from None
+        line = ""  # `spawn` prints with which status a process has ended
+        if "timed out" in text.lower():
+            line = f"another process did not answer in time: {first_line(error)}"
+        elif "/dev/shm" in text:
+            line = "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
+        elif multiprocessing.parent_process() is None:
+            line = f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?"
+        if line and _is_reporter(ctx.store):
+            raise UserError(line) from None
         raise PeerFailure("another process of this run has ended") from None
-    except BaseException:
-        if ctx.store is not None:
-            _is_reporter(ctx.store)
-        raise
 
 
 def _ended_process(ctx: DistributedContext) -> str:

@@ -78,15 +78,10 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
         restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
-    if launch.rank >= launch.world_size:
-        raise UserError(f"{launch.launcher}: rank {launch.rank} of {launch.world_size} processes; ranks start at 0")
-    if not launch.local_rank < launch.local_world_size <= launch.world_size:
-        raise UserError(
-            f"{launch.launcher}: local rank {launch.local_rank} of {launch.local_world_size} processes on this node, "
-            f"{launch.world_size} in all"
-        )
-    if not 0 < launch.port < 2**16:
-        raise UserError(f"MASTER_PORT is {launch.port}; it must be between 1 and 65535")
+    is_local = launch.local_rank < launch.local_world_size <= launch.world_size
+    if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):
+        values = " ".join(f"{name}={environ[name]}" for name in _VARIABLES)
+        raise UserError(f"{launch.launcher}: impossible values (ranks start at 0): {values}")
     return launch
 
 

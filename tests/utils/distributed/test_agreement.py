@@ -56,13 +56,13 @@ def copies(world: Path, folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        (["--set", "lr0=0.5"], "hyper-parameter lr0 is null on rank 0, 0.5 on rank 1"),
-        (["--batch-size", "8"], "--batch-size is 4 on rank 0, 8 on rank 1"),
+        (["--set", "lr0=0.5"], "hyper-parameter lr0 is null on rank 0, but 0.5 on rank 1"),
+        (["--batch-size", "8"], "--batch-size is 4 on rank 0, but 8 on rank 1"),
         pytest.param(
-            ["--model", "yolov5n"], "tiny.yaml on rank 0, yolov5n on rank 1|--model is ", marks=pytest.mark.slow
+            ["--model", "yolov5n"], "tiny.yaml on rank 0, but yolov5n on rank 1|--model is ", marks=pytest.mark.slow
         ),
-        pytest.param(["--resume"], "--resume is null on rank 0, empty on rank 1", marks=pytest.mark.slow),
-        pytest.param(["--stage", "/tmp/x"], "--stage is not given on rank 0, given on rank 1", marks=pytest.mark.slow),
+        pytest.param(["--resume"], "--resume is null on rank 0, but empty on rank 1", marks=pytest.mark.slow),
+        pytest.param(["--stage", "/tmp/x"], "--stage is not given on rank 0, but given on", marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -82,7 +82,7 @@ def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, wha
     else:
         (other / "set" / "images" / "train" / "000.png").unlink()
     (error,) = errors_of(tmp_path, [[*flags(world, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
-    wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, 7 on rank 1"
+    wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, but 7"
     assert wanted in error
 
 
@@ -114,7 +114,7 @@ def test_machines_compare_their_data_before_they_fill_a_cache_together(world, tm
         image.write_bytes(b"") if broken else image.unlink()
     given = [*flags(world, tmp_path), "--data", "set/data.yaml", "--cache", "disk", "--cache-dir"]
     (error,) = errors_of(tmp_path, [[*given, str(machine / "cache")] for machine in machines], apart=True)
-    assert ("4 of 8 images can't be used" if broken else "the number of train images is 8 on rank 0, 7 on") in error
+    assert ("4 of 8 images can't be used" if broken else "the number of train images is 8 on rank 0, but 7 on") in error
     assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
 
 
@@ -123,7 +123,7 @@ def test_validation_compares_settings_too(world, tmp_path):
     given = ["--weights", str(write_weights(tmp_path / "w.pt", ["light", "dark"])), "--data", flags(world, tmp_path)[1]]
     given += ["--device", "cpu", "--workers", "0", "--project", str(tmp_path)]
     (error,) = errors_of(tmp_path, [given, [*given, "--imgsz", "96"]], script="val.py")
-    assert "--imgsz is 0 on rank 0, 96 on rank 1" in error
+    assert "--imgsz is 0 on rank 0, but 96 on rank 1" in error
 
 
 def _compare(ctx, facts):
@@ -140,7 +140,7 @@ def test_equal_values_pass_and_all_ranks_report_different_ones():
     results = run_ranks(4, _compare, [same, {**same, "a": 2}, same, {**same, "a": 2, "extra": "x" * 200}])
     assert [kind for kind, _ in results] == [UserError, PeerFailure, PeerFailure, PeerFailure]
     (text,) = {text for _, text in results}
-    assert "a is 1 on rank 0, 2 on ranks 1, 3; extra is None on rank 0, xxx" in text
+    assert "a is 1 on ranks 0, 2, but 2 on ranks 1, 3; extra is None on ranks 0, 1, 2, but xxx" in text
     assert "\n" not in text
     assert len(text) < 400
 
