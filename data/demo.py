@@ -86,8 +86,7 @@ def _write_image(folder: Path, wanted: dict[str, int], split: str, number: int) 
 
 
 def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Image ``number`` of a split, uint8 (size, size, 3) RGB, and its labels, float64 (n, 5): class, cx, cy, w, h
-    normalized. They depend only on the arguments."""
+    """Image ``number`` of a split, uint8 (size, size, 3) RGB, and its labels, float64 (n, 5): class, cx, cy, w, h."""
     rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
     side = size * SUPERSAMPLE
     canvas = _background(rng, side)

@@ -54,8 +54,7 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
 
 def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.ndarray:
     """The group of each image, int64 (N,), from 0. Images with the same name of a group (``groups``: ``--groups``),
-    near-duplicates, and Roboflow's copies of one image are in one group. Raises UserError for a regular expression or
-    a file that cannot be used."""
+    near-duplicates, and Roboflow's copies of one image are in one group. Raises UserError for unusable ``groups``."""
     paths = list(index.paths)
     parent = np.arange(len(paths))
     if groups:
@@ -175,8 +174,7 @@ def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
     """The names of about this ``fraction`` of the images: some of up to `MOST_FOLDS` folds, so that near-duplicates and
-    copies stay together, and every class is divided. Does not depend on the run's seed. Raises UserError if all images
-    are in one group."""
+    copies stay together, and every class is divided. Raises UserError if all images are in one group."""
     group = groups_of(index, "", near_duplicates=True)
     most = min(int(group.max()) + 1, MOST_FOLDS)
     if most < 2:
@@ -189,8 +187,7 @@ def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
 def hold_out_validation(
     ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
 ) -> DatasetSpec:
-    """The data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, or else chosen by the
-    main process."""
+    """The data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, or else new ones."""
     if "val" in spec.splits:
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -59,43 +59,31 @@ class FileProblem:
         get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
 
 
-class _Options(NamedTuple):
-    """The arguments of `open_source`."""
+class SourceOptions(NamedTuple):
+    """How `open_source` reads a source."""
 
-    vid_stride: int
-    max_frames: int
-    threads: int
-    ahead: Callable[[], int]
-    pixels: PixelFormat
+    vid_stride: int = 1  # read every n-th frame of videos and streams
+    max_frames: int = 0  # of each video or stream; 0: all
+    threads: int = 1  # that decode image files; a video is decoded in one
+    ahead: Callable[[], int] = lambda: 0  # the most frames of files that are decoded in advance
+    pixels: PixelFormat = RGB8  # of the frames
 
 
-def open_source(
-    source: str,
-    *,
-    vid_stride: int = 1,
-    max_frames: int = 0,
-    threads: int = 1,
-    ahead: Callable[[], int] = lambda: 0,
-    pixels: PixelFormat = RGB8,
-) -> Iterator[Frame | FileProblem]:
+def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
     """Yields the frames of ``source``, in order, and the problems of its files.
 
     Args:
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
             list's folder; each is read once), the number of a webcam, or the URL of a stream.
-        vid_stride: read every n-th frame of videos and streams.
-        max_frames: of each video or stream; 0: all.
-        threads: that decode image files; a video is decoded in one.
-        ahead: the most frames of files that are decoded in advance.
-        pixels: of the frames.
+        settings: of `SourceOptions`.
 
     Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
     which is skipped if the source has others.
     """
-    source, options = str(source), _Options(vid_stride, max_frames, threads, ahead, pixels)
+    source, options = str(source), SourceOptions(**settings)
     if _is_stream(source):
         return _stream_frames(_shown(source), _open_stream(source), options)
-    files, unread = _list_files(source, image_suffixes(pixels))
+    files, unread = _list_files(source, image_suffixes(options.pixels))
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
     return _file_frames(files, source, options)
@@ -168,7 +156,7 @@ def _checked(path: Path, named: str, suffixes: frozenset[str]) -> Path:
     return path
 
 
-def _file_frames(files: Sequence[Path], source: str, options: _Options) -> Iterator[Frame | FileProblem]:
+def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> Iterator[Frame | FileProblem]:
     usable, read = 0, partial(_read_image, pixels=options.pixels)
     for path, found in zip(files, map_ahead(read, files, threads=options.threads, ahead=options.ahead)):
         for item in _read_video(path, options) if found is None else found:
@@ -197,7 +185,7 @@ def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | 
     return found
 
 
-def _read_video(path: Path, options: _Options) -> Iterator[Frame | FileProblem]:
+def _read_video(path: Path, options: SourceOptions) -> Iterator[Frame | FileProblem]:
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
     except OSError as error:
@@ -240,7 +228,7 @@ def _length(capture: cv2.VideoCapture) -> int | None:
     return int(count) if 0 < count < math.inf else None
 
 
-def _video_frames(path: str, capture: cv2.VideoCapture, options: _Options) -> Iterator[Frame | FileProblem]:
+def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) -> Iterator[Frame | FileProblem]:
     """Yields every n-th frame; the others are not decoded. A video that ends early is a problem."""
     fps, total = _fps(capture), _length(capture)
     index = taken = 0
@@ -261,7 +249,7 @@ def _video_frames(path: str, capture: cv2.VideoCapture, options: _Options) -> It
         yield FileProblem(path, f"{path}: ends after {index} of {total} frames (damaged?)", False)
 
 
-def _stream_frames(source: str, capture: cv2.VideoCapture, options: _Options) -> Iterator[Frame | FileProblem]:
+def _stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> Iterator[Frame | FileProblem]:
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True

@@ -111,8 +111,7 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
 
 
 def box_pairs(split: CheckedSplit) -> list[Issue]:
-    """Pairs of boxes of an image with an IoU above `SAME_IOU`. Crowd regions, and repetitions, which the scan reports,
-    are left out."""
+    """Pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions."""
     index = split.index
     rows = np.flatnonzero(~index.crowd & ~index.repeated)
     image = index.image_of_box[rows]

@@ -105,9 +105,8 @@ class DatasetIndex(LabelArrays):
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels of ``images``, int64 (m,), which may repeat: float32 (n, 5) of class (of a region to ignore, see
-        `ignored_class`), cx, cy, w, h normalized to the image; and int64 (n,), the position of its image in
-        ``images``."""
+        """Labels of ``images``, int64 (m,), which may repeat: float32 (n, 5) of class (`ignored_class` of a region to
+        ignore), cx, cy, w, h normalized to the image; and int64 (n,), the position of its image in ``images``."""
         rows, position = self._rows(images)
         labels = np.empty((len(rows), 5), np.float32)
         labels[:, 0] = np.where(self.crowd[rows], ignored_class(self.classes[rows]), self.classes[rows])
@@ -198,8 +197,7 @@ def write_cache(path: Path, index: DatasetIndex) -> None:
 
 
 def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
-    """Maps the index in a cache file. None if there is no such file, or it has another fingerprint, or, with a warning,
-    if it is unusable."""
+    """Maps the index in a cache file. None if it is missing, of another fingerprint, or, with a warning, unusable."""
     try:
         meta, arrays = open_arrays(path)
         if meta["fingerprint"] != fingerprint:

@@ -37,8 +37,7 @@ _ELSEWHERE = {
 
 
 def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = None, **settings: Any) -> DatasetIndex:
-    """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
-    data set.
+    """Opens the index of a split from its cache file, or scans the split and writes that file.
 
     Args:
         checked: for a check: receives what has been scanned, in the order of the images. All images are decoded, no
@@ -167,8 +166,7 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
 
 
 def _without_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> str:
-    """The message about a training split without objects; "" if there are some. Warns for other splits. ``first``: a
-    label file of the split; "" if it has none of its own."""
+    """The message about a training split without objects, or ""; warns for others. ``first``: a label file, if any."""
     if not index.crowd.all():
         return ""
     of = f" of the class {' or '.join(index.names[:5])}" if spec.classes or spec.class_of else ""
@@ -216,8 +214,7 @@ def _source(spec: DatasetSpec, part: str, *settings: object) -> str:
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:
-    """32 hex digits that depend on name, size and time of all files, the classes, and the version of this code, but
-    not on the path of the data set."""
+    """Depends on name, size and time of all files, the classes, and the version of this code, but not on the folder."""
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, settings.single_cls, spec.names]
     facts += [spec.pixels.content()] if spec.pixels != RGB8 else []
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)

@@ -30,8 +30,7 @@ class _Meta(TypedDict):
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata and arrays of an index, for `index_of`. Raises UserError if they are malformed, or the classes are
-    not those of ``spec``."""
+    """The arguments of `index_of`. Raises UserError if they are malformed, or the classes are not those of ``spec``."""
     shards, names = open_shards(path), spec.as_labeled().names
     try:
         if shards.meta["version"] != VERSION:

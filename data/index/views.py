@@ -91,8 +91,7 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
 
 
 def as_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
-    """The part of ``index`` that a run uses as ``split``. ``index`` has all images, also those held out for validation,
-    and the classes of the labels."""
+    """The part of ``index``, which has all images, and the classes of the labels, that a run uses as ``split``."""
     if not settings.repeats and index.repeated.any():  # before classes are merged
         index = index.with_boxes(~index.repeated).recounted()
     if spec.held_out and split in ("train", "val"):
@@ -110,8 +109,7 @@ def as_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexS
 
 
 def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
-    """The images of ``index``, the whole training split, that are held out ("val") or not ("train"). The findings of
-    the scan are in the report of "train"."""
+    """The images of the training split that are held out ("val") or not ("train", with the findings of the scan)."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     if not is_held_out.any():
         raise UserError(

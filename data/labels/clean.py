@@ -156,8 +156,7 @@ def _findings(
 
 @np.errstate(over="ignore", invalid="ignore")
 def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
-    """A message about boxes that seem to have another notation than ``notation``; "" if they do not. See `clean_rows`
-    for the other arguments."""
+    """A message about boxes that seem to have another notation than ``notation``, or ""; the rest as `clean_rows`."""
     corners = table[:, X1 : Y2 + 1]
     size = np.ones((len(table), 4)) if normalized else np.tile(image_hw[table[:, IMAGE].astype(np.int64), ::-1], 2)
     if normalized:  # an area of its own is that of a polygon, which has no other notation
@@ -184,8 +183,8 @@ def _fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) -> str:
-    """A message about class ids of YOLO txt that seem to start at 1; "" if they do not. ``unknown``: the ids in rows of
-    unknown classes; ``classes``: (R,), those of all other rows."""
+    """A message about class ids of YOLO txt that seem to start at 1, or "". ``unknown``: the ids that are not among the
+    classes; ``classes``: (R,), all others."""
     if not unknown or (classes == 0).any() or any(number != num_classes for number in unknown):
         return ""
     return (
@@ -196,8 +195,7 @@ def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) ->
 
 
 def too_dark(largest: int, bits: int) -> str:
-    """A message about 16-bit images whose values have fewer bits than they are read as; "" if they do not. ``largest``:
-    value of all 16-bit images; 0 without such images."""
+    """A message about 16-bit images with fewer bits than they are read as, or "". ``largest``: value; 0: no images."""
     expected, found = 16 if bits == 8 else bits, largest.bit_length()
     if not largest or found > expected - 2:
         return ""

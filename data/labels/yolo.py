@@ -82,8 +82,7 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
 
 
 def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
-    """Raises UserError if the rows are boxes with keypoints, ``class cx cy w h x1 y1 v1 ...`` or without ``v``. Most of
-    them could also be read as polygons.
+    """Raises UserError if the rows are boxes with keypoints, ``class cx cy w h x1 y1 v1 ...`` or without ``v``.
 
     Rows of keypoints all have the same length. Visibilities are 0, 1 or 2, and no polygon has the coordinate 2 or an
     even number of fields. Without visibilities, all points are in the box of the first two, and most of those boxes

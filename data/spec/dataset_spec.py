@@ -95,8 +95,7 @@ class DatasetSpec:
         return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
-        """The data set with all images, but only the boxes of ``classes``, given by number or name; empty: all. Raises
-        UserError for an unknown class."""
+        """The data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
@@ -141,8 +140,7 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
 
 
 def what_exists(path: Path) -> str:
-    """What exists instead of a missing ``path``, for messages: a name similar to the first missing part, or the content
-    of the folder; "" if nothing is worth mentioning."""
+    """For messages: a name similar to the first missing part of ``path``, or the content of the folder, or ""."""
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     is_last = parent == path.parent
