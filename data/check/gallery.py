@@ -27,7 +27,7 @@ MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
 class Galleries:
-    """The gallery of label errors, and what others share with it. ``detections``: by split, if a model has made some."""
+    """The gallery of label errors, and what others share with it. ``detections``: by split, if there is a model."""
 
     def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DetectionTable]) -> None:
         self._detections = detections

@@ -127,7 +127,7 @@ def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np
 
 
 def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
-    """The part ``window`` of an image, with sides of at most ``side``: uint8 (H, W, 3) RGB. Raises as `read_reduced`."""
+    """The part ``window``, with sides of at most ``side``: uint8 (H, W, 3) RGB. Raises UserError or OSError."""
     x0, y0, x1, y1 = window
     scale = min(side / max(x1 - x0, y1 - y0), MOST_ENLARGED)
     least_hw = round(source.height * scale), round(source.width * scale)
