@@ -13,7 +13,6 @@ import numpy as np
 
 from engine.export.formats import INPUT
 from engine.inference.runtimes.backends import quiet
-from utils.errors import UserError
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -76,8 +75,7 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
 
 
 def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
-    """The range (low <= 0 <= high) of each tensor that `quantize` rounds, from batches float32 (B, 3, H, W). Raises
-    UserError if there are none.
+    """The range (low <= 0 <= high) of each tensor that `quantize` rounds, from batches float32 (B, 3, H, W).
 
     ``high`` is halfway between the mean and the highest of the images' maxima: some models suffer more from large
     values that are cut off, and some from coarse steps.
@@ -103,8 +101,6 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
         for name, values in zip([INPUT, *computed], [batch, *session.run(computed, {INPUT: batch})], strict=True):
             lows[name].append(float(values.min()))
             highs[name].append(float(values.max()))
-    if not highs[INPUT]:
-        raise UserError("--int8: there is no batch of training images to calibrate with; choose a smaller --batch")
     activated = silu_inputs(proto)
     ranges = {}
     for name in names:

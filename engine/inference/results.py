@@ -165,10 +165,7 @@ class Results:
     def show(self) -> None:
         """Shows the image with its boxes in a window, until a key is pressed. Raises UserError without a display; in a
         notebook, a result that ends a cell is shown there."""
-        try:
-            window = Window()
-        except UserError:
-            raise UserError("show(): no window can be opened here (no display?); use save()") from None
+        window = Window()
         window.show(self.drawn(), wait=True)
         window.close()
 

@@ -82,13 +82,13 @@ class Window:
     def __init__(self) -> None:
         # Without a display, some builds of OpenCV end the process instead of raising.
         if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            raise UserError(
-                "--view-img: there is no display here (neither DISPLAY nor WAYLAND_DISPLAY is set); leave it out"
-            )
+            raise UserError("no window can be opened: there is no display; leave out --view-img, or use save()")
         try:
             cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL)
         except cv2.error:
-            raise UserError("--view-img: this OpenCV cannot open windows (a headless build?); leave it out") from None
+            raise UserError(
+                "this OpenCV cannot open windows (a headless build?); leave out --view-img, or use save()"
+            ) from None
 
     def show(self, image: np.ndarray, *, wait: bool) -> bool:
         """Shows ``image`` (RGB); with ``wait``, until a key is pressed. False if the key is q or Esc."""

@@ -122,23 +122,12 @@ def _core_of(openvino: Any) -> Any:
     return openvino.Core()
 
 
-def openvino_files(path: Path) -> list[Path]:
-    """The files of an OpenVINO model, .xml or the folder that holds it: .xml, .bin and, if it exists, metadata.yaml."""
-    xml = path
-    if path.is_dir():
-        found = sorted(path.glob("*.xml"))
-        if len(found) != 1:
-            raise UserError(f"{path}: holds {len(found)} .xml files, not one model")
-        xml = found[0]
-    weights, metadata = xml.with_suffix(".bin"), xml.with_name("metadata.yaml")
-    if not weights.is_file():
-        raise UserError(f"{xml}: its weights, {weights.name}, are missing")
-    return [xml, weights, *([metadata] if metadata.is_file() else [])]
-
-
 def open_openvino(path: Path, device: torch.device) -> Session:
     """An OpenVINO model, .xml or the folder that holds it, on the CPU."""
-    xml, _, *metadata_files = openvino_files(path)
+    found = sorted(path.glob("*.xml")) if path.is_dir() else [path]
+    if len(found) != 1:
+        raise UserError(f"{path}: holds {len(found)} .xml files, not one model")
+    (xml,) = found
     core = openvino_core(str(path))
     if device.type != "cpu":
         _log_cpu(path, device)
@@ -158,8 +147,8 @@ def open_openvino(path: Path, device: torch.device) -> Session:
         result = requests.own.infer([pixels])[compiled.outputs[0]]
         return torch.from_numpy(result.copy()).float().to(images.device)
 
-    if metadata_files:
-        metadata = load_yaml(metadata_files[0])
+    if (file := xml.with_name("metadata.yaml")).is_file():
+        metadata = load_yaml(file)
     else:  # by Intel's own tools
         try:
             metadata = {"names": model.get_rt_info(["model_info", "labels"]).astype(str).split()}

@@ -10,7 +10,6 @@ from engine.export.formats import INPUT
 from engine.export.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
 from tests.engine.export.test_formats import NAMES
 from tests.helpers.exports import lively, noise, tiny_graph
-from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL
 
 
@@ -65,8 +64,3 @@ def test_given_ranges_are_used(graph, outputs: bool):
     for name, scale in rounded.items():
         low, high = ranges[name]
         np.testing.assert_allclose(values[scale], (high - low) / 255, rtol=1e-5)
-
-
-def test_no_images_are_an_error(graph):
-    with refused():
-        activation_ranges(graph[1], iter([]))
