@@ -24,21 +24,19 @@ class View(NamedTuple):
         return height, width
 
 
-IDENTITY = View(1.0, False)
-VIEWS = (IDENTITY, View(1.0, True), View(1.25, True))  # chosen by measurement: benchmarks/LOG.md
+# Chosen by measurement: benchmarks/LOG.md. The maps of the first, the image itself, give the canvas size.
+VIEWS = (View(1.0, False), View(1.0, True), View(1.25, True))
 
 
 class TestTimeAugmentation(nn.Module):
-    """Is called and decoded like the `Detector` it wraps, which is for inference: raw maps are those of all views,
-    boxes are in canvas pixels. The first view must be `IDENTITY`, whose maps give the canvas size."""
+    """Is called and decoded like the `Detector` it wraps, which is for inference: raw maps are those of all `VIEWS`,
+    boxes are in canvas pixels."""
 
     __test__ = False  # pytest collects classes by this prefix
 
-    def __init__(self, detector: Detector, views: tuple[View, ...] = VIEWS) -> None:
+    def __init__(self, detector: Detector) -> None:
         super().__init__()
-        if not views or views[0] != IDENTITY:
-            raise ValueError("the first view must be the identity")
-        self.detector, self.views = detector, views
+        self.detector = detector
 
     @property
     def nms_iou(self) -> float | None:
@@ -46,15 +44,15 @@ class TestTimeAugmentation(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images float (B, 3, H, W) in [0, 1], H and W multiples of the stride, to the raw maps of all views."""
-        return [level for view in self.views for level in self.detector(self._transform(images, view))]
+        return [level for view in VIEWS for level in self.detector(self._transform(images, view))]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C); N runs over the views,
         then over a view's predictions."""
-        levels = len(raw) // len(self.views)
+        levels = len(raw) // len(VIEWS)
         canvas_hw = tuple(side * self.detector.strides[0] for side in raw[0].shape[2:])
         boxes, scores = [], []
-        for number, view in enumerate(self.views):
+        for number, view in enumerate(VIEWS):
             view_boxes, view_scores = self.detector.decode(raw[number * levels : (number + 1) * levels])
             boxes.append(to_canvas(view_boxes, view, canvas_hw))
             scores.append(view_scores)
@@ -65,7 +63,7 @@ class TestTimeAugmentation(nn.Module):
         if view.mirrored:
             images = images.flip(3)
         if view.scale != 1:
-            images = interpolate(images, content_hw, mode="bilinear", antialias=view.scale < 1)
+            images = interpolate(images, content_hw, mode="bilinear")
         stride = self.detector.stride
         return pad(images, (0, -width % stride, 0, -height % stride), value=GRAY / 255)
 

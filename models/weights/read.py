@@ -70,7 +70,7 @@ class _Metadata(TypedDict):
 def read_weights(path: str | Path) -> StoredWeights:
     """The weights in a checkpoint, ours or foreign; no code in it is run. Raises UserError for other files."""
     path = Path(path)
-    if is_safetensors(path):
+    if path.suffix == ".safetensors" or is_safetensors(path):
         return _read_safetensors(path)
     with ForeignFile(path) as file:
         if isinstance(file.content, dict) and file.content.get("format") == FORMAT:

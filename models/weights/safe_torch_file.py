@@ -52,20 +52,16 @@ class Record:
 
     def __new__(cls, *args: Any, **_: Any) -> Record:
         record = super().__new__(cls)
-        record.__dict__.update(args=args, state=None, items=[])
+        record.__dict__.update(args=args, state=None)
         return record
-
-    def __init__(self, *args: Any, **_: Any) -> None:
-        pass
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
 
-    def append(self, item: Any) -> None:
-        self.items.append(item)
+    def append(self, *_: Any) -> None:
+        """Ignores the items of a subclass of list or, by `__setitem__`, of dict."""
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
+    __setitem__ = append
 
     def get(self, key: str) -> Any:
         """An entry of the state, if that is a dict."""
@@ -77,23 +73,11 @@ class _Mapping(dict):
         pass
 
 
-class _Items(list):
-    """A set, as a list, for members may be unhashable records."""
-
-    add = list.append
-    __setstate__ = _Mapping.__setstate__
-
-
-class _Size(tuple):
-    __slots__ = ()
-    __setstate__ = _Mapping.__setstate__
-
-
 _PLAIN = {
     ("collections", "OrderedDict"): _Mapping,
-    ("builtins", "set"): _Items,
-    ("__builtin__", "set"): _Items,
-    ("torch", "Size"): _Size,
+    ("builtins", "set"): list,  # members may be records, which cannot be hashed
+    ("__builtin__", "set"): list,
+    ("torch", "Size"): tuple,
 }
 
 

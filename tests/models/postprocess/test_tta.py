@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from models.detector import build_detector
-from models.postprocess.tta import IDENTITY, VIEWS, TestTimeAugmentation, View
+from models.postprocess.tta import VIEWS, TestTimeAugmentation
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils import structures
 
@@ -36,14 +36,3 @@ def test_predictions_equal_those_of_each_view_alone(spec):
             np.testing.assert_array_equal(scores[:, start:end], expected_scores)
             start = end
     assert start == boxes.shape[1] == scores.shape[1]
-
-
-def test_one_view_is_the_detector_itself():
-    detector = build_detector(TINY_MODEL, 2, seed=3).fuse()
-    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    model = TestTimeAugmentation(detector, (IDENTITY,))
-    with torch.no_grad():
-        for ours, plain in zip(model.decode(model(images)), detector.decode(detector(images))):
-            assert torch.equal(ours, plain)
-    with pytest.raises(ValueError, match="identity"):
-        TestTimeAugmentation(detector, (View(0.5, False),))

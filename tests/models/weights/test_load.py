@@ -229,6 +229,8 @@ def other_files(folder: Path) -> Iterator[Path]:
     for number, content in enumerate(contents):
         (folder / f"{number}.pt").write_bytes(content)
         yield folder / f"{number}.pt"
+    (folder / "broken.safetensors").write_bytes(b"not a model")
+    yield folder / "broken.safetensors"
     with zipfile.ZipFile(folder / "zip.pt", "w") as file:
         file.writestr("readme.txt", "hello")
     yield folder / "zip.pt"
