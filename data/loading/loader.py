@@ -7,12 +7,10 @@ import contextlib
 import math
 import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -84,8 +82,6 @@ class _RequestLoader(DataLoader):
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # for seeds, which are not used; the global generator does not change
         )
-        # Runs before multiprocessing stops remaining processes and, unlike atexit, also in processes that it started.
-        Finalize(None, _close_if_alive, args=(weakref.ref(self),), exitpriority=100)
 
     def check_worker_number_rationality(self) -> None:
         """Does not warn: `data.loading.build.loader_workers` does."""
@@ -194,12 +190,6 @@ class InfiniteDataLoader(_RequestLoader):
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _close_if_alive(loader: weakref.ref[_RequestLoader]) -> None:
-    alive = loader()
-    if alive is not None:
-        alive.close()
 
 
 class Prefetcher:

@@ -102,13 +102,12 @@ def paint_layers(
     address: Tensor,
     pixels: Tensor,
     canvas_hw: tuple[int, int],
-    has_perspective: bool,
     operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
     parameters: Sequence[Tensor],
 ) -> Tensor:
     """Paints the patches of layers and applies the pixel operations. Returns (L, H, W, C). The arguments are those of
     `RenderTable`, and source pixels (P, C)."""
-    x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw, has_perspective)
+    x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw)
     left, top = x.floor(), y.floor()
     right_weight, low_weight = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
     upper, lower = origin + pitch * top.long(), origin + pitch * y.ceil().long()
@@ -127,7 +126,7 @@ def paint_layers(
 
 
 def _sources(
-    geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int], has_perspective: bool
+    geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """For every canvas pixel (L, H, W): x and y in its source (integers are pixel centers), address and pitch of that
     source, and whether it has one."""
@@ -143,12 +142,10 @@ def _sources(
         matrix, inside, read = (cells[:, part].unbind(1) for part in (Column.MATRIX, Column.INSIDE, Column.READ))
         patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
         patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
-        if has_perspective:
-            depth = (matrix[6] * column + matrix[8]) + matrix[7] * line
-            patch_x, patch_y = patch_x / depth, patch_y / depth
+        depth = (matrix[6] * column + matrix[8]) + matrix[7] * line  # 1 without perspective
+        patch_x, patch_y = patch_x / depth, patch_y / depth
         here = (patch_x >= inside[0]) & (patch_y >= inside[1]) & (patch_x < inside[2]) & (patch_y < inside[3])
-        if has_perspective:
-            here = here & (depth > 0)  # not beyond the horizon
+        here = here & (depth > 0)  # not beyond the horizon
         x = torch.where(here, torch.minimum(torch.maximum(patch_x - 0.5, read[0]), read[2]), x)
         y = torch.where(here, torch.minimum(torch.maximum(patch_y - 0.5, read[1]), read[3]), y)
         origin = torch.where(here, address[:, slot, 0, None, None], origin)
@@ -171,7 +168,6 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_laye
             table.address[part],
             pixels,
             table.canvas_hw,
-            table.has_perspective,
             table.operations,
             tuple(values[part] for values in table.parameters),
         )

@@ -110,7 +110,6 @@ class RenderTable:
 
     canvas_hw: tuple[int, int]
     images: int  # B
-    has_perspective: bool
     geometry: Tensor  # float32 (L, K, 17), see `Column`
     address: Tensor  # int64 (L, K, 2): address of pixel (0, 0) in the flat source pixels, and pixels per row
     operations: tuple[Callable[[Tensor, Tensor], Tensor], ...]  # `PixelOperation.apply_torch`, in order
@@ -156,19 +155,15 @@ def build_table(
     geometry[..., Column.MATRIX] = np.eye(3, dtype=np.float32).reshape(-1)
     geometry[..., Column.INSIDE] = (1, 1, 0, 0)
     address = np.zeros((len(layers), slots, 2), np.int64)
-    has_perspective = False
     if any(layer.patches for layer in layers):
         layer_of, slot_of = np.array([(n, k) for n, layer in enumerate(layers) for k in range(len(layer.patches))]).T
         inverse, inside, read, patches = _measure(layers, source_hw, canvas_hw)
-        rows = np.concatenate([inverse.reshape(-1, 9), inside, read], 1)
-        geometry[layer_of, slot_of] = rows
+        geometry[layer_of, slot_of] = np.concatenate([inverse.reshape(-1, 9), inside, read], 1)
         address[layer_of, slot_of] = sources.locate(patches)
-        has_perspective = bool((inverse[:, 2, :2] != 0).any())
     parameters = ([values for _, values in layer.operations] for layer in layers)
     return RenderTable(
         canvas_hw=canvas_hw,
         images=len(plans),
-        has_perspective=has_perspective,
         geometry=torch.from_numpy(geometry),
         address=torch.from_numpy(address),
         operations=tuple(operation.apply_torch for operation, _ in layers[0].operations) if layers else (),
