@@ -84,7 +84,10 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             path = broadcast_object(ctx, found[-1])
         path = path / "last.pt" if path.is_dir() else path
         folder = path.parent
-    with _locked(ctx, folder):
+    with ExitStack() as stack:
+        with torch_distributed_zero_first(ctx):
+            if ctx.is_main and folder.is_dir():
+                stack.callback(_lock_run(folder).release)
         if former is not None and not path.is_file():
             run = Run(folder, config, hyp, None, [*lines, "restarted before the first checkpoint"])
         else:
@@ -148,21 +151,9 @@ def _new_run(ctx: DistributedContext, run: Run) -> Iterator[Run]:
             raise
 
 
-@contextmanager
-def _locked(ctx: DistributedContext, folder: Path) -> Iterator[None]:
-    """Locks the run in ``folder``, which need not exist, until the block ends."""
-    with ExitStack() as stack:
-        with torch_distributed_zero_first(ctx):
-            if ctx.is_main and folder.is_dir():
-                stack.callback(_lock_run(folder).release)
-        yield
-
-
 def _lock_run(folder: Path) -> FileLock:
-    """The lock of the run in ``folder``, acquired. Removes files that a killed process left half written.
-
-    Raises UserError if another process holds it, FileNotFoundError if there is no such folder.
-    """
+    """The lock of the run in ``folder``, acquired. Removes files that a killed process left half written. Raises
+    UserError if another process holds it."""
     lock = FileLock(folder / LOCK_NAME)
     if holder := lock.acquire(_PATIENCE_S):
         raise UserError(

@@ -139,15 +139,9 @@ class Tracking(Hook):
             self._keep(self._service.open(self._folder, self._note, self._settings))
             self._is_open = True
         for epoch, row in sorted(rows.items()):
-            before = self._note
-            if epoch <= before.epoch:
-                continue
-            self._keep(Note(before.key, epoch))  # first: an epoch that a kill loses is better than one counted twice
-            try:
+            if epoch > self._note.epoch:
                 self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
-            except BaseException:
-                self._keep(before)
-                raise
+                self._keep(Note(self._note.key, epoch))
 
     def _keep(self, note: Note) -> None:
         self._note = note

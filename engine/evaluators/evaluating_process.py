@@ -20,7 +20,7 @@ from torch import Tensor
 from data.loading.build import build_val_loader
 from data.open import open_data
 from data.spec.dataset_spec import DataSource
-from engine.evaluation.evaluator import Evaluator, training_evaluator
+from engine.evaluation.evaluator import training_evaluator
 from engine.evaluators.remote_validation import POLL_S, common_facts, post_message, read_message
 from engine.run import choose_kernels
 from models.build import build_starting_model
@@ -96,12 +96,11 @@ class _Scorer:
         self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
     ) -> None:
         config = replace(setup["config"], **{name: getattr(config, name) for name in MAY_DIFFER if name in given})
-        self._ctx, self._hyp, self._details = ctx, setup["hyp"], not config.noplots
-        self._amp_dtype = setup["amp_dtype"]
+        hyp, amp_dtype, self._details = setup["hyp"], setup["amp_dtype"], not config.noplots
         if ctx.device.type == setup["device"]:
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
         else:
-            self._amp_dtype = resolve_amp(config.amp, ctx.device)
+            amp_dtype = resolve_amp(config.amp, ctx.device)
         choose_kernels(config)
         where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
         spec = open_data(DataSource.of_training(config, **where), ctx)
@@ -109,20 +108,19 @@ class _Scorer:
         built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
         self._model = built[0]
         canvases = {"stride": self._model.stride, "tile": spec.tile, "squares": self._model.head.squares}
-        self._loader = build_val_loader(ctx, config, spec, **canvases, hyp=self._hyp)
+        self._loader = build_val_loader(ctx, config, spec, **canvases, hyp=hyp)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
                 raise UserError(f"{name} differs from that of the training processes")
-        self._loss = {"label_smoothing": config.label_smoothing, "class_weights": setup["class_weights"]}
-        self._evaluator: Evaluator | None = None
+        self._model.load_state_dict(setup["ema"])  # with the anchors, which the loss copies
+        weights = setup["class_weights"]
+        loss = self._model.head.build_loss(hyp, label_smoothing=config.label_smoothing, class_weights=weights)
+        self._criterion = loss.to(ctx.device)
+        self._evaluator = training_evaluator(ctx, self._model, self._criterion, amp_dtype, self._loader)
 
     def __call__(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The message with the scores, on rank 0."""
         self._model.load_state_dict(message["ema"])
-        if self._evaluator is None:  # the loss copies anchors, which are the same in all epochs
-            loss = self._model.head.build_loss(self._hyp, **self._loss)
-            self._criterion = loss.to(self._ctx.device)
-            self._evaluator = training_evaluator(self._ctx, self._model, self._criterion, self._amp_dtype, self._loader)
         evaluator = self._evaluator
         self._criterion.set_closing(message["closing"])
         result = evaluator.run(self._model, self._loader)

@@ -287,6 +287,7 @@ class RemoteValidation(Hook):
         run, description = trainer.run, trainer.checkpointer.description
         weights = trainer.step.criterion.class_weights
         return {name: getattr(description, name) for name in ("model_spec", "names", "val_images")} | {
+            "ema": copied(trainer.step.ema.module.state_dict()),
             "config": run.config,
             "hyp": run.hyp,
             "data_root": run.data_root,

@@ -182,7 +182,7 @@ class Watchdog:
         written_for = -1.0  # the beat after which a stall was written
         signal_at: float | None = None
         peer_died_at: float | None = None
-        while not self._closed.wait(min(CHECK_EVERY_S, self._stall_s / 5) if self._stall_s else CHECK_EVERY_S):
+        while not self._closed.wait(CHECK_EVERY_S):
             now, beat = time.monotonic(), self._beat_at
             if self._stall_s and now - beat > self._stall_s and beat != written_for:
                 written_for = beat

@@ -47,10 +47,9 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
             f"--pipeline 2: needs an even number of training processes, this run has {ctx.world_size}; start 2, 4, ... "
             "with torchrun or --spawn, or use --pipeline 1"
         )
-    if config.batch_size == FIND_BATCH_SIZE:
-        raise UserError("--pipeline 2: --batch-size -1 measures whole models; use a number")
     names = ("virtual_ranks", "sync_bn", "compile", "teacher", "keep_old")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
+    given += ["--batch-size -1"] * (config.batch_size == FIND_BATCH_SIZE)
     if given:
         raise UserError(f"--pipeline 2 does not work with {', '.join(given)}; leave out one or the other")
 
@@ -75,10 +74,8 @@ class Stage(Strategy):
         self._cut, self._examples = _cut(model, self._side, autocast)
         self._taken = model.taken_from_before(self._cut)
         halves = [_norms(model.model[: self._cut]), _norms(model.model[self._cut :])]
-        self._norms = halves[ctx.rank % STAGES]
-        self._statistics = [statistic for half in halves for norm in half for statistic in _statistics(norm)]
-        own = {id(statistic) for norm in self._norms for statistic in _statistics(norm)}
-        self._is_own = flatten([torch.full_like(values, id(values) in own) for values in self._statistics]) > 0
+        self._norms, others = halves if ctx.rank % STAGES == 0 else halves[::-1]
+        self._statistics, self._of_peer = _statistics([*halves[0], *halves[1]]), _statistics(others)
         self._begin([])
 
     def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
@@ -87,7 +84,9 @@ class Stage(Strategy):
         self._begin([tuple(batch.images.shape) for batch in batches])
         sums, total = accumulate(batches)
         self._end()
-        statistics = torch.where(self._is_own, flatten(self._statistics), 0)
+        for statistic in self._of_peer:
+            statistic.zero_()
+        statistics = flatten(self._statistics)
         vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, sums, statistics))
         sums, means = set_gradients(self._parameters, vector).split([len(sums), len(statistics)])
         copy_from_flat((means * STAGES / self.ctx.world_size).to(statistics), self._statistics)
@@ -253,8 +252,8 @@ def _norms(layers: nn.Module) -> list[nn.BatchNorm2d]:
     return [norm for norm in layers.modules() if isinstance(norm, nn.BatchNorm2d) and norm.weight.requires_grad]
 
 
-def _statistics(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    return norm.running_mean, norm.running_var
+def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[Tensor]:
+    return [statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)]
 
 
 @contextmanager
