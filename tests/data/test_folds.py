@@ -243,21 +243,16 @@ def as_coco(spec, config, tmp_path):
     root = tmp_path / "coco"
     content = {"train": "images/train", "val": "images/val", "names": list(spec.names)}
     content["annotations"] = {"train": "train.json", "val": "val.json"}
+    categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
     for split in ("train", "val"):
         index = load_index(spec, split, cache_dir=config.cache_dir)
         (root / "images" / split).mkdir(parents=True)
-        images, annotations = [], []
-        for i in range(len(index)):
-            name = f"{split}{i}.png"
-            shutil.copy(index.path(i), root / "images" / split / name)
-            images.append({"id": i, "file_name": name, "height": 64, "width": 64})
-            for row in range(*index.offsets[i : i + 2]):
-                box = index.boxes_xywh_px[row].tolist()
-                annotations.append(
-                    {"id": row, "image_id": i, "category_id": int(index.classes[row]) + 7, "bbox": box, "iscrowd": 0}
-                )
-        categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
-        annotation_file = {"images": images, "annotations": annotations, "categories": categories}
+        images = [{"id": i, "file_name": f"{split}{i}.png"} for i in range(len(index))]
+        for i, image in enumerate(images):
+            shutil.copy(index.path(i), root / "images" / split / image["file_name"])
+        rows = zip(index.image_of_box.tolist(), index.classes.tolist(), index.boxes_xywh_px.tolist())
+        boxes = [{"image_id": i, "category_id": c + 7, "bbox": box} for i, c, box in rows]
+        annotation_file = {"images": images, "annotations": boxes, "categories": categories}
         (root / f"{split}.json").write_text(json.dumps(annotation_file))
     (root / "data.yaml").write_text(json.dumps(content))
     return load_dataset_spec(root / "data.yaml")

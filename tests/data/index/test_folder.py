@@ -333,15 +333,8 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
 
 
 def test_names_of_splits():
-    names = {
-        "Train": "train",
-        "trainval": "train",
-        "val2017": "val",
-        "validation": "val",
-        "test_2": "test",
-        "trainer": "",
-    }
-    assert {name: split_of(name) for name in names} == names
+    names = {"Train": "train", "trainval": "train", "val2017": "val", "validation": "val", "test_2": "test"}
+    assert {name: split_of(name) for name in (*names, "trainer")} == names | {"trainer": ""}
 
 
 def test_a_list_that_is_a_link_to_nothing_is_named(tmp_path):
