@@ -12,8 +12,7 @@ from typing import Any
 
 import cv2
 
-from data.sources import FileProblem, open_source
-from engine.inference.predictor import Detected, Predictor, open_weights
+from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
 from utils.config.parser import typed_classes
@@ -47,33 +46,25 @@ def detect(config: DetectConfig) -> Path:
     the end counts them.
     """
     predictor = _open_predictor(config)
-    failed: dict[str, str] = {}
     ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
-    items = open_source(
-        config.source,
-        vid_stride=config.vid_stride,
-        max_frames=config.max_frames,
-        threads=predictor.threads,
-        ahead=ahead,
-        pixels=predictor.model.pixels,
-    )
-    # Of a video whose results cannot be written, later frames are left out.
-    items = (item for item in items if isinstance(item, FileProblem) or item.path not in failed)
-    results = predictor.detect_each(items, ahead)
-    for first in results:  # an unreadable source is refused before a folder is made
-        if isinstance(first, Detected):
-            break
-        _report(first, failed)
+    frames = predictor.read(config.source, ahead, vid_stride=config.vid_stride, max_frames=config.max_frames)
+    results = predictor.detect_each(frames, ahead)
+    first = next(results, None)
+    if first is None:  # an unreadable source is refused before a folder is made
+        raise frames.error
     window = Window() if config.view_img else None
-    output = Output(increment_path(config.project, config.name, config.exist_ok), predictor.model.names, config, failed)
+    output = Output(increment_path(config.project, config.name, config.exist_ok), predictor.model.names, config, frames)
     drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
     written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
     try:
         for shown in written:
             if window and shown and not window.show(shown.drawing, wait=not shown.frame.is_video):
                 break
+        else:
+            if frames.error:
+                raise frames.error
     finally:
-        for stage in (written, drawn, results, items):  # waits for the files that are being written
+        for stage in (written, drawn, results, frames):  # waits for the files that are being written
             stage.close()
         output.close()
         if window:
@@ -81,7 +72,7 @@ def detect(config: DetectConfig) -> Path:
     output.log.summarise()
     message = "results are in %s" if any(output.run_dir.iterdir()) else "nothing was written into %s"
     get_logger().info(message, output.run_dir)
-    if failed:
+    if failed := frames.failed:
         why = next(iter(failed.values()))
         raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
     return output.run_dir
@@ -129,15 +120,6 @@ def _reason(error: Exception, path: str) -> str:
     raise error
 
 
-def _report(item: FileProblem | Exception, failed: dict[str, str]) -> None:
-    """Logs a problem. Raises an error, which has ended the source."""
-    if isinstance(item, Exception):
-        raise item
-    item.log()
-    if item.is_skipped:
-        failed[item.path] = item.reason
-
-
 class Output:
     """Logs each frame and its detections, and writes what the flags ask for into ``run_dir``. For the frames of videos,
     STEM is STEM_FRAME:
@@ -148,19 +130,19 @@ class Output:
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
     """
 
-    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, failed: dict[str, str]) -> None:
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, frames: SourceFrames) -> None:
         self.run_dir, self._names, self._config = run_dir, names, config
-        self.failed = failed  # the reason by file that could not be used
+        self._failed = frames.failed
         self.seen: set[str] = set()  # files that had frames
         self.log = DetectionLog(names)
         self._stem_of, self._videos = UniqueStems(), VideoFiles(run_dir)
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
 
-    def draw(self, item: Detected | FileProblem | Exception) -> Detected | FileProblem | Exception:
+    def draw(self, item: Detected) -> Detected:
         """Draws and encodes; several threads may call it."""
         is_unused = self._config.nosave and not self._config.view_img
-        if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
+        if is_unused or isinstance(item.found, Exception):
             return item
         try:
             found, labels = item.found, None
@@ -176,13 +158,11 @@ class Output:
             item.found = error
         return item
 
-    def write(self, item: Detected | FileProblem | Exception) -> Detected | None:
+    def write(self, item: Detected) -> Detected | None:
         """Logs and writes the next frame, and returns what is shown of it."""
-        if not isinstance(item, Detected):
-            return _report(item, self.failed)
         path = item.frame.path
         self.seen.add(path)
-        if path in self.failed:  # a later frame of a video
+        if path in self._failed:  # a later frame of a video
             return None
         try:
             if isinstance(item.found, Exception):
@@ -190,8 +170,8 @@ class Output:
             self.log.add(item)
             self._write(item)
         except Exception as error:
-            self.failed[path] = _reason(error, path)
-            get_logger().warning("%s; skipped", self.failed[path])
+            self._failed[path] = _reason(error, path)
+            get_logger().warning("%s; skipped", self._failed[path])
             return None
         return item
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,29 @@ from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 THREADS = 4  # with a GPU: for reading, and as many for drawing
+
+
+class SourceFrames:
+    """The frames of `open_source`, whose problems are logged when they are read. ``failed``: why a file is not used, or
+    its later frames are not. ``error``: what has ended the source, to be raised after the results of its frames."""
+
+    def __init__(self, items: Iterator[Frame | FileProblem]) -> None:
+        self._items, self.failed, self.error = items, dict[str, str](), None
+
+    def __iter__(self) -> Iterator[Frame]:
+        try:
+            for item in self._items:
+                if isinstance(item, FileProblem):
+                    item.log()
+                    if item.is_skipped:
+                        self.failed[item.path] = item.reason
+                elif item.path not in self.failed:
+                    yield item
+        except Exception as error:
+            self.error = error
+
+    def close(self) -> None:
+        self._items.close()
 
 
 @dataclass
@@ -121,61 +144,50 @@ class Predictor:
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
         ahead = Ahead(self.pipeline.images_at_once())
-        items = open_source(
-            str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead, pixels=self.model.pixels
-        )
-        with contextlib.closing(items), contextlib.closing(self.detect_each(items, ahead)) as found:
+        frames = self.read(str(source), ahead, vid_stride=vid_stride)
+        with contextlib.closing(frames), contextlib.closing(self.detect_each(frames, ahead)) as found:
             for item in found:
-                if isinstance(item, FileProblem):
-                    item.log()
-                elif isinstance(item, Exception):
-                    raise item
-                elif isinstance(item.found, Exception):
+                if isinstance(item.found, Exception):
                     raise item.found
-                else:
-                    yield self._result(item.frame, item.found, item.speed)
+                yield self._result(item.frame, item.found, item.speed)
+        if frames.error:
+            raise frames.error
 
-    def detect_each(
-        self, items: Iterator[Frame | FileProblem], ahead: Ahead
-    ) -> Iterator[Detected | FileProblem | Exception]:
-        """What is found in each frame of ``items``, between the problems, and last the error that ``items`` raises.
+    def read(self, source: str, ahead: Ahead, **options: Any) -> SourceFrames:
+        """The frames of a source, as the model takes them. ``options``: of `open_source`."""
+        return SourceFrames(open_source(source, threads=self.threads, ahead=ahead, pixels=self.model.pixels, **options))
+
+    def detect_each(self, frames: Iterable[Frame], ahead: Ahead) -> Iterator[Detected]:
+        """What is found in each of ``frames``.
 
         A batch has at most ``ahead()`` frames, or one of a live stream; ``ahead`` learns the size of each. The next
         batch is read and letterboxed in another thread while the model runs, but not of a live stream.
         """
         settings, is_live = self.settings.fitted(self.model), False
 
-        def batches() -> Iterator[list[Frame | FileProblem | Exception]]:
+        def batches() -> Iterator[list[Frame]]:
             nonlocal is_live
-            batch: list[Frame | FileProblem | Exception] = []
-            frames = 0
-            try:
-                for item in items:
-                    batch.append(item)
-                    is_live = isinstance(item, Frame) and item.is_live
-                    if isinstance(item, Frame):
-                        frames += 1
-                        ahead.add(item.image.nbytes)
-                    if is_live or not frames or frames >= ahead():
-                        yield batch
-                        batch, frames = [], 0
-            except Exception as error:
-                batch.append(error)
-            yield batch
+            batch: list[Frame] = []
+            for frame in frames:
+                batch.append(frame)
+                is_live = frame.is_live
+                ahead.add(frame.image.nbytes)
+                if is_live or len(batch) >= ahead():
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
 
-        def prepare(batch: list[Frame | FileProblem | Exception]) -> tuple[list, list[Canvases] | None]:
+        def prepare(batch: list[Frame]) -> tuple[list[Frame], list[Canvases] | None]:
             try:
-                images = [item.image for item in batch if isinstance(item, Frame)]
-                return batch, list(self.pipeline.prepare(images, settings))
+                return batch, list(self.pipeline.prepare([frame.image for frame in batch], settings))
             except Exception:  # is raised again for the frames that it is about
                 return batch, None
 
         prepared = map_ahead(prepare, batches(), threads=1, ahead=lambda: 0 if is_live else min(ahead(), 1))
         with contextlib.closing(prepared):
             for batch, canvases in prepared:
-                frames = [item for item in batch if isinstance(item, Frame)]
-                detected = iter(self._detect(frames, settings, canvases))
-                yield from (next(detected) if isinstance(item, Frame) else item for item in batch)
+                yield from self._detect(batch, settings, canvases)
 
     def _detect(
         self, frames: Sequence[Frame], settings: DetectionSettings, canvases: list[Canvases] | None = None

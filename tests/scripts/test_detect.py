@@ -385,7 +385,7 @@ def test_threads_and_batches_change_neither_results_nor_lines(
         monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
         monkeypatch.setattr(Pipeline, "images_at_once", lambda self, batch_size=0: batch)
     (one, lines), (many, lines_of_many) = found
-    assert lines_of_many == lines
+    assert sorted(lines_of_many) == sorted(lines)  # warnings come when a file is read
     warnings = [line.partition(":")[2] for line in lines if line.startswith("warning")]
     assert [re.search(r"(\d\d)[.bm]", line)[1] for line in warnings] == ["03", "06", "07", "08"], warnings
     assert names_in(many) == names_in(one)
