@@ -13,7 +13,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import yaml
 
 from data.labels.coco import read_coco
 from data.spec.dataset_yaml import SPLITS, normal_path
-from data.spec.folder import read_folder
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size
 from utils.config.flags import parser_of
@@ -124,14 +123,6 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
         if name not in found:
             raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(found)}")
         return name, found[name]
-    if not found and source.is_dir():
-        summary = ""
-        with suppress(UserError):
-            _, _, summary = read_folder(source)
-        if summary:
-            raise UserError(
-                f"{summary}: can be trained on directly: {COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
-            )
     if len(found) != 1:
         what = "has files of several formats" if found else "no format is recognized"
         known = ", ".join(FORMATS)

@@ -187,15 +187,3 @@ def check_box(box: Box, where: str) -> None:
     if box.x2 < box.x1 or box.y2 < box.y1:
         corners = " ".join(f"{value:g}" for value in box[1:5])
         raise UserError(f"{where}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")
-
-
-def object_of(value: Any, where: str) -> dict:
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: expected an object, got {one_line(str(value))[:60]!r}")
-    return value
-
-
-def array_of(value: Any, where: str) -> list:
-    if not isinstance(value, list):
-        raise UserError(f"{where}: expected a list, got {one_line(str(value))[:60]!r}")
-    return value

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from data.image_io.verify import check_image
-from tools.convert.annotations import Annotations, Box, array_of, number, object_of
+from tools.convert.annotations import Annotations, Box, number
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
+from utils.files.schema import check
 from utils.machine.limits import require_package
 
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
@@ -49,7 +50,7 @@ def read_image_folder(file: Path, into: Annotations) -> None:
             continue
         where = f"{file}:{line}"
         try:
-            entry = object_of(json.loads(row), where)
+            entry = check(json.loads(row), dict, where)
         except (ValueError, RecursionError):
             raise UserError(f"{where}: malformed JSON") from None
         into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
@@ -57,12 +58,12 @@ def read_image_folder(file: Path, into: Annotations) -> None:
 
 def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
     if isinstance(objects, list):
-        rows = [object_of(item, where) for item in objects]
+        rows = [check(item, dict, where) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
-    objects = object_of(objects or {}, f"{where}: objects")
-    found = array_of(objects.get("bbox") or [], f"{where}: bbox")
+    objects = check(objects or {}, dict, f"{where}: objects")
+    found = check(objects.get("bbox") or [], list, f"{where}: bbox")
     column = next((key for key in _CATEGORIES if key in objects), "category")
-    categories = array_of(objects.get(column) or [], f"{where}: {column}")
+    categories = check(objects.get(column) or [], list, f"{where}: {column}")
     if len(found) != len(categories):
         raise UserError(f"{where}: {len(found)} of 'bbox', but {len(categories)} of '{column}'")
     boxes, texts = [], names.get(column, [])

@@ -17,10 +17,11 @@ from xml.etree import ElementTree
 
 from data.image_io.verify import check_image
 from data.labels.coco import load_json
-from tools.convert.annotations import Annotations, Box, around, array_of, files_below, number, object_of
+from tools.convert.annotations import Annotations, Box, around, files_below, number
 from tools.convert.hugging_face import read_image_folder, read_parquet
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_regular, read_text
+from utils.files.schema import check
 from utils.strings import counted
 
 KITTI_FIELDS = 15
@@ -97,11 +98,11 @@ def _turned(
 
 def read_labelme(file: Path, into: Annotations) -> None:
     """LabelMe: a JSON per image; rectangles, and the boxes around polygons, circles and masks."""
-    content = object_of(load_json(file, "a LabelMe JSON"), str(file))
+    content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
     boxes = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         where = f"{file}: shape {position}"
-        shape = object_of(entry, where)
+        shape = check(entry, dict, where)
         name, kind = str(shape.get("label") or ""), shape.get("shape_type", "polygon")
         points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
         if kind == "circle" and len(points) == 2:
@@ -120,11 +121,11 @@ def read_labelme(file: Path, into: Annotations) -> None:
 
 def read_createml(file: Path, into: Annotations) -> None:
     """Apple's CreateML: centers and sizes in pixels."""
-    for position, item in enumerate(array_of(load_json(file, "a CreateML JSON"), str(file))):
+    for position, item in enumerate(check(load_json(file, "a CreateML JSON"), list, str(file))):
         where = f"{file}: entry {position}"
-        entry, boxes = object_of(item, where), []
+        entry, boxes = check(item, dict, where), []
         for annotation in _list(entry, "annotations", where):
-            at = object_of(object_of(annotation, where).get("coordinates"), where)
+            at = check(check(annotation, dict, where).get("coordinates"), dict, where)
             x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(Box(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
@@ -133,16 +134,16 @@ def read_createml(file: Path, into: Annotations) -> None:
 
 def read_vott(file: Path, into: Annotations) -> None:
     """VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each."""
-    content = object_of(load_json(file, "a VoTT JSON"), str(file))
-    assets = {file.stem: content} if "asset" in content else object_of(content.get("assets"), f"{file}: assets")
+    content = check(load_json(file, "a VoTT JSON"), dict, str(file))
+    assets = {file.stem: content} if "asset" in content else check(content.get("assets"), dict, f"{file}: assets")
     for key, item in assets.items():
         where = f"{file}: asset {one_line(key)[:60]}"
-        entry, boxes = object_of(item, where), []
+        entry, boxes = check(item, dict, where), []
         for region in _list(entry, "regions", where):
-            at = object_of(object_of(region, where).get("boundingBox"), where)
+            at = check(check(region, dict, where).get("boundingBox"), dict, where)
             x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
             boxes += [Box(str(tag), x, y, x + w, y + h) for tag in _list(region, "tags", where)]
-        asset = object_of(entry.get("asset"), where)
+        asset = check(entry.get("asset"), dict, where)
         size = _size(asset["size"], where) if isinstance(asset.get("size"), dict) else None
         into.add(str(asset.get("name")), boxes, where=where, near=file, size=size)
 
@@ -262,11 +263,11 @@ def _size(values: Any, where: str) -> tuple[int, int] | None:
 
 
 def _list(content: dict, key: str, where: str) -> list:
-    return array_of(content.get(key), f"{where}: {key}")
+    return check(content.get(key), list, f"{where}: {key}")
 
 
 def _pairs(value: Any, where: str) -> Iterator[tuple[Any, Any]]:
-    for pair in array_of(value, where):
+    for pair in check(value, list, where):
         if not isinstance(pair, list) or len(pair) != 2:
             raise UserError(f"{where}: expected points of two numbers, got {one_line(str(pair))[:60]!r}")
         yield pair[0], pair[1]

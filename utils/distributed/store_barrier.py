@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 
 import torch.distributed as dist
 
@@ -21,9 +20,8 @@ from utils.machine.resources import boot_id, process_stat
 
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file
-LOST_KEY = "lost"  # in the run's store: the message about a process that has died
 _CHECK_EVERY_S = 0.5
-_LINGER_S, _LINGER_AFTER_LOSS_S = 5.0, 1.0
+_LINGER_S = 2.0
 
 
 class StoreBarrier:
@@ -40,7 +38,7 @@ class StoreBarrier:
     """
 
     def __init__(self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str]) -> None:
-        self._rank, self._names, self._rounds, self._run_store = rank, names, 0, store
+        self._rank, self._names, self._rounds = rank, names, 0
         self._store = dist.PrefixStore(f"barrier/{title}", store) if len(names) > 1 else None
         self._checked_at = 0.0
         self._beats: dict[int, tuple[bytes, float]] = {}  # of other processes: the last heartbeat, and its time
@@ -53,9 +51,7 @@ class StoreBarrier:
             self._heartbeat.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._store is None:
             return
         self._exited.set()
@@ -83,9 +79,7 @@ class StoreBarrier:
         if isinstance(error, PeerFailure):
             return
         readers = self._store.add("read", 1)  # processes that fail themselves count, too
-        # This process may host the store that the others read from. A dead process never reads.
-        lost = self._run_store is not None and self._run_store.check([LOST_KEY])
-        deadline = time.monotonic() + (_LINGER_AFTER_LOSS_S if lost else _LINGER_S)
+        deadline = time.monotonic() + _LINGER_S  # this process may host the store that the others read from
         while readers < len(self._names) and time.monotonic() < deadline:
             time.sleep(0.05)
             readers = self._store.add("read", 0)
@@ -98,7 +92,7 @@ class StoreBarrier:
         self._rounds += 1
         key = f"arrived/{self._rounds}"
         world_size = len(self._names)
-        # Each process watches one other, so exactly one notices a death, and it informs the rest.
+        # Each process watches one other, so exactly one notices a death, and it fails.
         self._poll(lambda store: store.add(key, 0) >= world_size, (self._rank + 1) % world_size, start=key)
 
     def set(self, key: str) -> None:
@@ -138,8 +132,6 @@ class StoreBarrier:
         if now - self._checked_at < _CHECK_EVERY_S:
             return
         self._checked_at = now
-        if self._run_store.check([LOST_KEY]):
-            raise UserError(self._run_store.get(LOST_KEY).decode())
         beat = self._store.get(f"{rank}/beat") if self._store.check([f"{rank}/beat"]) else b""
         last, since = self._beats.setdefault(rank, (beat, now))
         text = ""
@@ -153,7 +145,6 @@ class StoreBarrier:
                 self.check()
                 text = f"{name} (process {process.split()[0]}) died while the others waited for it; enough memory?"
         if text:
-            self._run_store.set(LOST_KEY, text)
             raise UserError(text)
 
 

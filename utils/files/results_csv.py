@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,18 +26,15 @@ class ResultsTable:
         """Raises UserError for a file that is not such a table."""
         try:
             with io.TextIOWrapper(open_regular(path, MOST_BYTES), encoding="utf-8", newline="") as file:
-                columns, *cells = [row for row in csv.reader(file) if row] or [["epoch"]]
-            number = columns.index("epoch")
-            rows = {int(row[number]): dict(zip(columns, row, strict=True)) for row in cells}
-            for text in filter(None, itertools.chain(*cells)):
-                float(text)
-            if len(rows) < len(cells) or len(set(columns)) < len(columns):
-                raise ValueError("an epoch or a column twice")
-        except (TypeError, ValueError, IndexError, csv.Error):
+                reader = csv.DictReader(file)
+                rows = {int(row["epoch"]): {k: v for k, v in row.items() if v} for row in reader}
+            for row in rows.values():
+                list(map(float, row.values()))
+        except (TypeError, ValueError, KeyError, csv.Error):
             raise UserError(f"{path}: not a results file of this program; move it away") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror or error}); move it away") from None
-        return cls(columns, {epoch: {k: v for k, v in row.items() if v} for epoch, row in rows.items()})
+        return cls(list(reader.fieldnames or ["epoch"]), rows)
 
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
         """Adds or replaces a row; a column that is new joins the header."""

@@ -396,18 +396,6 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
-def test_a_folder_that_trains_is_not_converted(images):
-    for name, text in {"one": "0 0.5 0.5 0.2 0.2\n", "two": "", "classes": "cat\n"}.items():
-        (images / f"{name}.txt").write_text(text)
-    directly = f"can be trained on directly: python train.py --data {images}"
-    assert refusal(images) == f"{images}: YOLO txt; train .: {directly}"
-    for path in images.glob("*.txt"):
-        path.unlink()
-    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "shapes"}]}  # as labelme has
-    (images / "_annotations.coco.json").write_text(json.dumps(content))
-    assert "COCO JSON; train .: can be trained on directly" in refusal(images)
-
-
 def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.json")
     with refused():
