@@ -87,7 +87,7 @@ class Evaluators:
     def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
         self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)
         self._number = self._epoch = 0  # of the newest message with weights, from 1, and of its epoch
-        self._sent_at, self._is_busy, self._was_late = 0.0, False, False
+        self._sent_at, self._is_busy = 0.0, False
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -130,10 +130,8 @@ class Evaluators:
             if self._failure or should_stop():
                 return None
             if time.monotonic() > deadline:
-                if not self._was_late:
-                    text = "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead"
-                    get_logger().warning(text, self._epoch)
-                self._was_late = True
+                text = "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead"
+                get_logger().warning(text, self._epoch)
                 return None
             time.sleep(POLL_S)
         scores = self._receive()

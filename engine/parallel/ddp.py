@@ -46,27 +46,27 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
     return wanted
 
 
-def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
-    """Names of trainable parameters that no output depends on, for images ``example`` (B, 3, H, W) on the CPU.
+def freeze_unused(model: nn.Module, example: Tensor) -> None:
+    """Freezes the parameters that no output depends on, for images ``example`` (B, 3, H, W) on the CPU: they are not
+    trained anyway, and DDP would wait for their gradients.
 
     A copy runs there: on a GPU, cuDNN would search for kernels of this size, which training does not use.
     """
-    model = copy.deepcopy(model).cpu().eval()
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    total = sum(level.float().sum() for level in model(example))
+    copied = copy.deepcopy(model).cpu().eval()
+    named = [(name, p) for name, p in copied.named_parameters() if p.requires_grad]
+    total = sum(level.float().sum() for level in copied(example))
     reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
-    return [name for (name, _), gradient in zip(named, reached) if gradient is None]
+    for (name, _), gradient in zip(named, reached):
+        if gradient is None:
+            model.get_parameter(name).requires_grad_(False)
 
 
-def parallelize(
-    model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, unused: Sequence[str] = (), static: bool = False
-) -> nn.Module:
+def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, static: bool = False) -> nn.Module:
     """``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices, else itself.
 
-    BatchNorm buffers stay local during training (`average_buffers` averages them). DDP searches for parameters without
-    gradients, which costs a walk over the graph, only if some are ``unused``. ``static``: the graph is the same in
-    every step and always sends its gradients, so none may run under `Strategy.without_gradient_sync`; DDP then checks
-    less.
+    All trainable parameters have gradients (`freeze_unused`). BatchNorm buffers stay local during training
+    (`average_buffers` averages them). ``static``: the graph is the same in every step and always sends its gradients,
+    so none may run under `Strategy.without_gradient_sync`; DDP then checks less.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -83,8 +83,7 @@ def parallelize(
             device_ids=ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mebibytes(model),
-            find_unused_parameters=bool(unused),
-            static_graph=static and not unused,
+            static_graph=static,
             **{no_broadcast: False},
         )
     if len(ctx.devices) > 1:

@@ -20,7 +20,7 @@ from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags
-from engine.parallel.ddp import Autocast, Strategy, parallelize, resolve_virtual_ranks, unused_parameters
+from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
 from engine.run import Run
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -274,16 +274,9 @@ def build_strategy(
         from engine.parallel.virtual_ranks import VirtualRanks
 
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
-    side = 2 * model.stride
-    unused = unused_parameters(model, torch.zeros(1, model.channels, side, side)) if ctx.is_distributed else []
-    if unused:
-        get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
-    wrapped = parallelize(
-        model,
-        ctx,
-        sync_bn=config.sync_bn,
-        unused=unused,
-        # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
-        static=plan.accumulate == 1 and not config.compile,
-    )
-    return Strategy(ctx, wrapped, autocast)
+    if ctx.is_distributed:
+        side = 2 * model.stride
+        freeze_unused(model, torch.zeros(1, model.channels, side, side))
+    # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
+    static = plan.accumulate == 1 and not config.compile
+    return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.optim.build import build_optimizer
-from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unused_parameters
+from engine.parallel.ddp import DataParallel, bucket_mebibytes, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
@@ -57,15 +57,15 @@ def test_each_replica_of_data_parallel_keeps_its_thread_and_the_callers_modes():
         wrapped.parallel_apply([model, model], inputs, [{}, {"fails": True}])
 
 
-def test_unused_parameters_are_found():
+def test_unused_parameters_are_frozen():
     model = _Forked()
     before = copy.deepcopy(model.state_dict())
-    assert unused_parameters(model, torch.ones(2, 3, 8, 8)) == ["dropped.weight", "dropped.bias"]
+    freeze_unused(model, torch.ones(2, 3, 8, 8))
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert frozen == ["dropped.weight", "dropped.bias"]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert all(p.grad is None for p in model.parameters())
-    model.dropped.requires_grad_(False)
-    assert unused_parameters(model, torch.ones(2, 3, 8, 8)) == []
 
 
 def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
@@ -73,7 +73,8 @@ def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
     with fake_gpu(), torch.device("cuda"):
         model = _Forked()
         model.register_forward_pre_hook(lambda module, images: seen.append(images[0].device.type))
-        assert unused_parameters(model, torch.ones(1, 3, 8, 8, device="cpu")) == ["dropped.weight", "dropped.bias"]
+        freeze_unused(model, torch.ones(1, 3, 8, 8, device="cpu"))
+        assert not model.dropped.weight.requires_grad
         assert all(p.device.type == "cuda" for p in model.parameters())
     assert seen == ["cpu"]
 
@@ -81,8 +82,9 @@ def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
 def _forked_step(ctx) -> list[torch.Tensor | None]:
     torch.manual_seed(0)
     model = _Forked()
-    wrapped = parallelize(model, ctx, unused=unused_parameters(model, torch.ones(1, 3, 8, 8)))
-    for _ in range(2):  # without the search DDP raises at the second step
+    freeze_unused(model, torch.ones(1, 3, 8, 8))
+    wrapped = parallelize(model, ctx, static=True)
+    for _ in range(2):  # otherwise DDP raises at the second step
         wrapped(torch.ones(2, 3, 8, 8) * (ctx.rank + 1))[0].square().sum().backward()
     return [p.grad for p in model.parameters()]
 
