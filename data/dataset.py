@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import fit_letterbox, letterbox
-from data.sampler import BatchRequest, full_size_requests, validation_requests
+from data.sampler import VALIDATION_PAD, BatchRequest, rect_canvas
 from utils.structures import Sample, SampleKey
 
 if TYPE_CHECKING:
@@ -48,15 +49,32 @@ class LoadImagesAndLabels:
         stride: int,
         *,
         rect: bool,
-        canvas_hw: tuple[int, int] | None,
+        canvas_hw: tuple[int, int] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> list[BatchRequest]:
-        """A rank's batches of a validation, see `validation_requests`; over all ranks each sample comes once."""
+        """A rank's batches of a validation; over all ranks each sample comes once. The last batch may be smaller.
+
+        Args:
+            stride: canvas sides are multiples of it.
+            rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
+            canvas_hw: of all images; None: as ``rect`` says. Without ``imgsz`` each batch is one image at full size.
+        """
+        image_hw = self.index.image_hw
+        starts = range(0, len(image_hw), batch_size)
         if self.imgsz is None:
-            return full_size_requests(self.index.image_hw)[rank::world_size]
-        sizes = {"batch_size": batch_size, "imgsz": self.imgsz, "stride": stride, "canvas_hw": canvas_hw}
-        return validation_requests(self.index.image_hw, **sizes, rect=rect)[rank::world_size]
+            batches = [([i], (height, width)) for i, (height, width) in enumerate(image_hw.tolist())]
+        elif rect and canvas_hw is None:
+            aspects = image_hw[:, 0] / image_hw[:, 1]
+            order = np.argsort(aspects, kind="stable")
+            groups = [order[start : start + batch_size] for start in starts]
+            batches = [(g.tolist(), rect_canvas(aspects[g], self.imgsz, stride, VALIDATION_PAD)) for g in groups]
+        else:
+            side = math.ceil(self.imgsz / stride) * stride
+            everything = range(len(image_hw))
+            batches = [(everything[start : start + batch_size], canvas_hw or (side, side)) for start in starts]
+        requests = [BatchRequest(tuple(SampleKey(i, 0, i, size) for i in members), size) for members, size in batches]
+        return requests[rank::world_size]
 
     def source_image(self, i: int) -> np.ndarray:
         """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""

@@ -1,8 +1,7 @@
-"""The order of an epoch, and the batches of sample keys for one rank.
+"""The order of an epoch, and the batches of sample keys for one rank of a training.
 
-The order and the canvas sizes depend on (seed, epoch), but not on rank or worker. Training: global batch k consists of
-positions [kB, (k + 1)B) of the epoch, on any number of ranks; each rank renders a contiguous shard of it, which may be
-empty. Validation: a fixed list of batches, each rendered by one rank.
+The order and the canvas sizes depend on (seed, epoch), but not on rank or worker. Global batch k consists of positions
+[kB, (k + 1)B) of the epoch, on any number of ranks; each rank renders a contiguous shard of it, which may be empty.
 """
 
 from __future__ import annotations
@@ -226,38 +225,3 @@ class KeyedDistributedSampler(DistributedSampler):
         stride = self.order.stride
         # At least two strides per side: batch norm needs more than one value per channel.
         return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
-
-
-def full_size_requests(image_hw: np.ndarray) -> list[BatchRequest]:
-    """All images, of the sizes int (N, 2), at full size, one per batch."""
-    sizes = [(int(height), int(width)) for height, width in image_hw]
-    return [BatchRequest((SampleKey(i, 0, i, size),), size) for i, size in enumerate(sizes)]
-
-
-def validation_requests(
-    image_hw: np.ndarray,
-    *,
-    batch_size: int,
-    imgsz: int,
-    stride: int,
-    rect: bool,
-    canvas_hw: tuple[int, int] | None = None,
-) -> list[BatchRequest]:
-    """The batches of a validation: each of N images once. The last batch may be smaller.
-
-    Args:
-        image_hw: int (N, 2).
-        imgsz, stride: as in `EpochOrder`.
-        rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
-        canvas_hw: of all images; None: as ``rect`` and ``imgsz`` say.
-    """
-    side = math.ceil(imgsz / stride) * stride
-    rect = rect and canvas_hw is None
-    aspects = image_hw[:, 0] / image_hw[:, 1]
-    order = np.argsort(aspects, kind="stable") if rect else np.arange(len(image_hw))
-    requests = []
-    for start in range(0, len(order), batch_size):
-        members = order[start : start + batch_size]
-        canvas = rect_canvas(aspects[members], imgsz, stride, VALIDATION_PAD) if rect else canvas_hw or (side, side)
-        requests.append(BatchRequest(tuple(SampleKey(i, 0, i, canvas) for i in members.tolist()), canvas))
-    return requests

@@ -154,7 +154,7 @@ class TiledImages(LoadImagesAndLabels):
         stride: int,
         *,
         rect: bool,
-        canvas_hw: tuple[int, int] | None,
+        canvas_hw: tuple[int, int] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> list[BatchRequest]:

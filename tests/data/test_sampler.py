@@ -7,12 +7,14 @@ import math
 import operator
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from data.dataset import LoadImagesAndLabels
 from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
-from data.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes, validation_requests
+from data.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes
 from utils.distributed.context import shard_bounds
 from utils.structures import LabelArrays
 
@@ -215,11 +217,11 @@ def test_multi_scale_draws_one_size_per_batch_within_range():
 
 @pytest.mark.parametrize("rect", [False, True])
 def test_a_validation_has_each_image_once(rect):
-    options = {"batch_size": 8, "imgsz": 320, "stride": 32, "rect": rect}
-    requests = validation_requests(IMAGE_HW, **options)
+    requests = LoadImagesAndLabels(SimpleNamespace(image_hw=IMAGE_HW), imgsz=320).requests(8, 32, rect=rect)
     assert [len(r.keys) for r in requests] == [8] * 6 + [5]
     assert sorted(k.index for r in requests for k in r.keys) == list(range(53))
-    assert validation_requests(np.zeros((0, 2)), **options) == []
+    nothing = SimpleNamespace(image_hw=np.zeros((0, 2), int))
+    assert LoadImagesAndLabels(nothing, imgsz=320).requests(8, 32, rect=rect) == []
 
 
 def test_rect_shapes_follow_the_convention():
