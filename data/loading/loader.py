@@ -75,7 +75,6 @@ class _RequestLoader(DataLoader):
             batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
-            collate_fn=_unchanged,
             pin_memory=pin_memory,
             worker_init_fn=partial(init_worker, os.getpid()),
             persistent_workers=workers > 0,
@@ -154,8 +153,6 @@ class InfiniteDataLoader(_RequestLoader):
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
         """Sets where the next ``iter()`` begins (to resume). Batch ``len(loader)`` is the first of the next epoch."""
-        if not 0 <= batch <= len(self):
-            raise ValueError(f"batch {batch} of {len(self)}")
         self._requests.start = (epoch + batch // len(self), batch % len(self))
 
     def render(self, epoch: int, batch: int) -> Batch:
@@ -186,10 +183,6 @@ class InfiniteDataLoader(_RequestLoader):
 
         self.class_weights = np.asarray(weights, np.float64)
         self._requests.order.weights = image_weights(self.class_weights, self.samples.index)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 class Prefetcher:
