@@ -68,8 +68,11 @@ def remove_older(folder: Path, index: DatasetIndex) -> None:
 
 
 def discard(flag: str, reason: Exception, *files: Path) -> None:
-    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning. Raises OSError."""
-    for file in files:
-        file.unlink(missing_ok=True)
+    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning. Raises UserError."""
     why = reason.strerror if isinstance(reason, OSError) else reason
+    try:
+        for file in files:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{flag}: {file}: cannot be used ({why}), nor removed ({error.strerror})") from None
     get_logger().warning("%s: %s cannot be used (%s); it is created again", flag, files[-1], why)
