@@ -128,11 +128,11 @@ def build_detector(
     channels: int | None = None,
 ) -> Detector:
     """A freshly initialized float32 detector on the CPU, in training mode. The weights depend on the model, the number
-    of classes and ``seed`` alone; no global random state is used.
+    of classes and ``seed`` alone.
 
     Args:
         model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
-        num_classes: C, whatever the YAML's ``nc`` says.
+        num_classes: whatever the YAML's ``nc`` says.
         names: of the C classes; their numbers if None.
         channels: of an image, for a model of RGB images or of these; None: those of the model.
 

@@ -22,9 +22,8 @@ CENTER_RADIUS = 2.5  # strides between a target's middle and its candidates, by 
 OVERLAP_WEIGHT = 3.0  # of the IoU's cost, relative to the score's
 _OUTSIDE = 1e5  # added to the cost of cells that are only in the target or only near its middle
 _LEAST_LOG = -100.0  # logarithms of probabilities are clamped here
-# Images are assigned in groups, so that no (group, K, N) intermediate exceeds this many elements. Groups are
-# independent, so their size only affects speed and memory: on a CPU the intermediates should stay in the cache, on an
-# accelerator the limit bounds memory (64 MiB each) on dense images.
+# Images are assigned in groups, so that no (group, K, N) intermediate exceeds this many elements: on a CPU they should
+# stay in the cache, on an accelerator the limit bounds memory (64 MiB each) on dense images.
 _GROUP_ELEMENTS_CPU = 2**17
 _GROUP_ELEMENTS = 2**24
 

@@ -29,9 +29,8 @@ REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the b
 class DetectionHead(nn.Module):
     """Base of the heads: a head owns its layers, decoding, loss and defaults.
 
-    A subclass sets the class attributes and writes `forward_branch`, `decode_branch`, `reset_branch`, `branch_loss` and
-    `branch_class_rows`, none of which needs to know of the second branch. Its constructor takes the channels and
-    strides of the levels and the number of classes, then the arguments of the YAML row.
+    Its subclasses' methods need not know of the second branch. Their constructors take the channels and strides of the
+    levels and the number of classes, then the arguments of the YAML row.
     """
 
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch

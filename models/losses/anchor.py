@@ -20,11 +20,9 @@ from models.losses.base import NO_OBJECT, Criterion, IgnoredCells, LossSettings,
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput, Targets
 
-# This loss is divided by its positives, so what matters is the balance between one positive's box, its objectness and
-# one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1. YOLOv5 takes means over different sets and comes to about 7
-# : 1 : 1 with its published gains, at 640 px and, as it scales them, at other sizes. The defaults box 7.5, obj 1, cls
-# 0.5 give 7.5 : 1 : 1 with this constant, and a box term (7.5 times the mean of 1 - CIoU) that equals the anchor-free
-# one, so that one learning rate suits both heads.
+# Balances one positive's box, its objectness and one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1, YOLOv5 about
+# 7 : 1 : 1 with its published gains. The defaults box 7.5, obj 1, cls 0.5 give 7.5 : 1 : 1 with this constant, and a
+# box term that equals the anchor-free one, so that one learning rate suits both heads.
 _CLASS_GAIN = 2.0
 
 # YOLOv5's objectness balance of P3, P4, P5, for means over a level's cells. Each level has a quarter of the cells of
@@ -125,10 +123,9 @@ def best_of_levels(levels: Sequence[LevelPairs], num_targets: int) -> list[Level
 class AnchorLoss(Criterion):
     """CIoU and class BCE on matched anchors, and objectness BCE with the predicted box's IoU as target on all (YOLOv5).
 
-    All terms are divided by the number of positives. A mean over cells would tie the weight of an object's objectness
-    to the canvas size, and make it smaller than its box's on data sets with one or two objects an image. Per positive,
-    an object's gradient is the same on every data set. The background's is large only until the objectness bias equals
-    the base rate, where logistic regression balances both: a few steps, fewer if the head's initial bias is near it.
+    All terms are divided by the number of positives, so that an object's gradient is the same on every data set. A mean
+    over cells would tie the weight of an object's objectness to the canvas size, and make it smaller than its box's on
+    data sets with one or two objects an image.
 
     With ``one_to_one`` only the best aligned match of a target, over all levels, is a positive.
     """

@@ -3,10 +3,9 @@
 A loss returns sums over a shard of the batch and one normalizer (`LossOutput`). No loss waits for the device or has a
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
 
-Reproducibility: the forward pass scatters by maximum only, which does not depend on the order. In the backward pass,
-selecting rows of logits becomes an indexed addition. In the anchor-free loss only one term of each sum is not 0; in the
-anchor loss there may be several (two targets in one cell), and CUDA fixes their order only under
-torch.use_deterministic_algorithms.
+The forward pass scatters by maximum only, which does not depend on the order. The backward pass adds by index: in the
+anchor-free loss only one term of each sum is not 0; in the anchor loss there may be several (two targets in one cell),
+whose order CUDA fixes only under torch.use_deterministic_algorithms.
 
 Legend: B images, I images with ignore regions, N cells over all levels, K target slots, C classes, R regions, S any
 shape.
@@ -58,12 +57,8 @@ class Criterion(nn.Module):
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """The loss of a shard of the batch.
-
-        Args:
-            raw: maps of the head, one per level, on the device of the targets' rows.
-            teacher_maps: `teacher_maps` of the same images; only a loss with a teacher reads them.
-        """
+        """The loss of a shard of the batch, from the head's maps, one per level. ``teacher_maps``: of the same images;
+        only a loss with a teacher reads them."""
         raise NotImplementedError
 
     def teacher_maps(self, images: Tensor) -> list[Tensor] | None:
@@ -93,10 +88,9 @@ class DualAssignmentLoss(Criterion):
     """The loss of a head with two branches (see models/heads/base.py): the one-to-many branch's plus ``gain`` times the
     one-to-one branch's (YOLOv10, Wang et al. 2024).
 
-    In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
-    one-to-many branch's, because a loss has one normalizer; ``gain`` stands for the ratio of the two, measured as about
-    2 on a fresh model and 6 on a trained one. No parameter receives gradients of both losses, so the gain only acts as
-    a learning rate of the one-to-one layers; optimizers that normalize gradients (Muon, Adam) hardly depend on it.
+    In the paper each branch's sum is divided by that branch's own target scores, here both by the one-to-many branch's;
+    ``gain`` stands for the ratio of the two, measured as about 2 on a fresh model and 6 on a trained one. No parameter
+    receives gradients of both losses, so the gain only acts as a learning rate of the one-to-one layers.
     """
 
     def __init__(self, many: Criterion, one: Criterion, *, gain: float):
@@ -143,12 +137,7 @@ class IgnoredCells(NamedTuple):
 
 
 def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[int], num_classes: int) -> IgnoredCells:
-    """The cells to ignore.
-
-    Args:
-        ignore: (R, 6) as in `Targets`, by image.
-        raw: maps (B, D, h, w), one of each level.
-    """
+    """The cells to ignore. ``ignore``: (R, 6) as in `Targets`, by image; ``raw``: maps (B, D, h, w), one per level."""
     shapes, device = grid_shapes(raw), raw[0].device
     centers, sizes = cell_centers(shapes, tuple(strides), device)
     # A region of many classes, such as an image that does not label them, has consecutive rows and is computed once.
@@ -173,9 +162,8 @@ def class_weights(counts: np.ndarray, power: float) -> Tensor:
     """Weights float32 (C,) of the classes' cross-entropies, proportional to 1 / frequency ** power (1: Cui et al. 2019;
     1/2: Mahajan et al. 2018).
 
-    A weight multiplies the whole term of its class, in the background too, so that scores stay unbiased. Each cell has
-    one such term of every class, however frequent: therefore the mean over classes is 1 (over boxes, a class with one
-    box could outweigh all others). A class without boxes has the weight 1 and does not count.
+    A weight multiplies the whole term of its class, in the background too, so that scores stay unbiased. As each cell
+    has a term of every class, their mean over classes is 1. A class without boxes has the weight 1 and does not count.
 
     Args: counts: int (C,), boxes.
     """

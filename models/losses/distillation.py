@@ -31,12 +31,9 @@ class Teacher(nn.Module):
     """Gives the raw maps of a detector for the classes that a model shares with it."""
 
     def __init__(self, detector: nn.Module, names: Sequence[str], *, dual: bool = False, unlabeled_only: bool = False):
-        """
-        Args:
-            names: the classes of the model that is taught.
-            dual: whether that has a one-to-one branch, which learns from the teacher's if it has one, too.
-            unlabeled_only: whether only classes that an image does not label are taught.
-        """
+        """``names``: the classes of the model that is taught; ``dual``: whether that has a one-to-one branch, which
+        learns from the teacher's if it has one, too; ``unlabeled_only``: whether only classes that an image does not
+        label are taught."""
         super().__init__()
         self.detector = detector.fuse(one_to_one=None)
         self.is_dual, self.unlabeled_only = dual and detector.head.is_dual, unlabeled_only

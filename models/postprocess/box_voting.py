@@ -7,9 +7,8 @@ Object Detection", without variances. A score s becomes 1 - (1 - s) * prod (1 - 
 the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fraction of a detection, since all of them
 look at the same pixels.
 
-Most boxes of an image are far apart, so voters are sorted by their left side, and each kept box is compared only with
-those whose left side is near its own. Votes are added up in this order, so on a CPU a result depends on the boxes of
-its group alone, bit for bit.
+Voters are sorted by their left side, and each kept box is compared only with those whose left side is near its own.
+Votes are added up in this order, so on a CPU a result depends on the boxes of its group alone, bit for bit.
 
 Legend: P kept boxes, V voters, T pairs of both.
 """

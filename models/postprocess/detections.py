@@ -37,10 +37,9 @@ def select_detections(
     classes: Sequence[int] | None = None,
     box_voting: bool = True,
 ) -> Detections:
-    """The best boxes of each image that overlap no better kept box of their class by more than ``iou_thres``.
-
-    Equal scores keep the order of (box, class), so the earlier box is kept. A box whose sides are swapped (distances
-    without bins may be negative) becomes a box without area.
+    """The best boxes of each image that overlap no better kept box of their class by more than ``iou_thres``. Of equal
+    scores the first (box, class) is the best. A box whose sides are swapped (distances without bins may be negative)
+    becomes a box without area.
 
     Args:
         boxes_xyxy: (B, N, 4) canvas pixels.

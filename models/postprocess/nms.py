@@ -6,9 +6,8 @@ suppressions is long and ends in the greedy answer (Cluster-NMS, Zheng et al. 20
 compared, so coordinates are not shifted to tell groups apart, which would cost precision: a group's result does not
 depend on the other groups.
 
-The block and table sizes depend on the device: on a CPU the data should stay in the cache, and a GPU should launch few
-kernels and rarely make the host wait. They do not change the result: every device compares the same float32
-products, one operation after another, and only whole numbers are summed.
+Block and table sizes depend on the device: on a CPU the data should stay in the cache, and a GPU should launch few
+kernels and rarely make the host wait. They do not change the result.
 
 torchvision.ops.nms is not used because it compares quotients, which at an IoU of exactly the threshold gives other
 boxes, and because it takes several times as long on batches of many classes (benchmarks/LOG.md).

@@ -25,7 +25,6 @@ class TiledDetector(nn.Module):
     """Finds the objects of one large image at a time.
 
     Args:
-        detector: for inference.
         find: maps ``detector`` and its raw maps (float32) to detections in pixels of its input.
         stride: which the sides of the detector's input must be multiples of.
         imgsz: the longer side to which the whole image is scaled down, pixels.

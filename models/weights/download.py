@@ -137,11 +137,9 @@ def fetch_weights(
     name_or_path: str, *, ctx: DistributedContext, offline: bool, catalog: Path = CATALOG, cache_dir: Path | None = None
 ) -> Path:
     """The file that ``--weights`` refers to: an existing path, or else a name in the catalog (``yolov8n``,
-    ``yolov8n.pt``) or a URL. Every process of the run must call this.
-
-    The first process of each node downloads a missing file into ``cache_dir`` (None: ``weights`` in the cache folder),
-    the others wait. Raises UserError if there is no such file or name, or if it cannot be downloaded.
-    """
+    ``yolov8n.pt``) or a URL. All processes must call this: the first of each node downloads a missing file into
+    ``cache_dir`` (None: ``weights`` in the cache folder), the others wait. Raises UserError if there is no such file or
+    name, or if it cannot be downloaded."""
     from utils.distributed.context import torch_distributed_zero_first  # imports torch
 
     path = Path(os.path.expanduser(name_or_path))

@@ -5,7 +5,6 @@ The model of a foreign file is recognized: its family and size by tensor names a
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -71,11 +70,8 @@ def model_of(stored: StoredWeights) -> dict[str, Any]:
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
-    """The number of classes with which a model has exactly these shapes; 0 for none.
-
-    The first layer, which is quick to build, rules out most models, and the layers before the head, which do not depend
-    on the number of classes, nearly all.
-    """
+    """The number of classes with which a model has exactly these shapes; 0 for none. The first layer, which is quick to
+    build, rules out most models, and the layers before the head nearly all."""
     with torch.device("meta"):
         first = build_layer(spec.layers[0], spec, (spec.channels,))
     expected = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
@@ -102,28 +98,13 @@ def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
 
 
 def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
-    """A detector in eval mode, float32 on the CPU, and its checkpoint's content.
-
-    EMA weights are preferred. A foreign file is recognized by its tensors; its content has only ``format`` ("foreign"),
-    ``names`` and ``imgsz``. Raises UserError for a file that is missing, damaged, not a checkpoint, or of an unknown
-    model.
-    """
+    """A detector in eval mode, float32 on the CPU, and its checkpoint's content, which of a foreign file is only
+    ``format`` ("foreign"), ``names`` and ``imgsz``. Raises UserError for a file that is missing, damaged, not a
+    checkpoint, or of an unknown model."""
     stored = read_weights(path)
-    with _default_dtype_and_device():
+    with torch.device("cpu"):  # whatever default the caller's program has set
         detector = detector_of(stored)
     return detector, stored.content | {"names": list(detector.names)}
-
-
-@contextlib.contextmanager
-def _default_dtype_and_device() -> Iterator[None]:
-    """Whatever the caller's program has set, torch creates float32 tensors on the CPU in the block."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
 
 
 def detector_of(stored: StoredWeights) -> Detector:

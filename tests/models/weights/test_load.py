@@ -99,17 +99,11 @@ def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
     assert all(v.dtype != torch.float16 for v in loaded.state_dict().values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_the_defaults_of_the_program_do_not_matter(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_the_default_device_of_the_program_does_not_matter(tmp_path: Path) -> None:
     path = write_weights(tmp_path / "a.pt", ("a", "b"))
     expected = load_detector(path)[0].state_dict()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            detector, _ = load_detector(path)
-        assert torch.get_default_dtype() == dtype
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        detector, _ = load_detector(path)
     same_content(detector.state_dict(), expected)
     assert detector(torch.zeros(1, 3, 64, 64))
 
