@@ -11,10 +11,9 @@ from torch import Tensor
 
 from utils.boxes import ArrayT
 
-ALPHA, BETA = 0.5, 6.0  # exponents of class score and CIoU in the alignment of a candidate (TOOD, Feng et al. 2021)
 # The floor of a candidate's CIoU, which is below 0 for a target of a few pixels against the large boxes of an untrained
 # head. With a floor of 0 such a target would get no cell, and a data set of nothing else would never begin to learn.
-# Next to a candidate that overlaps well the floor is negligible: to the power of beta it is 1e-12.
+# Next to a candidate that overlaps well the floor is negligible: alignment takes its sixth power.
 LEAST_OVERLAP = 0.01
 
 _ROUNDS = 4  # of a one-to-one match; only piles of targets on one spot need more

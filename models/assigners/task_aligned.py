@@ -75,7 +75,7 @@ def _numbers(lengths: np.ndarray) -> np.ndarray:
 
 
 def alignment(logits: Tensor, overlap: Tensor) -> Tensor:
-    """score^0.5 * CIoU^6 of class logits and CIoUs, (P,) each: by multiplications, since pow is many times slower."""
+    """score^0.5 * CIoU^6, the paper's, of class logits and CIoUs, (P,) each. pow would be many times slower."""
     return logits.sigmoid().sqrt().mul_((overlap * overlap * overlap).square())
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.candidates import ALPHA, BETA, LEAST_OVERLAP, match_one_to_one
+from models.assigners.candidates import LEAST_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import NO_OBJECT, Criterion, IgnoredCells, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -25,17 +25,9 @@ from utils.structures import LossOutput, Targets
 # box term that equals the anchor-free one, so that one learning rate suits both heads.
 _CLASS_GAIN = 2.0
 
-# YOLOv5's objectness balance of P3, P4, P5, for means over a level's cells. Each level has a quarter of the cells of
-# the finer one, so as weights of a cell in a sum they are 1 : 1 : 1.6.
-_LEVEL_MEAN_BALANCE = {3: (4.0, 1.0, 0.4)}
-
-
-def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
-    """Weight of one cell's objectness on each level, 1 on the finest one and, without a published balance, on all."""
-    balance = _LEVEL_MEAN_BALANCE.get(len(strides))
-    if balance is None:
-        return (1.0,) * len(strides)
-    return tuple((b / balance[0]) * (s / strides[0]) ** 2 for b, s in zip(balance, strides, strict=True))
+# Weights of a cell's objectness on P3, P4, P5. YOLOv5's balance 4 : 1 : 0.4 is for means over a level's cells, and each
+# level has a quarter of the cells of the finer one.
+_LEVEL_WEIGHTS = (1.0, 1.0, 1.6)
 
 
 class AnchorMatches(NamedTuple):
@@ -100,8 +92,8 @@ class LevelPairs(NamedTuple):
 
 @torch.no_grad()
 def best_of_levels(levels: Sequence[LevelPairs], num_targets: int) -> list[LevelPairs]:
-    """The levels with at most one valid pair per target: the pair of highest score^alpha * CIoU^beta (the alignment of
-    anchor-free heads) whose output no other target has."""
+    """The levels with at most one valid pair per target: the best aligned one (as in anchor-free heads) whose output no
+    other target has."""
     if num_targets == 0:
         return list(levels)
     sizes = [pairs.row.shape[0] // num_targets for pairs in levels]
@@ -112,7 +104,7 @@ def best_of_levels(levels: Sequence[LevelPairs], num_targets: int) -> list[Level
         return torch.cat([c.view(num_targets, size) for c, size in zip(columns, sizes)], 1)[None]
 
     overlap = by_target([pairs.overlap.clamp(min=LEAST_OVERLAP) for pairs in levels])
-    metric = by_target([pairs.score for pairs in levels]).pow(ALPHA) * overlap.pow(BETA)
+    metric = by_target([pairs.score for pairs in levels]).pow(0.5) * overlap.pow(6.0)
     metric *= by_target([pairs.valid for pairs in levels])
     num_outputs = sum(pairs.objectness.shape[0] for pairs in levels)
     chosen, matched = match_one_to_one(by_target(rows), metric, overlap, num_outputs)
@@ -137,7 +129,8 @@ class AnchorLoss(Criterion):
         super().__init__()
         self.settings, hyp = settings, settings.hyp
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
-        self.level_weights = level_weights(settings.strides)
+        levels = len(settings.strides)
+        self.level_weights = _LEVEL_WEIGHTS if levels == len(_LEVEL_WEIGHTS) else (1.0,) * levels
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
 

@@ -16,7 +16,6 @@ from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
 from models.layers.ops import sparse_cross_entropy, split_rows
-from models.losses.anchor import level_weights
 from models.losses.anchor_free import distribution_focal_loss
 from models.losses.base import LossSettings, class_weights, smooth_labels
 from tests.helpers.kernel_count import NoSync
@@ -127,15 +126,6 @@ def test_label_smoothing_keeps_the_sum_and_does_nothing_for_one_class():
     torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
     assert not smooth[1].any()
     torch.testing.assert_close(smooth_labels(scores, labels * 0, LossSettings((8,), 1, HYP, 0.1))[:, 0], scores)
-
-
-def test_level_weights_are_the_published_balance_of_means():
-    """A cell's weight in a mean is balance / cells; the ratio between levels is the same on every canvas."""
-    for canvas in (320, 640):
-        cells = np.array([(canvas / s) ** 2 for s in STRIDES])
-        weight = np.array([4.0, 1.0, 0.4]) / cells
-        np.testing.assert_allclose(level_weights(STRIDES), weight / weight[0])
-    assert level_weights((8, 16, 32, 64)) == (1.0,) * 4
 
 
 # --- whole losses against loops
