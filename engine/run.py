@@ -30,7 +30,7 @@ from utils.program import write_result
 from utils.strings import counted
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
-LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
+LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
 
 

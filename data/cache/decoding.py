@@ -65,6 +65,7 @@ def remove_older(folder: Path, index: DatasetIndex) -> None:
             with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
                 if not lock.acquire():
                     path.unlink()
+                    lock.path.unlink()
 
 
 def discard(flag: str, reason: Exception, *files: Path) -> None:

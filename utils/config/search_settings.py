@@ -101,8 +101,6 @@ def continued(
             for name in (path.name, *made):
                 old = path.with_name(name)
                 shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it has other files
-                path.parent.rmdir()
         raise
 
 

@@ -33,7 +33,7 @@ class FileLock:
 
     def acquire(self, patience_s: float = 0.0) -> str:
         """Acquires the lock and returns "", or returns a description of its holder after ``patience_s`` seconds. Raises
-        OSError, which names the file, if it cannot be opened or written."""
+        OSError if the file cannot be opened for writing."""
         deadline = time.monotonic() + patience_s
         while holder := self._try():
             if time.monotonic() >= deadline:
@@ -57,55 +57,30 @@ class FileLock:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock and removes the file, if this process holds the lock."""
-        if self._descriptor not in _held:  # a child of the holder
-            self._descriptor = -1
-        if self._descriptor < 0:
-            return
-        self._unlock(self._descriptor)
+        """Releases the lock if this process holds it. The file stays."""
+        if self._descriptor in _held:  # else this is a child of the holder
+            _held.remove(self._descriptor)
+            os.close(self._descriptor)
         self._descriptor = -1
 
     def _try(self) -> str:
-        while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip()
-                os.close(descriptor)
-                return holder or "another process"
-            except OSError:  # no locks on this system
-                pass
-            if self._names(descriptor):
-                break
-            os.close(descriptor)  # its holder removed it after it was opened here and before it was locked
-        since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
-        except OSError as error:  # a full disk
-            self._unlock(descriptor)
-            error.filename = str(self.path)
-            raise
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip()
+            os.close(descriptor)
+            return holder or "another process"
+        except OSError:  # no locks on this system
+            pass
         self._descriptor = descriptor
         _held.add(descriptor)
         _close_in_children()
+        since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+        with contextlib.suppress(OSError):  # a full disk
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
         return ""
-
-    def _names(self, descriptor: int) -> bool:
-        """Whether the path names the open file, and not one that has replaced it."""
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
-        except FileNotFoundError:
-            return False
-
-    def _unlock(self, descriptor: int) -> None:
-        with contextlib.suppress(OSError):
-            if self._names(descriptor):  # the folder may have been replaced by another
-                self.path.unlink()
-        _held.discard(descriptor)
-        with contextlib.suppress(OSError):  # closed, and so unlocked, whatever the disk reports
-            os.close(descriptor)
 
 
 @functools.cache
