@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,33 +38,31 @@ class PhaseTimer:
     wait."""
 
     def __init__(self, device: torch.device) -> None:
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._device = device
+        self._device, self._phases = device, list[tuple[str, Any, Any]]()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        if self._device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            yield
-            end.record()
-            self._events.append((name, start, end))
-            return
-        started = time.perf_counter()
+        start = self._now()
         yield
+        self._phases.append((name, start, self._now()))
+
+    def _now(self) -> torch.cuda.Event | float:
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
         if self._device.type == "mps":
             torch.mps.synchronize()
-        self._seconds[name] += time.perf_counter() - started
+        return time.perf_counter()
 
     def seconds(self) -> dict[str, float]:
         """Totals so far; waits for the device."""
-        if self._events:
+        on_gpu, totals = self._device.type == "cuda", defaultdict[str, float](float)
+        if on_gpu:
             torch.cuda.synchronize(self._device)
-        for name, start, end in self._events:
-            self._seconds[name] += start.elapsed_time(end) / 1000
-        self._events.clear()
-        return dict(self._seconds)
+        for name, start, end in self._phases:
+            totals[name] += start.elapsed_time(end) / 1000 if on_gpu else end - start
+        return totals
 
 
 @dataclass(kw_only=True, eq=False)
