@@ -68,12 +68,8 @@ class Checkpointer:
         hooks: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
-        best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`).
-
-        Args:
-            run: seconds and epoch_batches of `StoredRun`.
-            hooks: their state by name.
-        """
+        best.pt and epochN.pt if they are due. ``run``: seconds and epoch_batches of `StoredRun`. Raises the error of an
+        earlier write (`check`)."""
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         buffers = None if progress.buffers_averaged or progress.batch == 0 else gather_rank_buffers(self.ctx, models)

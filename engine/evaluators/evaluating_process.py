@@ -37,11 +37,8 @@ _PICTURED = 8  # images of the preview
 
 def evaluate_for_others(config: TrainConfig, given: Collection[str]) -> NoReturn:
     """The work of an evaluating process, until the run ends. It reports errors to rank 0 and succeeds in any case, as
-    launchers end all processes when one fails; a signal ends this process alone.
-
-    Args:
-        config, given: the command line, and which settings it gives.
-    """
+    launchers end all processes when one fails; a signal ends this process alone. ``given``: names of the settings on
+    the command line."""
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
@@ -87,10 +84,7 @@ def _wait_for(store: dist.Store, key: str) -> Any:
 
 
 class _Scorer:
-    """Scores weights as the training processes do.
-
-    Raises UserError when the data cannot be opened, or is not theirs.
-    """
+    """Scores weights as the training processes do. Raises UserError if the data cannot be opened, or is not theirs."""
 
     def __init__(
         self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]

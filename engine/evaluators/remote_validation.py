@@ -77,12 +77,8 @@ def discard_message(store: dist.Store, key: str) -> None:
 
 
 class Evaluators:
-    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls.
-
-    Args:
-        evaluator: of this process; gets the detections and the preview, as if it had validated itself.
-        setup: for the evaluating processes.
-    """
+    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls. Its
+    ``evaluator`` gets the detections and the preview, as if it had validated itself."""
 
     def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
         self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)

@@ -26,12 +26,7 @@ log = logging.getLogger("lockstep")
 
 
 class Validation(Hook):
-    """Validates the averaged weights every ``val_every`` epochs and after the last one.
-
-    Args:
-        loader: of the validation split.
-        val_every: 0: only after the last epoch.
-    """
+    """Validates the averaged weights every ``val_every`` epochs (0: in none of them) and after the last one."""
 
     def __init__(self, evaluator: Evaluator, loader: ValidationLoader, val_every: int) -> None:
         self.evaluator, self.loader, self._val_every = evaluator, loader, val_every
@@ -83,11 +78,8 @@ class Results(Hook):
 
 
 class ClassWeights(Hook):
-    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often.
-
-    Args:
-        loader: with the weights of a run that has not been validated yet.
-    """
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``
+    has the weights of a run that has not been validated yet."""
 
     decides_next_epoch = True
 

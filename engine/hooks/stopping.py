@@ -81,12 +81,7 @@ class NonFiniteSteps(Hook):
 
 
 class EarlyStopping(Hook):
-    """Ends the run after ``patience`` epochs without a better one.
-
-    Args:
-        fitness: the name of what is compared.
-        is_validated: `Validation.is_due`.
-    """
+    """Ends the run after ``patience`` epochs without a better ``fitness``. ``is_validated``: `Validation.is_due`."""
 
     def __init__(self, patience: int, fitness: str, is_validated: Callable[[int, int], bool]) -> None:
         self._patience, self._fitness, self._is_validated = patience, fitness, is_validated

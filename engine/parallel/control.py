@@ -257,13 +257,8 @@ class RunControl:
         return StepFlags(save, self._signals.stop or self._wants_stop, self._signals.interrupt)
 
     def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
-        """What to do after a step.
-
-        Args:
-            flags: of all ranks, as far as they have been read.
-            action: of all ranks.
-            read_newest: reads the flags of the remaining steps, before a save.
-        """
+        """What to do after a step, with the flags and the action of all ranks. ``read_newest``: reads the flags of the
+        steps that have not been read yet, before a save."""
         self._watchdog.beat()
         if not any(flags) and action is Action.CONTINUE:
             return action
@@ -295,15 +290,11 @@ class RunControl:
         return self._stop(code) if code else Action.CONTINUE
 
     def finish(self, where: str, last: Path) -> None:
-        """After the last step. Returns if all epochs are done, or if a request has stopped the run.
+        """After the last step, with how far the run has come, in words, and the checkpoint to resume from. Returns if
+        all epochs are done, or if a request has stopped the run.
 
-        Args:
-            where: how far the run has come, in words.
-            last: the checkpoint to resume from.
-
-        Raises:
-            Stopped: a signal to any rank has stopped it.
-            UserError: a hook has failed; on the other ranks `PeerFailure`.
+        Raises Stopped if a signal to any rank has stopped it, and UserError if a hook has failed; on the other ranks
+        `PeerFailure`.
         """
         has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:

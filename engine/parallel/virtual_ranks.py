@@ -23,12 +23,8 @@ from utils.structures import Batch
 
 class VirtualRanks(Strategy):
     """Every global micro-batch is cut into ``count`` shards with batch statistics of their own. Gradients, the sums of
-    the step and running statistics are added in the order of the tree, the latter to their mean.
-
-    Args:
-        model: not wrapped.
-        count: the number of processes is a power of two that divides it.
-    """
+    the step and running statistics are added in the order of the tree, the latter to their mean. The number of
+    processes is a power of two that divides ``count``; ``model`` is not wrapped."""
 
     def __init__(
         self, ctx: DistributedContext, model: nn.Module, autocast: Autocast, optimizer: OptimizerSet, count: int

@@ -83,23 +83,11 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def batch_that_fits(
-    ctx: DistributedContext,
-    run: Run,
-    model: nn.Module,
-    criterion: Criterion,
-    *,
-    pixels: PixelFormat = RGB8,
-    memory: CudaMemory | None = None,
+    ctx: DistributedContext, run: Run, model: nn.Module, criterion: Criterion, *, pixels: PixelFormat = RGB8
 ) -> int:
-    """The largest global batch that fits; logs it. All processes must call this.
-
-    Args:
-        model: in training mode; neither it nor its gradients change.
-        memory: None: `CudaMemory`.
-
-    Raises UserError if not even one image per shard fits.
-    """
-    memory = memory or CudaMemory(ctx.device)
+    """The largest global batch that fits; logs it. All processes must call this. Neither ``model``, in training mode,
+    nor its gradients change. Raises UserError if not even one image per shard fits."""
+    memory = CudaMemory(ctx.device)
     config = run.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     side = largest_side(run, model)
@@ -160,11 +148,8 @@ def prepare_step(
     ctx: DistributedContext, run: Run, model: nn.Module, criterion: Criterion, images: int, pixels: PixelFormat = RGB8
 ) -> TakeStep:
     """Returns a step like the run's, on copies of its objects, which does not wait for other processes. Under DDP the
-    run keeps all gradients allocated; here the second copy of the model takes their place.
-
-    Args:
-        images: per shard of the batch; the step takes this process's shards.
-    """
+    run keeps all gradients allocated; here the second copy of the model takes their place. ``images``: per shard of the
+    batch; the step takes this process's shards."""
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size

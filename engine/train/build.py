@@ -250,11 +250,8 @@ def build_model(
 def build_loss(
     ctx: DistributedContext, run: Run, model: Detector, teacher: TeacherFile | None, train: DatasetIndex | None = None
 ) -> Criterion:
-    """The loss of the model's head, on the device. It copies the anchors, so they must be final.
-
-    Args:
-        train: the training split, for ``--cls-pw``; None: all classes count alike.
-    """
+    """The loss of the model's head, on the device. It copies the anchors, so they must be final. ``train``: the
+    training split, for ``--cls-pw``; None: all classes count alike."""
     config, weights = run.config, None
     if config.cls_pw and train is not None:
         weights = class_weights(train.boxes_of_classes(model.num_classes), config.cls_pw)

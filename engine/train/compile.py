@@ -84,14 +84,9 @@ def _is_installed(compilers: Sequence[str], variable: str) -> bool:
 
 
 def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int) -> Compilation:
-    """The compilation of a run that has passed `check_compilation`.
-
-    Args:
-        images: of a full global batch (the first of an epoch).
-        shards: that a batch is cut into: virtual ranks, or processes.
-
-    Raises UserError for batches that leave processes without images, which then would not run what the others run.
-    """
+    """The compilation of a run that has passed `check_compilation`, with ``images`` in a full global batch, which is
+    cut into ``shards``: virtual ranks, or processes. Raises UserError for batches that leave processes without images,
+    which then would not run what the others run."""
     if images < shards:
         raise UserError(f"--compile: a batch of {images} images leaves some of its {shards} shards empty")
     # On a CPU the loss takes little time. Compiled scatters add in any order.

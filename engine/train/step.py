@@ -215,12 +215,7 @@ def build_step(
     images: int,
 ) -> TrainStep:
     """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled.
-
-    Args:
-        pretrained: as in `build_optimizer`.
-        images: of a whole global batch.
-    """
+    compiled. ``pretrained``: as in `build_optimizer`. ``images``: of a whole global batch."""
     config, hyp = run.config, run.hyp
     optimizer = build_optimizer(
         model,

@@ -21,13 +21,8 @@ from utils.strings import counted
 
 
 class Trainer:
-    """Trains the remaining epochs of a run. Every rank has one and makes the same calls.
-
-    Args:
-        step: of the optimizer, with the model and the averaged weights.
-        loader: endless; positioned by `fit`.
-        hooks: called in this order.
-    """
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in their
+    order."""
 
     def __init__(
         self,

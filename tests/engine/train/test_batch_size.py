@@ -178,6 +178,12 @@ def peak_bytes(images: int) -> int:
     return Counted().peak_of(lambda: prepare_step(CPU, run_of(), model, criterion, images))
 
 
+def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
+        return batch_that_fits(ctx, run_of(**settings), *model_and_loss())
+
+
 @pytest.mark.parametrize(
     ("settings", "images", "batch"),
     [
@@ -192,21 +198,19 @@ def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     measured = run_of(quad=settings.get("quad", False))
     limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
-        found = batch_that_fits(CPU, run_of(**settings), model, criterion, memory=Counted(limit))
+        found = search(CPU, settings, limit)
     shards = settings.get("virtual_ranks", 1)
     assert found == batch
     assert re.search(rf"--batch-size -1: {batch} \({shards} shards? of", caplog.text)
 
 
 def test_a_single_image_that_does_not_fit_is_one_line():
-    model, criterion = model_and_loss()
     with refused():
-        batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
+        search(CPU, {}, 1000)
 
 
 def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) -> int:
-    model, criterion = model_and_loss()
-    return batch_that_fits(ctx, run_of(**settings), model, criterion, memory=Counted(limits[ctx.rank]))
+    return search(ctx, settings, limits[ctx.rank])
 
 
 @pytest.mark.parametrize(("settings", "batch"), [({"virtual_ranks": 4}, 8), ({"sync_bn": -1}, 4)])
