@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,10 +88,9 @@ class LoadImagesAndLabels:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
         return self.samples([key])[0]
 
-    def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
+    def samples(self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None)) -> list[Sample]:
         """The samples of ``keys``, all of one epoch. Each is independent of the others. ``outs``: an array (H, W, C)
         per sample to render into, which saves a copy; undefined if the sample has another image."""
-        outs = [None] * len(keys) if outs is None else outs
         return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:

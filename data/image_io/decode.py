@@ -330,15 +330,15 @@ def exif_orientation(tiff: bytes) -> int:
     """The orientation in an EXIF block (a TIFF header and its first directory), 1 to 8; 1 if it is missing or
     malformed."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None or len(tiff) < 8:
+    if order is None:
         return 1
-    (at,) = struct.unpack(order + "I", tiff[4:8])
-    if at + 2 > len(tiff):
-        return 1
-    (count,) = struct.unpack(order + "H", tiff[at : at + 2])
-    for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
-        tag, kind = struct.unpack(order + "HH", tiff[entry : entry + 4])
-        if tag == _ORIENTATION_TAG and kind == 3:  # an unsigned short, as EXIF requires
-            (value,) = struct.unpack(order + "H", tiff[entry + 8 : entry + 10])
-            return value if 1 <= value <= 8 else 1
+    try:
+        (at,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, at)
+        for entry in range(at + 2, at + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, entry)
+            if tag == _ORIENTATION_TAG and kind == 3:  # an unsigned short, as EXIF requires
+                return value if 1 <= value <= 8 else 1
+    except struct.error:  # it ends early
+        pass
     return 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,7 @@ class AugmentedImages(LoadImagesAndLabels):
                     self._recent.pop(next(iter(self._recent)), None)
         return image
 
-    def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        outs = [None] * len(keys) if outs is None else outs
+    def samples(self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None)) -> list[Sample]:
         plans = self.plans(keys)
         samples = []
         for key, plan, labels, out in zip(keys, plans, self.plan_labels(keys, plans), outs):
