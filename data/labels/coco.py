@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import json
 import os
 import re
@@ -15,7 +13,7 @@ from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
 from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, UNLISTED, Finding
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
-from utils.files.safe_io import open_regular, read_text
+from utils.files.safe_io import read_text
 from utils.files.schema import suggestion
 from utils.logger import get_logger
 
@@ -220,11 +218,10 @@ def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
 
 def read_json(path: Path, expected: str) -> str:
     """The text of a file that begins like a JSON object or list. Raises UserError."""
-    with contextlib.suppress(OSError), open_regular(path) as file:  # `read_text` reports such an error
-        # Other files are not read to their end: one may be a sparse file of a terabyte.
-        if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
-            raise UserError(f"{path}: not {expected}")
-    return read_text(path)
+    text = read_text(path)
+    if not text[:4096].lstrip().startswith(("{", "[")):
+        raise UserError(f"{path}: not {expected}")
+    return text
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

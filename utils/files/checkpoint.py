@@ -168,7 +168,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
             metadata = file.metadata() or {}
-    except SafetensorError as error:
+    except (SafetensorError, MemoryError) as error:
         reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
         raise UserError(f"{path}: truncated, damaged, or not a safetensors file ({reason[:200]})") from None
     for name, tensor in tensors.items():
