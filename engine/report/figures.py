@@ -10,28 +10,21 @@ from engine.evaluation.analysis import KINDS, ErrorSplit
 from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
 from utils.structures import EvalResult
 
-MANY_CLASSES = 20  # with more, most curves are gray, and confusion matrices have no numbers
-MOST_COLORED, MOST_FAINT = 8, 100  # of many classes in a figure
+MANY_CLASSES = 20  # with more, confusion matrices have no numbers
+FEW_CLASSES = 8  # of many, that have a curve
 MOST_CONFUSED = 60  # classes in a confusion matrix
-CURVE_POINTS = 200  # of a line over all confidences
 
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     """Curves at IoU 0.5 named PR, F1, P and R: a line for each class that has objects, and a thick one for their mean;
-    of many classes, those with the lowest AP50 have colors. Empty if no class has objects."""
+    of many classes, only those with the lowest AP50. Empty if no class has objects."""
     shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
     if not shown.size:
         return {}
     class_ap50 = result.class_metrics["AP50"]
-    colored = shown[np.argsort(class_ap50[shown], kind="stable")]
-    faint, note = colored[:0], ""
+    drawn, note = shown[np.argsort(class_ap50[shown], kind="stable")], ""
     if shown.size > MANY_CLASSES:
-        colored, faint = np.split(colored, [MOST_COLORED])
-        note = f"the {MOST_COLORED} classes with the lowest AP50 have colors"
-        if faint.size > MOST_FAINT:
-            note += f", {MOST_FAINT} of the other {faint.size} are gray"
-            faint = faint[np.linspace(0, faint.size - 1, MOST_FAINT).round().astype(int)]
-
+        drawn, note = drawn[:FEW_CLASSES], f"the {FEW_CLASSES} of {shown.size} classes with the lowest AP50"
     of_detections, of_objects = "precision (fraction of the detections)", "recall (fraction of the objects)"
     confidence, threshold = result.curve_confidence, result.threshold
     curves = {  # title, x, y, and their names
@@ -46,10 +39,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
         if key == "PR":
             mean = f"mean AP50 {result.metrics['AP50']:.3f}"
             labels = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
-        sampled = np.unique(np.linspace(0, x.size - 1, min(x.size, CURVE_POINTS)).round().astype(int))
-        lines = [Line(mean, x[sampled], y[shown].mean(0)[sampled], "strong")]
-        lines += [Line(labels[c], x[sampled], y[c, sampled]) for c in colored]
-        lines += [Line(labels[c], x[sampled], y[c, sampled], "faint") for c in faint]
+        lines = [Line(mean, x, y[shown].mean(0), is_strong=True), *(Line(labels[c], x, y[c]) for c in drawn)]
         is_marked = key == "F1" and threshold is not None
         mark = (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}") if is_marked else None
         charts[key] = Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)

@@ -24,7 +24,7 @@ DPI = 140
 COLORS = (
     "#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f",
 )  # fmt: skip
-FAINT, MARK = "#d9dde2", "#7f7f7f"
+MARK = "#7f7f7f"
 SHEET_GAP = 2  # white pixels between images
 _AXIS_NAMES = {
     "time": "time since the start (s)",
@@ -68,7 +68,7 @@ class Line:
     name: str
     x: np.ndarray
     y: np.ndarray
-    style: str = ""  # "strong", or "faint" for a gray line without an entry in the legend
+    is_strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def picture_of(figure: Figure) -> Picture:
 
 def chart_picture(chart: Chart) -> Picture:
     """A chart with its title, and a legend below if it has several lines."""
-    names = [short_label(line.name) for line in chart.lines if line.style != "faint"]
+    names = [short_label(line.name) for line in chart.lines]
     columns = int(np.clip(LEGEND_LETTERS // (max(map(len, names), default=0) + 6), 1, 4))
     rows = -(-len(names) // columns) if len(chart.lines) > 1 else 0
     figure = new_figure(WIDTH, HEIGHT + LEGEND_ROW * rows)
@@ -124,17 +124,17 @@ def chart_picture(chart: Chart) -> Picture:
 
 
 def _draw_line(axes: Axes, line: Line, number: int) -> None:
-    known, is_faint = np.isfinite(line.y), line.style == "faint"
+    known = np.isfinite(line.y)
     axes.plot(
         line.x[known],
         line.y[known],
-        color=FAINT if is_faint else COLORS[number % len(COLORS)],
-        linestyle="-" if is_faint or number < len(COLORS) else "--",
-        linewidth=2.5 if line.style == "strong" else 1 if is_faint else 1.3,
-        zorder=1.9 if is_faint else 3 if line.style == "strong" else 2,
+        color=COLORS[number % len(COLORS)],
+        linestyle="-" if number < len(COLORS) else "--",
+        linewidth=2.5 if line.is_strong else 1.3,
+        zorder=3 if line.is_strong else 2,
         marker="." if known.sum() <= MOST_DOTS else None,
         markersize=4,
-        label="_" if is_faint else short_label(line.name),
+        label=short_label(line.name),
     )
 
 

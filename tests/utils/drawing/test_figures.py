@@ -41,7 +41,7 @@ def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float
     known = np.isfinite(y)
 
     def drawn(x: np.ndarray, y: np.ndarray) -> Picture:
-        lines = [Line("a", x, y), Line("猫", X, X / 4, "strong"), Line("gray", X, X, "faint")]
+        lines = [Line("a", x, y), Line("猫", X, X / 4, is_strong=True)]
         return chart_picture(Chart("t", lines, "epoch", "loss", (0, 4), mark=(3.0, "m"), note="n"))
 
     picture = drawn(X, y)
