@@ -28,13 +28,14 @@ class ResultsTable:
             with io.TextIOWrapper(open_regular(path, MOST_BYTES), encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
                 rows = {int(row["epoch"]): {k: v for k, v in row.items() if v} for row in reader}
+                columns = list(reader.fieldnames or ["epoch"])
             for row in rows.values():
                 list(map(float, row.values()))
         except (TypeError, ValueError, KeyError, csv.Error):
             raise UserError(f"{path}: not a results file of this program; move it away") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror or error}); move it away") from None
-        return cls(list(reader.fieldnames or ["epoch"]), rows)
+        return cls(columns, rows)
 
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
         """Adds or replaces a row; a column that is new joins the header."""
