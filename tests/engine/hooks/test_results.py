@@ -74,17 +74,10 @@ def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "epoch,a\n0,1\n0,2\n", "epoch,a,a\n0,1,2\n", "epoch,a\n0,1,2\n", "epoch,a\n0\n", "epoch,a\n0,0x1\n", "a\n0\n",
-        "a,b\n", "folder", "pipe", "device",
-    ],
-)  # fmt: skip
-def test_an_ambiguous_or_special_results_file_is_one_line(tmp_path, text):
+@pytest.mark.parametrize("text", ["a\n0\n", "folder", "pipe", "device"])
+def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text):
     path = tmp_path / "results.csv"
     special = {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
     special.get(text, lambda: path.write_text(text))()
     with refused():
         ResultsCsv(path)
-    assert text in special or path.read_text() == text
