@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -40,8 +39,7 @@ _STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
 
 
 def _with_settings(*configs: type) -> Callable[[Function], Function]:
-    """Gives a function, at runtime, the signature and documentation of its ``**settings``: the fields of
-    ``configs``."""
+    """Gives a function, at runtime, the signature and documentation of its ``**settings``: fields of ``configs``."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -153,8 +151,8 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
     words = [*start_of(command), *flags]
     # A terminal's Ctrl-C reaches this process only, which passes it on.
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "process_group": 0}
-    with _interrupts() as interrupts, start(words, stop=signal.SIGINT, environment=environment, **options) as child:
-        interrupts.append(partial(child.process.send_signal, signal.SIGINT))
+    started = start(words, stop=signal.SIGINT, environment=environment, **options)
+    with started as child, _interrupts_for(child.process):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with child.process.stdout as pipe:
             while data := os.read(pipe.fileno(), 1 << 16):
@@ -169,15 +167,14 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[list[Callable[[], object]]]:
-    """In the block, an interrupt calls the functions in the list instead of raising, which could lose output."""
-    functions: list[Callable[[], object]] = []
+def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
+    """In the block, an interrupt is one of ``process`` instead of raising, which could lose output."""
     if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
-        yield functions
+        yield
         return
-    previous = signal.signal(signal.SIGINT, lambda *_: [function() for function in functions])
+    previous = signal.signal(signal.SIGINT, lambda *_: process.send_signal(signal.SIGINT))
     try:
-        yield functions
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)
 

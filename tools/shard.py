@@ -64,9 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def write_set(
     spec: DatasetSpec, out: Path, most: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
 ) -> None:
-    """Writes all splits of a data set, with all classes of its labels, to the new folder ``out``. ``most``: bytes of a
-    tar file, unless one image takes more. Raises UserError as `load_index`, and if ``out`` exists or the disk is too
-    small."""
+    """Writes all splits, with all classes of the labels, to the new folder ``out``. ``most``: bytes of a tar file, if
+    no image takes more. Raises UserError as `load_index`, and if ``out`` exists or the disk is too small."""
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()

@@ -105,8 +105,7 @@ def train(
 
 
 def wait_for_former(folder: Path) -> None:
-    """Waits for processes that train in ``folder`` though their parent was killed: they save before they end. Raises
-    UserError if they do not."""
+    """Waits until processes that train in ``folder``, whose parent was killed, have saved, else raises UserError."""
     if folder.is_dir():
         with FileLock(folder / LOCK_NAME) as lock:
             if holder := lock.acquire(PATIENCE_S):

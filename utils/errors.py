@@ -15,9 +15,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def one_line(text: str) -> str:
-    """``text`` with a space for each run of line breaks and other control characters, which a name of a file or class
-    may contain: they would split lines of logs and files, and control terminals. Half surrogates, which are not UTF-8
-    (file names may contain any bytes), are escaped."""
+    """``text`` with a space for each run of line breaks and other control characters, which would split lines of logs
+    or control terminals. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -95,8 +95,7 @@ class Targets:
 
     @property
     def max_targets(self) -> int:
-        """The largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET`, so that padded
-        targets have few shapes."""
+        """The largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET`: few shapes."""
         return max(-(-max(self.counts, default=0) // TARGET_BUCKET), 1) * TARGET_BUCKET
 
     @property

@@ -41,8 +41,7 @@ class Space:
         return {name: trial._suggest(name, each) for name, each in self.ranges.items()}
 
     def known_values(self, epochs: int) -> dict[str, Scalar]:
-        """The fixed recipe's own values, as far as the ranges contain them; for null, what it means in a run of this
-        length."""
+        """The fixed recipe's own values that are in the ranges; for null, what it means in a run of this length."""
         own = asdict(self.base)
         effective = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
         return {n: value for n, each in self.ranges.items() for value in (effective[n], own[n]) if _holds(each, value)}

@@ -72,8 +72,7 @@ class SharedStudy:
         return self._folder / TRIALS / f"{number:04}"
 
     def claim(self) -> Claim | None:
-        """An interrupted trial or, if there is none, a new one; None if all have ended or are run by other
-        processes."""
+        """An interrupted trial or, if there is none, a new one; None if none is left for this process."""
         with self.exclusive():
             trials = self.trials()
             for frozen in trials:

@@ -92,8 +92,7 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 
 def given_values(cls: type, arguments: Sequence[str]) -> dict[str, Any]:
-    """The checked values of the fields that a command line in flags of ``cls`` sets; none is required. Raises UserError
-    that names the flag."""
+    """The checked values of the fields that a command line in our flags sets. Raises UserError that names the flag."""
     fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
     nothing = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
     values = vars(build_parser(cls).parse_args(arguments, nothing))

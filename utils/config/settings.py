@@ -1,8 +1,6 @@
-"""All settings of the program, as dataclasses.
+"""All settings of the program, as dataclasses. The metadata of a field holds its help text, bounds and choices.
 
-The metadata of a field holds its help text, bounds and choices. Flags, help, checks of YAML files and the stored config
-are all derived from these fields (`utils.config.parser`), so every flag is in the stored config, and every value is
-checked.
+Flags, help, checks of YAML files and the stored config follow from these fields (`utils.config.parser`).
 """
 
 from __future__ import annotations

@@ -180,8 +180,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Sets the model to eval mode, and each module back to its former mode afterwards (frozen batch norms stay
-    frozen)."""
+    """Sets the model to eval mode, and each module back to its mode afterwards (frozen batch norms stay frozen)."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,5 +1,4 @@
-"""Starts several processes of a program on this machine (``--spawn N``). The parent only waits, and does not import
-torch, so start-up costs one import of it, not two in a row."""
+"""Starts several processes on this machine (``--spawn N``). The parent does not import torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -110,17 +109,10 @@ def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], sto
         raise Stopped(stop_code or 128 + signals[0])
     name = f"process {rank} of {len(group)}"
     if code < 0:  # it could not print anything itself
-        raise UserError(f"{name} was killed by {signal_name(-code)}; is there enough memory?")
+        raise UserError(f"{name} was killed by {signal.Signals(-code).name}; is there enough memory?")
     if code not in _WITH_MESSAGE:
         raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
     raise PeerFailure(f"{name} failed")
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
@@ -140,8 +132,7 @@ def end_with_parent(number: int = signal.SIGINT) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is free, mostly below those that Linux gives to connections, one of which could
-    otherwise take it before it is used."""
+    """A free TCP port, mostly below those that Linux gives to connections, which could take it before it is used."""
     chance = random.SystemRandom()  # not the seed's: runs that start at the same time need different ports
     for port in [*(chance.randrange(20_000, 32_000) for _ in range(20)), 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,5 +1,4 @@
-"""Figures with axes, drawn by Matplotlib, which is imported when a figure is created; the charts of results.csv; and
-sheets of several images."""
+"""Figures with axes, drawn by Matplotlib, which is imported when needed; charts of results.csv; sheets of images."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ def write_page(path: str | Path, template: str, title: str, subtitle: str = "", 
 
 
 def image(content: bytes, kind: str, label: str, style: str, width: float) -> Markup:
-    """A PNG or JPEG file in the page: ``kind`` is "png" or "jpeg", ``style`` a class of the style sheet, ``width`` in
-    pixels of the page."""
+    """A PNG or JPEG file (``kind``) in the page. ``style``: a class of the style sheet; ``width``: in pixels."""
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return Markup('<img class="{}" alt="{}" width="{:.0f}" src="{}">').format(style, label, width, uri)
 

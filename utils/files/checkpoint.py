@@ -63,8 +63,7 @@ def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU, read without running code from the file. Raises UserError for any other
-    file."""
+    """The content of a checkpoint, on the CPU, read without running its code. Raises UserError for any other file."""
     with open_checkpoint(path) as file:
         _check_sums(file, path)
         content = _load(file, path)

@@ -133,8 +133,7 @@ def file_bytes(path: str | Path) -> int:
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """The location of a data set as a checkpoint stores it: absolute paths, and paths relative to ``folder``, the
-    run's.
+    """The location of a data set as a checkpoint stores it: absolute paths, and paths relative to the run's ``folder``.
 
     ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
     """

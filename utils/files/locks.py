@@ -1,9 +1,8 @@
 """Exclusive file locks that end with the process that holds them, however it ends, and name their holder.
 
-All locks are BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) belongs to the process: it is
-lost when the process closes any descriptor of the file (a cache is opened again and again), and it does not exclude the
-process itself. Linux maps flocks on NFS to locks of whole files, so they exclude other machines. Forked children share
-an open file and would keep the lock of a killed parent, so they close the descriptors of `FileLock`.
+They are BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) is lost when the process closes any
+descriptor of the file. Linux maps flocks on NFS to locks of whole files, so they exclude other machines. Forked
+children close the descriptors of `FileLock`, as they would keep the lock of a killed parent.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
 class FileLock:
-    """A lock among all machines that see the file. If the file system or the operating system has no locks, `acquire`
-    always succeeds."""
+    """A lock among all machines that see the file. Where the file system has no locks, `acquire` always succeeds."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -42,8 +40,7 @@ class FileLock:
         return ""
 
     def wait(self, what: str) -> FileLock:
-        """Acquires the lock, for use in a ``with`` statement. While it is held, a warning says that the process waits
-        for ``what``."""
+        """Acquires the lock, for a ``with`` statement. While it waits, a warning names ``what`` it waits for."""
         if holder := self.acquire():
             get_logger().warning("waiting for %s (%s)", what, holder)
             self.acquire(math.inf)

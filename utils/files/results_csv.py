@@ -57,8 +57,7 @@ class ResultsTable:
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of results.csv that have a value: float64 (rows,), nan where a cell is empty. Raises
-    UserError as `ResultsTable.read`."""
+    """The columns that have a value: float64 (rows,), nan where a cell is empty. Raises as `ResultsTable.read`."""
     table = ResultsTable.read(path)
     rows = [table.rows[epoch] for epoch in sorted(table.rows)]
     known = [name for name in table.columns if any(name in row for row in rows)]

@@ -78,8 +78,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
-    """Opens a file for reading. Raises OSError, with a reason for the user, for anything but a regular file of at most
-    ``most`` bytes."""
+    """Opens a regular file of at most ``most`` bytes for reading. Raises OSError, with a reason, for others."""
     return os.fdopen(open_descriptor(path, most)[0], "rb")
 
 
@@ -113,8 +112,7 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
 
 
 def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:
-    """An open regular file of at most ``most`` bytes, and its status. Raises OSError, with a reason for the user, for
-    anything else."""
+    """An open regular file of at most ``most`` bytes, and its status. Raises OSError, with a reason, for others."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(handle)

@@ -1,8 +1,8 @@
 """Captures what image decoders print on standard error, so that a warning can be attributed to a file.
 
 libjpeg decodes a damaged image to the end, prints one line without a file name and reports success. While an image is
-decoded, file descriptor 2 is redirected to memory; lines of decoders are captured, and everything else (from other
-threads) is forwarded. This takes a few system calls per image, microseconds compared to milliseconds of decoding.
+decoded, file descriptor 2 is redirected to memory; lines of decoders are captured, everything else is forwarded. This
+takes a few system calls per image, microseconds compared to milliseconds of decoding.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
 
 
 def pass_on() -> None:
-    """Forwards what has been captured and restores standard error, although threads may still decode: for a process
-    that is about to end."""
+    """Forwards what has been captured and restores standard error: for a process that is about to end."""
     if watch := _watches.get(os.getpid()):
         with contextlib.suppress(OSError):
             watch.restore()

@@ -20,8 +20,7 @@ def make_current(device: torch.device) -> None:
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
-    """Parses ``--device``; several devices are possible with CUDA only. Raises UserError for devices that do not
-    exist."""
+    """Parses ``--device``; several only of CUDA. Raises UserError for devices that do not exist."""
     text = device.strip().lower().replace("cuda:", "")
     if not text and not torch.cuda.is_available():
         text = "mps" if torch.backends.mps.is_available() else "cpu"

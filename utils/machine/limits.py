@@ -1,7 +1,4 @@
-"""One-line explanations of errors that are limits of the machine: memory, files, disks, killed processes, packages.
-
-Libraries raise such errors as many types. They are not bugs, and their tracebacks do not say what to do.
-"""
+"""One-line explanations of errors that are limits of the machine, not bugs: memory, files, disks, packages."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
-    """One line about an error that is a limit of the machine; None for other errors. ``advice``: how to use less
-    memory."""
+    """One line about an error that is a limit of the machine, else None. ``advice``: how to use less memory."""
     text = str(error)
     if isinstance(error, ImportError):
         return _explain_import(error, advice)

@@ -78,8 +78,7 @@ def boot_id() -> str:
 
 
 def process_stat(pid: int | str = "self") -> list[str]:
-    """The fields of /proc/PID/stat after the name of the process; the first is the state, field 3 of proc(5). Raises
-    OSError if there is no such process, or no /proc."""
+    """The fields of /proc/PID/stat from the state, field 3 of proc(5), on. Raises OSError if there is none."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
 

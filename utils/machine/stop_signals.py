@@ -61,8 +61,7 @@ class StopSignals:
         self._deferred = self.stop or self.interrupt
 
     def has_come(self) -> bool:
-        """Whether a signal has arrived since the last call, even if the main thread is blocked in a library and has not
-        handled it. Only one thread may call this."""
+        """Whether a signal has come since the last call, even if the main thread is blocked. For one thread only."""
         with suppress(OSError):  # nothing to read, or closed
             return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
         return False
