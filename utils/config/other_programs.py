@@ -141,7 +141,7 @@ def _has_effect(key: str, text: str) -> bool:
 
 
 def foreign_flags(command: str, key: str, value: str) -> list[str]:
-    """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError with the reason if none exist."""
+    """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError (why) if none exist."""
     table, plain, flag, hyperparameter = _table(), _plain(value), "--" + key.replace("_", "-"), _synonym(key)
     for pattern, flags in tables(command)["values"].get(key, {}).items():
         if re.fullmatch(pattern, plain):
