@@ -117,8 +117,8 @@ def _portable(tensor: Tensor) -> Tensor | _ByValue:
 
 
 def new_shared(nbytes: int) -> torch.UntypedStorage:
-    """Uninitialized shared memory. Torch would use a file in /dev/shm, which containers often limit to 64 MiB (``docker
-    --shm-size``). This memory has no such limit. On systems other than Linux, torch's shared memory is used."""
+    """Uninitialized shared memory. Torch's own, used where there is no other, is in /dev/shm, which containers often
+    limit to 64 MiB (``docker --shm-size``)."""
     if not hasattr(os, "memfd_create"):
         return torch.UntypedStorage._new_shared(nbytes)
     handle = os.memfd_create("lockstep-tensor")

@@ -249,8 +249,7 @@ def _checksum(path: Path, pages: np.ndarray) -> int:
 
 
 def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Which of ``count`` images are in the file, bool (count,): all if its tree is intact. A damaged file is removed,
-    with a warning."""
+    """Which images are in the file, bool (count,): all if its tree is intact. A damaged file is removed."""
     import lmdb
 
     stored, tree = np.zeros(count, bool), path.with_suffix(_TREE_SUFFIX)

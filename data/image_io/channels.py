@@ -38,8 +38,7 @@ def to_format(
     """Pixels (H, W) or (H, W, c), uint8 or uint16, BGR unless ``is_rgb``, to (H, W, C) of the format, C-contiguous.
 
     For 8 bits, 16-bit values are divided by 257 and rounded. For three channels or one, gray, RGB and RGBA images are
-    converted; else the image must have the channels of the format. An image that has the format is returned itself.
-    Raises UserError.
+    converted; else the image must have the channels of the format. Raises UserError.
     """
     if image.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{path}: {image.dtype} pixels are not supported; convert the image to 8 or 16 bits")

@@ -115,8 +115,7 @@ def suffix_of(content: bytes) -> str:
 
 def unread_image(path: str | os.PathLike) -> str:
     """Why an image file is not read, and what to do: its format is not supported, or its first bytes are those of an
-    image, but its suffix is not. "" for an image that is read, and for any other file. Raises OSError when the disk
-    fails."""
+    image, but its suffix is not. "" for an image that is read, and for any other file."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _UNREAD_SUFFIXES:
         return f"{suffix} files are not supported; convert them to JPEG or PNG"
@@ -270,8 +269,8 @@ def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: 
 
 
 def read_header(data: bytes, path: str | os.PathLike) -> Header:
-    """The header of an image file in memory. Raises UserError for an empty file, and for a truncated or malformed JPEG
-    or PNG. Pillow would take several times as long, for each image of each epoch."""
+    """The header of an image file in memory. Raises UserError for an empty file and a truncated JPEG or PNG. Pillow
+    would take several times as long, for each image of each epoch."""
     try:
         if not data:
             raise ValueError("the file is empty")
@@ -317,8 +316,7 @@ def _read_jpeg(data: bytes) -> Header:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, begin and end of the content of each chunk of a PNG up to the last; the content may be cut. None for other
-    files."""
+    """Kind, begin and end of the content, which may be cut, of each chunk of a PNG; nothing for other files."""
     at, kind = 8, b""
     while data[:8] == _PNG_MAGIC and at + 8 <= len(data) and kind != b"IEND":
         length, kind = struct.unpack_from(">I4s", data, at)
@@ -327,8 +325,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def exif_orientation(tiff: bytes) -> int:
-    """The orientation in an EXIF block (a TIFF header and its first directory), 1 to 8; 1 if it is missing or
-    malformed."""
+    """The orientation, 1 to 8, in an EXIF block (a TIFF header and its first directory); 1 if it has none."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None:
         return 1

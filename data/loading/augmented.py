@@ -45,8 +45,7 @@ class AugmentedImages(LoadImagesAndLabels):
             self._transforms = UserTransforms(hyp.albumentations, seed)
 
     def source_image(self, i: int) -> np.ndarray:
-        """As in `LoadImagesAndLabels`; images that are read from files are kept for the other samples of their
-        block."""
+        """As in `LoadImagesAndLabels`; images from files are kept for the other samples of their block."""
         image = self._recent.get(i)
         if image is None:
             image = super().source_image(i)

@@ -41,11 +41,6 @@ def build_train_loader(
 
     Every process of the run must call this. The first one of each node scans and caches; the others read the results.
     With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them.
-
-    Args:
-        config, hyp: accepted by `check_loader_settings`.
-        stride: the model's largest.
-
     Raises UserError: an unfit image size, no images, processes that read different data, errors of scan or cache.
     """
     check_image_size(config.imgsz, stride)
@@ -112,7 +107,6 @@ def build_val_loader(
         config: a `ValConfig` has the split, the batch size and the shape of the canvases; with its ``tile``, a batch is
             one image at its full size. A training run validates on "val", with batches of at most `MOST_VALIDATED`.
         stride: the model's largest.
-        tile: side of the tiles, pixels; 0: whole images.
         hyp: for tiles, whose labels may be ignored in the loss; None: the defaults.
         canvas_hw: the canvas of every image, whose longer side is ``config.imgsz``; None: as in ``config``.
         squares: the head's default, if ``config`` does not say whether batches are rectangular.

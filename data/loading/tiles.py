@@ -57,8 +57,7 @@ class TiledIndex:
         seed: int | None = None,
         overlap: float = TILE_OVERLAP,
     ) -> None:
-        """``seed``: of the run, to move the tiles; None: they stay on the grid. ``overlap``: of neighbors, fraction of
-        a tile."""
+        """``seed``: to move the tiles; None: they stay on the grid. ``overlap``: of neighbors, fraction of a tile."""
         self.images, self.side, self.seed, self._visibility = images, side, seed, hyp.tile_visibility
         sizes = np.maximum(images.image_hw, side).tolist()
         grids = [tile_windows((height, width), side, overlap) for height, width in sizes]
@@ -87,8 +86,7 @@ class TiledIndex:
         return self._clipped(self._near.take(tiles), self.corners(tiles, epoch)).labels_of(np.arange(len(tiles)))
 
     def pixels(self, image: np.ndarray, tile: int, epoch: int) -> np.ndarray:
-        """The part (side, side, C) of ``image`` (H, W, C) that a tile shows in an epoch; a view if the image is large
-        enough."""
+        """The part (side, side, C) of ``image`` (H, W, C) that a tile shows in an epoch; perhaps a view."""
         left, top = self.corners(np.array([tile]), epoch)[0].tolist()
         part = image[top : top + self.side, left : left + self.side]
         height, width = part.shape[:2]

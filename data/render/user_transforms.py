@@ -41,9 +41,8 @@ class UserTransforms:
         self._compose = _build(entries)
 
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
-        """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized. The
-        image is letterboxed to its old size if a transform has changed it. Raises UserError: a transform fails on the
-        image, for example a crop that is larger than it."""
+        """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized. An
+        image of another size is letterboxed to the old one. Raises UserError if a transform fails on the image."""
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)

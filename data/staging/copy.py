@@ -168,8 +168,7 @@ class StageCopy:
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
-        """A function that reads a file of the plan, from this copy if it is ``local``, bool (F,), else from the
-        original."""
+        """A function that reads a file of the plan, from this copy if ``local``, bool (F,), else the original."""
 
         def load(item: int) -> bytes:
             name = self.plan.names[item]
