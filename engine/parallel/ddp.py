@@ -47,12 +47,12 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
 
 
 def freeze_unused(model: nn.Module, example: Tensor) -> None:
-    """Freezes the parameters that no output depends on, for images ``example`` (B, 3, H, W) on the CPU: they are not
-    trained anyway, and DDP would wait for their gradients.
+    """Freezes the parameters that no output in training depends on, for images ``example`` (B, C, H, W) on the CPU:
+    they are not trained anyway, and DDP would wait for their gradients. B is at least 2, for batch norm after pooling.
 
     A copy runs there: on a GPU, cuDNN would search for kernels of this size, which training does not use.
     """
-    copied = copy.deepcopy(model).cpu().eval()
+    copied = copy.deepcopy(model).cpu().train()
     named = [(name, p) for name, p in copied.named_parameters() if p.requires_grad]
     total = sum(level.float().sum() for level in copied(example))
     reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)

@@ -271,7 +271,7 @@ def build_strategy(
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
     if ctx.is_distributed:
         side = 2 * model.stride
-        freeze_unused(model, torch.zeros(1, model.channels, side, side))
+        freeze_unused(model, torch.zeros(2, model.channels, side, side))
     # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
     static = plan.accumulate == 1 and not config.compile
     return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)

@@ -24,15 +24,17 @@ ROOT = Path(__file__).parents[3]
 
 
 class _Forked(nn.Module):
-    """A model with a branch whose result is not used."""
+    """A model with a branch whose result is not used, and one that is used in training only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used, self.dropped, self.norm = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.auxiliary = nn.Conv2d(3, 4, 3)
 
     def forward(self, x):
         self.dropped(x)
-        return [self.norm(self.used(x))]
+        main = self.norm(self.used(x))
+        return [main, self.auxiliary(x)] if self.training else [main]
 
 
 class _ModesSeen(nn.Module):
@@ -73,7 +75,7 @@ def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
     with fake_gpu(), torch.device("cuda"):
         model = _Forked()
         model.register_forward_pre_hook(lambda module, images: seen.append(images[0].device.type))
-        freeze_unused(model, torch.ones(1, 3, 8, 8, device="cpu"))
+        freeze_unused(model, torch.ones(2, 3, 8, 8, device="cpu"))
         assert not model.dropped.weight.requires_grad
         assert all(p.device.type == "cuda" for p in model.parameters())
     assert seen == ["cpu"]
@@ -82,10 +84,10 @@ def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
 def _forked_step(ctx) -> list[torch.Tensor | None]:
     torch.manual_seed(0)
     model = _Forked()
-    freeze_unused(model, torch.ones(1, 3, 8, 8))
+    freeze_unused(model, torch.ones(2, 3, 8, 8))
     wrapped = parallelize(model, ctx, static=True)
     for _ in range(2):  # otherwise DDP raises at the second step
-        wrapped(torch.ones(2, 3, 8, 8) * (ctx.rank + 1))[0].square().sum().backward()
+        sum(level.square().sum() for level in wrapped(torch.ones(2, 3, 8, 8) * (ctx.rank + 1))).backward()
     return [p.grad for p in model.parameters()]
 
 
