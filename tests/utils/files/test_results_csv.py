@@ -29,6 +29,8 @@ def test_columns_that_appear_later_are_empty_before(tmp_path):
     columns = read_columns(tmp_path / "results.csv")
     assert np.array_equal(columns["metrics/AP"], [np.nan, 0.2], equal_nan=True)
     assert "train/obj" not in columns  # columns without any value are no columns
+    (tmp_path / "empty.csv").touch()
+    assert ResultsTable.read(tmp_path / "empty.csv") == ResultsTable()
 
 
 @pytest.mark.parametrize("text", ["epoch,lr\n0.5,1\n", "epoch,lr\n1,a\n", "lr\n1\n"])
