@@ -25,15 +25,11 @@ def closeness(boxes_wh: np.ndarray, anchors_wh: np.ndarray) -> np.ndarray:
     return np.minimum(ratio, 1 / ratio).min(-1).max(-1)
 
 
-def best_recall(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> float:
-    """Fraction of boxes that match an anchor."""
-    return float((closeness(boxes_wh, anchors_wh) > 1 / anchor_t).mean())
-
-
-def fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> float:
-    """Mean closeness; boxes that match no anchor count as 0."""
+def recall_and_fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> tuple[float, float]:
+    """The fraction of boxes that match an anchor, and the mean closeness; boxes that match none count as 0."""
     close = closeness(boxes_wh, anchors_wh)
-    return float((close * (close > 1 / anchor_t)).mean())
+    matches = close > 1 / anchor_t
+    return float(matches.mean()), float((close * matches).mean())
 
 
 def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -59,12 +55,13 @@ def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.n
 
 def _evolve(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
     """Hill climbing on the fitness: scales some sides at random and keeps the result if it is not worse."""
-    best = fitness(boxes_wh, anchors_wh, anchor_t)
+    _, best = recall_and_fitness(boxes_wh, anchors_wh, anchor_t)
     for _ in range(_GENERATIONS):
         changed = rng.random(anchors_wh.shape) < 0.3
         scale = np.exp(rng.normal(0.0, 0.1, anchors_wh.shape) * changed)
         child = np.maximum(anchors_wh * scale, _MIN_SIDE_PX)
-        if (score := fitness(boxes_wh, child, anchor_t)) >= best:
+        _, score = recall_and_fitness(boxes_wh, child, anchor_t)
+        if score >= best:
             anchors_wh, best = child, score
     return anchors_wh
 
@@ -81,14 +78,10 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
 def check_anchors(
     boxes_wh_px_at_imgsz: np.ndarray, model: nn.Module, *, anchor_t: float, refit: bool, seed: int = 0
 ) -> str:
-    """Measures the best possible recall of an anchor head and, if it is below 0.98 and ``refit``, fits new anchors to
-    the boxes. Returns a line for the log.
-
-    New anchors are used only if they are better in recall and fitness. They are written to ``model.head.anchors`` in
-    units of stride, smaller ones to finer levels; a loss built earlier still has the old ones.
-
-    ``boxes_wh_px_at_imgsz``: (M, 2) sides of the training boxes after scaling to the training size.
-    """
+    """Measures the best possible recall of an anchor head for the sides of the training boxes (M, 2), in pixels at the
+    training size. If it is below 0.98 and ``refit``, fits new anchors, which are used if they are better in recall and
+    fitness: in ``model.head.anchors``, smaller ones on finer levels. A loss built earlier still has the old ones.
+    Returns a line for the log."""
     buffer = model.head.anchors
     levels, per_level, _ = buffer.shape
     strides = np.asarray(model.strides, dtype=np.float64)[:, None, None]
@@ -99,7 +92,7 @@ def check_anchors(
         return "anchors: no boxes to check against, kept"
 
     flat = current.reshape(-1, 2)
-    recall = best_recall(boxes, flat, anchor_t)
+    recall, fitness = recall_and_fitness(boxes, flat, anchor_t)
     found = f"anchors: {recall:.1%} of boxes can be matched"
     if recall >= _ENOUGH_RECALL:
         return f"{found}, kept"
@@ -109,8 +102,8 @@ def check_anchors(
     if len(usable) < len(flat):
         return f"{found}; too few boxes ({len(usable)}) to refit {len(flat)} anchors, kept"
     fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
-    new_recall = best_recall(boxes, fitted, anchor_t)
-    if new_recall < recall or fitness(boxes, fitted, anchor_t) <= fitness(boxes, flat, anchor_t):
+    new_recall, new_fitness = recall_and_fitness(boxes, fitted, anchor_t)
+    if new_recall < recall or new_fitness <= fitness:
         return f"{found}; found no better ones, kept"
     by_level = np.empty_like(current)
     by_level[np.argsort(model.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)

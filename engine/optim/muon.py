@@ -38,11 +38,11 @@ def iteration_dtype(device_type: str) -> torch.dtype:
     return torch.float32 if device_type == "cpu" and not cpu_multiplies_bf16() else torch.bfloat16
 
 
-def orthogonalize(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Maps each of ``matrices`` (n, rows, columns), rows <= columns, to about its nearest semi-orthogonal matrix, by
     Newton-Schulz iteration in their type."""
-    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
-    for _ in range(steps):
+    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
         gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
     return x
@@ -98,7 +98,8 @@ def unflatten(matrix: Tensor, like: Tensor) -> Tensor:
 
 
 class Muon(Optimizer):
-    """Muon for parameters of two or more dimensions, each viewed as a matrix (first, product of the others).
+    """Muon with Nesterov momentum for parameters of two or more dimensions, each viewed as a matrix (first, product of
+    the others).
 
     Columns are in memory order, since their order does not affect the result. The learning rate is scaled by
     ``0.2 * sqrt(max(rows, columns))``: updates then have the size of AdamW's, whose learning rates and weight decay
@@ -108,11 +109,8 @@ class Muon(Optimizer):
         found_inf: if set, a float tensor () on the device; 1 makes the next steps no-ops without a host sync.
     """
 
-    def __init__(
-        self, params: Iterable[Any], lr: float, momentum: float = 0.95, weight_decay: float = 0.0, nesterov: bool = True
-    ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, defaults)
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: Tensor | None = None
         self._plans: dict[tuple, list[tuple[Batch, Tensor]]] = {}  # with factors of the rate, (n, 1, 1)
 
@@ -132,7 +130,7 @@ class Muon(Optimizer):
         # The momentum does not change where the step is bad.
         gradients = [torch.where(bad, buffer, parameter.grad) for buffer, parameter in zip(buffers, parameters)]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        updates = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
+        updates = torch._foreach_lerp(gradients, buffers, group["momentum"])
         moves = self._orthogonalize([as_matrix(update) for update in updates], keep * group["lr"])
         torch._foreach_mul_(parameters, 1 - keep * (group["lr"] * group["weight_decay"]))
         torch._foreach_sub_(parameters, [unflatten(move, p) for move, p in zip(moves, parameters)])

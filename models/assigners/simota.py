@@ -44,15 +44,6 @@ def candidate_cells(centers: Tensor, boxes: Tensor, finest_stride: float) -> Ten
     return inside.logical_and_(y >= low[:, :, 1]).logical_and_(y <= high[:, :, 1])
 
 
-def near_middle(centers: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
-    """Cells whose center is within the radius of the target's middle, by x and by y: centers (N, 2) pixels, strides
-    (N, 1) and boxes (B, K, 4) -> bool (B, K, N)."""
-    middle = (boxes[..., :2] + boxes[..., 2:]) / 2
-    reach = CENTER_RADIUS * strides[:, 0]
-    across = (middle[..., :1] - centers[:, 0]).abs() < reach
-    return across.logical_and_((middle[..., 1:] - centers[:, 1]).abs() < reach)
-
-
 def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: logits (B, N, 1)
     and (B, N, C), labels int64 (B, K) -> (B, K, N).
@@ -124,7 +115,8 @@ class SimOtaAssigner:
         """The cheapest cells of every target of a group: index, whether selected, cost, IoU; (B, K, T) each."""
         objectness, class_logits, predicted, labels, boxes, mask = images
         inside = candidate_cells(centers, boxes, finest_stride)
-        near = near_middle(centers, strides, boxes)
+        reach, (x, y) = CENTER_RADIUS * strides[:, 0], ((boxes[..., :2] + boxes[..., 2:]) / 2).split(1, -1)
+        near = ((x - centers[:, 0]).abs() < reach).logical_and_((y - centers[:, 1]).abs() < reach)
         candidates = (inside | near).logical_and_(mask[..., None])
         overlap = iou(predicted[:, None], boxes[:, :, None]).mul_(candidates)
         cost = score_cost(objectness, class_logits, labels)

@@ -62,7 +62,7 @@ def select_detections(
     allowed = scores > least  # the (box, class) pairs that are candidates: bool (B, N, C)
     if not multi_label:
         allowed &= scores.argmax(-1, keepdim=True) == torch.arange(scores.shape[-1], device=scores.device)
-    wanted = None if classes is None else _class_mask(classes, scores.shape[-1]).to(scores.device)
+    wanted = None if classes is None else _class_mask(classes, scores)
     if iou_thres is None:
         shown = allowed if wanted is None else allowed & wanted
         return _best_pairs(boxes_xyxy, torch.where(shown, scores, -1.0), max_det)
@@ -106,13 +106,12 @@ def detections_to_score(
     return found._replace(classes=number[found.classes])
 
 
-def _class_mask(classes: Sequence[int], num_classes: int) -> Tensor:
+def _class_mask(classes: Sequence[int], scores: Tensor) -> Tensor:
     """Which classes are among ``classes``: bool (C,)."""
-    if wrong := [c for c in classes if not 0 <= c < num_classes]:
-        raise UserError(f"class {wrong[0]}: the model has classes 0 to {num_classes - 1}")
-    mask = torch.zeros(num_classes, dtype=torch.bool)
-    mask[list(classes)] = True
-    return mask
+    known = range(scores.shape[-1])
+    if wrong := set(classes).difference(known):
+        raise UserError(f"class {min(wrong)}: the model has classes 0 to {known[-1]}")
+    return torch.tensor([c in classes for c in known], device=scores.device)
 
 
 def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:

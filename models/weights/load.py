@@ -117,18 +117,14 @@ def detector_of(stored: StoredWeights) -> Detector:
         spec, num_classes = recognize(stored)
         names = names_for(num_classes, stored.names, stored.path)
         detector = build_detector(spec.plain, num_classes, names=names)
-    wanted, found, problem = shapes_of(detector.state_dict()), stored.shapes, ""
+    wanted, found = shapes_of(detector.state_dict()), stored.shapes
+    if stored.strides is not None:
+        wanted, found = wanted | {"strides": detector.strides}, found | {"strides": stored.strides}
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):
             expected, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
-            problem = problem or f"{name}: the model has {expected}, the file {has}"
-    if stored.strides not in (None, detector.strides):
-        problem = problem or f"strides: the model has {list(detector.strides)}, the file {list(stored.strides)}"
-    if not problem:
-        try:
-            detector.load_state_dict(stored.tensors, strict=False)  # names were checked; counters may be missing
-        except RuntimeError as error:  # a counter with a wrong shape
-            problem = str(error).splitlines()[-1].strip()
-    if problem:
-        raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
+            problem = f"{name}: the model has {expected}, the file {has}"
+            raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
+    # Counters may be missing, and are not used.
+    detector.load_state_dict({name: stored.tensors[name] for name in stored.shapes}, strict=False)
     return detector.eval()

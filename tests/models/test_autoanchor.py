@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.autoanchor import best_recall, check_anchors, fit_anchors, fitness
+from models.autoanchor import check_anchors, fit_anchors, recall_and_fitness
 from models.losses.anchor import match_anchors
 
 COCO_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]]
@@ -30,8 +30,8 @@ def test_recall_and_fitness_equal_loops():
     boxes, anchors = clustered(), np.array(COCO_PX, dtype=float).reshape(-1, 2)
     ratios = [[min(w / aw, aw / w, h / ah, ah / h) for aw, ah in anchors.tolist()] for w, h in boxes.tolist()]
     best = [max(row) for row in ratios]
-    assert best_recall(boxes, anchors, 4.0) == np.mean([b > 1 / 4 for b in best])
-    assert fitness(boxes, anchors, 4.0) == pytest.approx(np.mean([b if b > 1 / 4 else 0 for b in best]))
+    expected = np.mean([b > 1 / 4 for b in best]), np.mean([b if b > 1 / 4 else 0 for b in best])
+    assert recall_and_fitness(boxes, anchors, 4.0) == pytest.approx(expected)
 
 
 def test_recall_equals_the_fraction_that_the_assigner_matches():
@@ -60,11 +60,11 @@ def test_good_anchors_are_kept():
 def test_poor_anchors_are_refitted(strides):
     model = anchor_model(strides, COCO_PX if strides[0] == 8 else COCO_PX[::-1])
     buffer, boxes = model.head.anchors, clustered()
-    before = best_recall(boxes, np.array(COCO_PX, dtype=float).reshape(-1, 2), 4.0)
+    before, _ = recall_and_fitness(boxes, np.array(COCO_PX, dtype=float).reshape(-1, 2), 4.0)
     line = check_anchors(boxes, model, anchor_t=4.0, refit=True)
     assert model.head.anchors is buffer, "written in place: state dicts and devices stay valid"
     pixels = buffer.double().numpy() * np.array(strides)[:, None, None]
-    after = best_recall(boxes, pixels.reshape(-1, 2), 4.0)
+    after, _ = recall_and_fitness(boxes, pixels.reshape(-1, 2), 4.0)
     assert before < 0.9 < 0.99 < after
     assert line == f"anchors: {before:.1%} of boxes can be matched; refitted, now {after:.1%}"
     by_stride = pixels[np.argsort(strides)].reshape(-1, 2).prod(-1)
@@ -88,4 +88,4 @@ def test_the_fit_depends_only_on_the_seed_and_handles_equal_boxes():
     assert not np.array_equal(fit_anchors(boxes, 9, anchor_t=4.0, seed=1), fit_anchors(boxes, 9, anchor_t=4.0))
     same = fit_anchors(np.full((50, 2), 30.0), 6, anchor_t=4.0)
     assert same.shape == (6, 2)
-    assert fitness(np.full((50, 2), 30.0), same, 4.0) > 0.99
+    assert recall_and_fitness(np.full((50, 2), 30.0), same, 4.0)[1] > 0.99

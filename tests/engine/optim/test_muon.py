@@ -50,14 +50,14 @@ def take_steps(optimizer: Muon, parameters: list[nn.Parameter], seeds, bad: int 
         optimizer.step()
 
 
-def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool, nesterov: bool) -> None:
+def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool) -> None:
     """One step of each parameter in the reference formulation: matrices of one shape in one batch, without padding."""
     bad = torch.tensor(bad)
     keep = 1 - bad.to(torch.float32)
     gradients = [torch.where(bad, m, p.grad) for m, p in zip(momenta, parameters)]
     for m, g in zip(momenta, gradients):
         m.lerp_(g, 1 - OPTIONS["momentum"])
-    updates = [torch.lerp(g, m, OPTIONS["momentum"]) if nesterov else m for g, m in zip(gradients, momenta)]
+    updates = [torch.lerp(g, m, OPTIONS["momentum"]) for g, m in zip(gradients, momenta)]
     rows = [(u.permute(0, 2, 3, 1) if u.dim() == 4 else u).flatten(1) for u in updates]
     wide = [r.mT if r.shape[0] > r.shape[1] else r for r in rows]
     by_shape = defaultdict(list)
@@ -80,17 +80,16 @@ def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool, ne
             p.sub_(move.reshape(p.shape))
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_on_a_cpu_the_bits_equal_the_plain_formulation(nesterov, channels_last):
+def test_on_a_cpu_the_bits_equal_the_plain_formulation(channels_last):
     ours, plain = make_parameters(channels_last), make_parameters(channels_last)
     momenta = [torch.zeros_like(p) for p in plain]
-    optimizer = Muon(ours, nesterov=nesterov, **OPTIONS)
+    optimizer = Muon(ours, **OPTIONS)
     for seed in range(4):
         take_steps(optimizer, ours, [seed], bad=2)
         set_gradients(plain, seed)
         with torch.no_grad():
-            plain_muon(plain, momenta, bad=seed == 2, nesterov=nesterov)
+            plain_muon(plain, momenta, bad=seed == 2)
     for a, b, momentum in zip(ours, plain, momenta):
         assert torch.equal(a, b)
         assert torch.equal(optimizer.state[a]["momentum_buffer"], momentum)
@@ -114,14 +113,13 @@ def test_the_type_of_the_iteration_changes_only_rounding(monkeypatch):
     assert errors[1] < 1e-5 < errors[0] < 0.03
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_padding_changes_only_rounding(monkeypatch, nesterov, channels_last):
+def test_padding_changes_only_rounding(monkeypatch, channels_last):
     results = []
     for is_padded in (False, True):
         monkeypatch.setattr(muon, "pads_matrices", lambda device, is_padded=is_padded: is_padded)
         parameters = make_parameters(channels_last)
-        optimizer = Muon(parameters, nesterov=nesterov, **OPTIONS)
+        optimizer = Muon(parameters, **OPTIONS)
         take_steps(optimizer, parameters, range(5), bad=3)
         results.append((parameters, [optimizer.state[p]["momentum_buffer"] for p in parameters]))
     for start, exact, padded, a, b in zip(
@@ -134,15 +132,13 @@ def test_padding_changes_only_rounding(monkeypatch, nesterov, channels_last):
 
 
 @pytest.mark.parametrize("shapes", [[(8, 32)], [(32, 8), (8, 30), (16, 16), (30, 7)]])
-@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.usefixtures("padded")
-def test_muon_equals_torch_on_matrices(shapes, nesterov):
+def test_muon_equals_torch_on_matrices(shapes):
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     start = [p.detach().clone() for p in ours]
-    options = {**OPTIONS, "nesterov": nesterov}
-    a, b = Muon(ours, **options), torch.optim.Muon(theirs, **options, adjust_lr_fn="match_rms_adamw")
+    a, b = Muon(ours, **OPTIONS), torch.optim.Muon(theirs, **OPTIONS, adjust_lr_fn="match_rms_adamw")
     for _ in range(10):
         for p, q in zip(ours, theirs):
             p.grad = torch.randn_like(p)
