@@ -93,11 +93,8 @@ def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
 
 def offsets_to_cxcywh(logits: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
     """YOLOX's outputs (*S, 4), the center relative to the cell's top-left corner and the logarithms of the sides, in
-    strides -> boxes cxcywh in pixels.
-
-    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast. Sides are clamped
-    to `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
-    """
+    strides -> boxes cxcywh in pixels. ``centers`` and ``strides``: as in `distances_to_xyxy`. Sides are clamped to
+    `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite."""
     offset, size = logits.split(2, -1)
     size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
     return torch.cat((centers - 0.5 + offset, size), -1) * strides

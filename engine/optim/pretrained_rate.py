@@ -53,14 +53,9 @@ def choose_lr_mult(
 
 
 def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[float, str]:
-    """``lr_mult`` and its reason, as the log states it.
-
-    In `EPOCHS` to 60 epochs, weights that detect the objects well move equally far: rate times steps is the same.
-
-    Args:
-        score: of `score_on_objects`; NaN if it was not measured.
-        total_steps: inf if unknown.
-    """
+    """``lr_mult`` and its reason, as the log states it, by the ``score`` of `score_on_objects` (NaN: not measured). In
+    `EPOCHS` to 60 epochs, weights that detect the objects well move equally far: rate times steps is the same.
+    ``total_steps``: inf if unknown."""
     if math.isnan(score):
         return LR_MULT_OF_STRANGE, "was not tested on the training objects"
     if score >= WELL_KNOWN:
@@ -99,11 +94,7 @@ def score_on_objects(
     """The mean, over the objects of at most ``most`` letterboxed images, of the highest score of a predicted box that
     overlaps the object with an IoU of `SAME_OBJECT` or more, whatever its class; 0 for objects without such a box. And
     the number of objects; without any, the mean is NaN. Both are equal on all processes, and for any number of them.
-
-    Args:
-        detector: in eval mode, with any classes.
-        dataset: training samples; of those with objects, some are taken at equal distances.
-    """
+    Of the images with objects, some at equal distances are taken. ``detector``: in eval mode, with any classes."""
     device, side = next(detector.parameters()).device, dataset.imgsz
     plain = dataset.without_augmentation()
     with_objects = np.unique(plain.index.image_of_box[~plain.index.crowd])

@@ -55,9 +55,8 @@ def resolve_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells:
 def match_one_to_one(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
     """One cell per target, each its best by ``metric`` among those that no other target has.
 
-    In each of `_ROUNDS` rounds the targets without a cell select their best free one, and conflicts are resolved. A
-    target that loses its first choice gets its next one, while a top-1 match would leave it without a cell. Arguments:
-    see `resolve_conflicts`.
+    In each of `_ROUNDS` rounds the targets without a cell select their best free one, and conflicts are resolved.
+    Arguments: see `resolve_conflicts`.
 
     Returns int64 (B, K, 1), the index of the cell in T, and bool (B, K, 1), whether the target has it.
     """

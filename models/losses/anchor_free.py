@@ -21,11 +21,8 @@ from utils.structures import LossOutput, Targets
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
     """Cross-entropy against the two bins around the true distance (Li et al. 2020): logits (*S, R) over distances
-    0..R-1, and distances (*S), cells -> (*S).
-
-    The weights of the two bins are a triangle of width 2 about the distance, evaluated on all bins, which needs no
-    indexing.
-    """
+    0..R-1, and distances (*S), cells -> (*S)."""
+    # The weights of the two bins are a triangle of width 2 about the distance, evaluated on all bins.
     bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     distance = distance.clamp(0, logits.shape[-1] - 1)
     weight = (1 - (bins - distance[..., None]).abs()).clamp(min=0)

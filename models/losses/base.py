@@ -174,13 +174,8 @@ def class_weights(counts: np.ndarray, power: float) -> Tensor:
 
 
 def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Targets in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and mask bool (B, K), False
-    for padding.
-
-    Args:
-        level: raw map (B, D, h, w) of one level, ``stride`` pixels per cell.
-        targets: (M, 6), the rows of `Targets`; ``max_targets`` is theirs.
-    """
+    """Targets, (M, 6) as in `Targets`, in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and
+    mask bool (B, K), False for padding. ``level``: raw map (B, D, h, w), ``stride`` pixels per cell."""
     padded, mask = pad_targets(targets, level.shape[0], max_targets)
     boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), level.shape[3] * stride, level.shape[2] * stride)
     return padded[..., 0].long(), boxes, mask

@@ -61,18 +61,16 @@ def distill_maps(
     *,
     unlabeled_only: bool,
 ) -> Distillation:
-    """Compares the outputs of a model with the maps of its `Teacher`.
+    """Compares outputs, box logits (B, N, 4R) and class logits (B, N, C), with the maps of a `Teacher`.
 
     Args:
-        outputs: box logits (B, N, 4R) and class logits (B, N, C).
         taught: int64 (O,), the classes of the maps among the C.
         ignored: cells without labels of some classes, but not those of objects.
         unlabeled_only: whether only these are compared; their boxes count in the normalizer like labeled objects.
     """
-    boxes, classes = outputs
-    outputs = boxes, classes.index_select(-1, taught)
+    outputs = outputs[0], outputs[1].index_select(-1, taught)
     teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(taught))
-    zero = boxes.new_zeros(())
+    zero = outputs[0].new_zeros(())
     if not unlabeled_only:
         return distill(outputs, teacher, None, centers, strides)._replace(weight=zero)
     if ignored is None:
@@ -93,14 +91,8 @@ class Distillation(NamedTuple):
 def distill(
     outputs: Sequence[Tensor], teacher: Sequence[Tensor], taught: Tensor | None, centers: Tensor, strides: Tensor
 ) -> Distillation:
-    """Compares the outputs of two models.
-
-    Args:
-        outputs: box logits (B, N, 4R) and class logits (B, N, O).
-        teacher: its, (B, N, 4T) and (B, N, O).
-        taught: bool (B, N, O), where a class is to be learned from the teacher; None: everywhere.
-        centers, strides: as from `cell_centers`.
-    """
+    """Compares the outputs of two models: box logits, (B, N, 4R) and (B, N, 4T), and class logits (B, N, O).
+    ``taught``: bool (B, N, O), where a class is to be learned from the teacher; None: everywhere."""
     (boxes, classes), (old_boxes, old_classes) = outputs, teacher
     boxes, old_boxes = boxes.unflatten(-1, (4, -1)), old_boxes.unflatten(-1, (4, -1))
     score, where = old_classes.sigmoid(), None if taught is None else taught.float()

@@ -44,22 +44,20 @@ class WeightsEntry:
     ap: Annotated[float, Bounds(0, 100)] = 0.0  # published AP50-95 on COCO val2017, percent; 0: not known
 
 
-def known_weights(catalog: Path = CATALOG) -> dict[str, WeightsEntry]:
+def known_weights() -> dict[str, WeightsEntry]:
     """The entries of the catalog by name, in its order: permissive licenses first."""
-    entries = load_yaml(catalog) or {}
-    return {name: build(WeightsEntry, entry, f"{catalog}: {name}") for name, entry in entries.items()}
+    return {name: build(WeightsEntry, entry, f"{CATALOG}: {name}") for name, entry in load_yaml(CATALOG).items()}
 
 
 def is_url(text: str) -> bool:
     return urllib.parse.urlsplit(text).scheme in ("http", "https")
 
 
-def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
+def find_entry(name_or_path: str) -> WeightsEntry:
     """The entry for a URL or for a name in the catalog. Raises UserError for any other text, with a suggestion."""
     if is_url(name_or_path):
         return WeightsEntry(url=name_or_path)
-    known = load_yaml(catalog) or {}
-    name = catalog_name(name_or_path)
+    known, name = known_weights(), catalog_name(name_or_path)
     if name not in known:
         if Path(name_or_path).is_dir():
             raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
@@ -71,10 +69,7 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
             raise UserError(text)
         hint = suggestion(name, known) or f"; public weights: {', '.join(known)}"
         raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
-    entry = build(WeightsEntry, known[name], f"{catalog}: {name}")
-    if not is_url(entry.url):
-        raise UserError(f"{catalog}: {name}: url must begin with http:// or https://, got {entry.url!r}")
-    return entry
+    return known[name]
 
 
 def check_weights(name_or_path: str) -> None:
@@ -106,7 +101,7 @@ def origin_of_run(start: StoredWeights) -> Origin:
 
 def _public_origin(path: Path) -> Origin:
     """What the catalog says of a file, by its checksum, or by its name if that is unknown or the file is missing."""
-    entries, digest = known_weights(CATALOG), ""
+    entries, digest = known_weights(), ""
     if path.is_file():
         status = path.stat()
         digest = _digest(path, status.st_size, status.st_mtime_ns)
@@ -128,14 +123,12 @@ def _digest(path: Path, *_: int) -> str:
 @functools.cache  # once a process
 def _warn_of_other_file(path: Path) -> None:
     """Says that a file with the name of a public one has another content."""
-    if catalog_name(path.name) in (load_yaml(CATALOG) or {}) and _public_origin(path).license == UNKNOWN:
+    if catalog_name(path.name) in known_weights() and _public_origin(path).license == UNKNOWN:
         text = "%s: has the name of a public file but another checksum; its license is unknown"
         get_logger().warning(text, path)
 
 
-def fetch_weights(
-    name_or_path: str, *, ctx: DistributedContext, offline: bool, catalog: Path = CATALOG, cache_dir: Path | None = None
-) -> Path:
+def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, cache_dir: Path | None = None) -> Path:
     """The file that ``--weights`` refers to: an existing path, or else a name in the catalog (``yolov8n``,
     ``yolov8n.pt``) or a URL. All processes must call this: the first of each node downloads a missing file into
     ``cache_dir`` (None: ``weights`` in the cache folder), the others wait. Raises UserError if there is no such file or
@@ -147,7 +140,7 @@ def fetch_weights(
         if path.is_file():
             _warn_of_other_file(path)
             return path
-        entry = find_entry(name_or_path, catalog)
+        entry = find_entry(name_or_path)
         target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
         if not target.is_file():
             if not ctx.is_node_leader:

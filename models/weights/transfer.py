@@ -144,12 +144,9 @@ def fill_model(model: Detector, stored: StoredWeights, *, grow: bool) -> dict[st
 
 
 def for_channels(kernel: Tensor, channels: int) -> Tensor:
-    """A kernel (O, 3, h, w) of RGB images as one (O, channels, h, w).
-
-    The first three channels keep theirs, the others get the mean, and with less than three channels all do; the sum
-    stays the same, so that an image whose channels are all equal gives what its RGB image gives (as `adapt_input_conv`
-    of timm).
-    """
+    """A kernel (O, 3, h, w) of RGB images as one (O, channels, h, w) with the same sum, so that an image whose channels
+    are all equal gives what its RGB image gives (as `adapt_input_conv` of timm). The first three channels keep theirs,
+    the others get the mean, and with less than three channels all do."""
     if channels == 3:
         return kernel
     adapted = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)

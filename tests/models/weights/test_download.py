@@ -81,8 +81,9 @@ def fetch(server, tmp_path, monkeypatch):
         catalog = tmp_path / "weights.yaml"
         entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
         catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
+        monkeypatch.setattr(downloads, "CATALOG", catalog)
         ctx = ctx or DistributedContext.single()
-        return fetch_weights(name, ctx=ctx, offline=offline, catalog=catalog, cache_dir=tmp_path / "cache")
+        return fetch_weights(name, ctx=ctx, offline=offline, cache_dir=tmp_path / "cache")
 
     return run
 
@@ -172,7 +173,8 @@ def test_shipped_checksums_match_the_public_files(shared):
 
 
 def _fetch_on_a_rank(ctx, catalog, cache):
-    return fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache).read_bytes() == BODY
+    downloads.CATALOG = catalog  # of this process, which ends here
+    return fetch_weights("tiny", ctx=ctx, offline=False, cache_dir=cache).read_bytes() == BODY
 
 
 def test_only_the_first_process_downloads(server, tmp_path):
