@@ -29,21 +29,15 @@ def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
     An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
     disk. The rest are cut into contiguous runs of about equal size.
     """
-    leaders = len(cached)
     needed = np.flatnonzero(~cached.all(axis=0))
-    shards: list[list[np.ndarray]] = [[] for _ in range(leaders)]
-    if len(needed) == 0:
-        return [needed] * leaders
-    patterns, which = np.unique(cached[:, needed], axis=1, return_inverse=True)
-    for number in range(patterns.shape[1]):
-        items = needed[which.reshape(-1) == number]
-        readers = np.flatnonzero(patterns[:, number]) if patterns[:, number].any() else np.arange(leaders)
-        cost = sizes[items] + _COST_OF_ONE
-        middle = np.cumsum(cost) - cost / 2
-        part = (middle * len(readers) / cost.sum()).astype(np.int64)
-        for index, reader in enumerate(readers):
-            shards[reader].append(items[part == index])
-    return [np.sort(np.concatenate([np.empty(0, np.int64), *parts])) for parts in shards]
+    cost = sizes[needed] + _COST_OF_ONE
+    readers = (cached | ~cached.any(axis=0))[:, needed]  # bool (N, n): which leaders may read each
+    reader = np.zeros(len(needed), np.int64)
+    for pattern in np.unique(readers, axis=1).T:
+        items = (readers == pattern[:, None]).all(axis=0)
+        middle = np.cumsum(cost[items]) - cost[items] / 2
+        reader[items] = np.flatnonzero(pattern)[(middle * pattern.sum() / cost[items].sum()).astype(np.int64)]
+    return [needed[reader == leader] for leader in range(len(cached))]
 
 
 def exchange_items(
