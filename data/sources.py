@@ -212,9 +212,8 @@ def _open_stream(source: str) -> cv2.VideoCapture:
     is_webcam = _is_webcam(source)
     capture = _open_capture(int(source) if is_webcam else source)
     if not capture.isOpened():
-        raise UserError(
-            f"webcam {source}: not found, or in use" if is_webcam else f"{_shown(source)}: cannot be opened"
-        )
+        what = f"webcam {source}: not found, or in use" if is_webcam else f"{_shown(source)}: cannot be opened"
+        raise UserError(what)
     return capture
 
 

@@ -27,7 +27,6 @@ class ResultsTable:
         try:
             with io.TextIOWrapper(open_regular(path, MOST_BYTES), encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
-                columns = list(reader.fieldnames or ["epoch"])
                 rows = {int(row["epoch"]): {k: v for k, v in row.items() if v} for row in reader}
                 columns = list(reader.fieldnames or ["epoch"])
             for row in rows.values():
