@@ -11,7 +11,6 @@ resume; the same command resumes a job that has ended early.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from utils.config.settings import TrainConfig  # noqa: E402
 from utils.distributed.spawn import free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
-from utils.files.results_csv import read_columns  # noqa: E402
+from utils.files.results_csv import ResultsTable  # noqa: E402
 from utils.program import start_of  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
@@ -184,11 +183,8 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
 def epochs_of(folder: Path) -> list[dict[str, float]]:
     """The rows of results.csv, without values that an epoch does not have."""
     table = folder / "results.csv"
-    if not table.is_file():
-        return []
-    columns = read_columns(table)
-    rows = zip(*columns.values())
-    return [{name: float(v) for name, v in zip(columns, row) if not math.isnan(v)} for row in rows]
+    rows = ResultsTable.read(table).rows if table.is_file() else {}
+    return [{name: float(v) for name, v in rows[epoch].items() if v != "nan"} for epoch in sorted(rows)]
 
 
 if __name__ == "__main__":

@@ -20,10 +20,7 @@ _NO_MEMORY = (
     "Cannot allocate memory",
     "can't start new thread",
 )
-# Failures of a disk or network file system; not every system knows ESTALE and the others.
-_STORAGE = tuple(
-    getattr(errno, name) for name in ("EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
-)
+_STORAGE = (errno.EIO, errno.ESTALE)  # of a disk or network file system that fails
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _NO_FILES = ("Too many open files", "received 0 items of ancdata")
 _WORKER = re.compile(
