@@ -153,28 +153,18 @@ def data_of(folder: Path, number: int) -> Path:
 
 
 def _coco(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict]]:
-    annotations, truth = [], index.ground_truth()  # which has a region of each class in place of one of all
+    annotations, entries, sizes = [], [], index.image_hw.tolist()
+    truth = index.ground_truth()  # which has a region of each class in place of one of all
+    columns = {"category_id": truth.classes, "bbox": truth.boxes_xywh_px, "area": truth.area_px}
+    columns["iscrowd"] = truth.crowd.astype(int)
     for i in images.tolist():
+        height, width = sizes[i]
+        entries.append({"id": i, "file_name": os.path.basename(index.paths[i]), "height": height, "width": width})
         for row in range(*truth.offsets[i : i + 2]):
-            annotations.append(
-                {
-                    "id": int(row),
-                    "image_id": i,
-                    "category_id": int(truth.classes[row]),
-                    "bbox": truth.boxes_xywh_px[row].tolist(),
-                    "area": float(truth.area_px[row]),
-                    "iscrowd": int(truth.crowd[row]),
-                }
-            )
-    sizes = index.image_hw.tolist()
-    return {
-        "images": [
-            {"id": i, "file_name": os.path.basename(index.paths[i]), "height": sizes[i][0], "width": sizes[i][1]}
-            for i in images.tolist()
-        ],
-        "categories": [{"id": number, "name": name} for number, name in enumerate(index.names)],
-        "annotations": annotations,
-    }
+            values = {name: column[row].tolist() for name, column in columns.items()}
+            annotations.append({"id": row, "image_id": i, **values})
+    categories = [{"id": number, "name": name} for number, name in enumerate(index.names)]
+    return {"images": entries, "categories": categories, "annotations": annotations}
 
 
 def cross_validate(
