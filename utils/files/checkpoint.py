@@ -5,7 +5,6 @@ Files are replaced atomically. The sizes that a file declares are checked before
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import warnings
@@ -56,10 +55,11 @@ class Stored(TypedDict, total=False):
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
     """Replaces ``path`` atomically and durably. If that raises OSError (a full disk), the old file is unchanged."""
-    buffer = io.BytesIO()  # written directly, torch would replace an OSError by a RuntimeError without the reason
-    torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, buffer)
     with atomic_write(path, durable=True) as file:
-        file.write(buffer.getbuffer())
+        try:
+            torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, file)
+        except RuntimeError as error:  # of torch's zip writer, while it handles the OSError of a failed write
+            raise error.__context__ or error from None
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
