@@ -165,16 +165,15 @@ class _Writer:
             if len({name for name, _, _ in states}) > 1 or not all(locked for _, locked, _ in states):
                 return False
             stored = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for _, _, bits in states])
-            if not stored.all():
-                images = exchange_items(
-                    self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
-                )
-                missing = (image for image in images if not local[image[0]])
-                if local.all():
-                    for _ in missing:  # sends what others lack
-                        pass
-                else:
-                    self._store(missing, int((~local).sum()))
+            images = exchange_items(
+                self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
+            )
+            missing = (image for image in images if not local[image[0]])
+            if local.all():
+                for _ in missing:  # sends what others lack
+                    pass
+            else:
+                self._store(missing, int((~local).sum()))
             self._mark_complete()
             barrier.wait_all()
         return True
