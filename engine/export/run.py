@@ -81,7 +81,11 @@ def export(config: ExportConfig) -> list[Path]:
         source = DataSource(config.data, cache_dir=config.cache_dir)
         spec = open_for_model(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
     job = _Job(config, detector, model, spec)
-    job.read_data()
+    # What all formats need of the data set is read first, so that its errors are reported once.
+    if config.int8 and (count := len(job.calibration_split)) < config.batch:
+        raise UserError(f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({count})")
+    if config.check:
+        _ = job.reference
     done: list[Path] = []
     failed: dict[str, Exception] = {}
     formats = list(dict.fromkeys(config.format))
@@ -203,15 +207,6 @@ class _Job:
         single_cls = bool(self.model.stored("single_cls"))
         index = load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
         return spread(index, count)
-
-    def read_data(self) -> None:
-        """Reads what all formats need of the data set, so that its errors are reported once."""
-        if self.config.int8 and (count := len(self.calibration_split)) < self.config.batch:
-            raise UserError(
-                f"--batch {self.config.batch}: is more than there are images to calibrate --int8 with ({count})"
-            )
-        if self.config.check:
-            _ = self.reference
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:
