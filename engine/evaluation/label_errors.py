@@ -73,11 +73,8 @@ def find_label_errors(
 def trust_lines(
     model: str, results: Mapping[str, EvalResult], names: Sequence[str], issues: Iterable[Issue]
 ) -> list[str]:
-    """How far a model can be trusted about labels: sentences for the head of the list of label errors.
-
-    ``model``: what the sentences call it; ``results``: by split, of the detections that `find_label_errors` gets;
-    ``issues``: all that are listed.
-    """
+    """How far a model, which the sentences call ``model``, can be trusted about labels. ``results``: by split, of the
+    detections that `find_label_errors` gets; ``issues``: all that are listed."""
     scored = {split: result for split, result in results.items() if result.class_targets.any()}
     if not scored:
         return []

@@ -151,10 +151,7 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
     Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
     the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
     region may be matched any number of times.
-
-    Args:
-        group: int64 (D,) ascending, scores descending within a group.
-        target_ignored: bool (M, A).
+    ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
     overlapping, slot = np.unique(pairs.detection, return_inverse=True)
     rank = _position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
@@ -192,12 +189,8 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
 
 
 def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:
-    """All (detection, object) pairs of equal group with at least ``min_overlap``.
-
-    Args:
-        group: int64 (D,) ascending.
-        boxes_xyxy: float64 (D, 4), the frame of ``objects``.
-    """
+    """All (detection, object) pairs of equal group with at least ``min_overlap``. ``group``: int64 (D,) ascending;
+    ``boxes_xyxy``: float64 (D, 4), in the frame of ``objects``."""
     first = np.searchsorted(objects.group, group, side="left")
     count = np.searchsorted(objects.group, group, side="right") - first
     rows = np.flatnonzero(count)  # detections whose group has objects

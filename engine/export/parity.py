@@ -3,8 +3,7 @@
 Detections are matched by image and class. Those of low scores are left out: at the threshold of NMS, a rounding error
 decides which of two boxes is kept, and among low scores there are thousands of such pairs.
 
-AP alone cannot judge: that of a model which has learned nothing is zero, whatever its file computes. So most detections
-must have a counterpart, and a check that compares no detections fails.
+AP alone cannot judge: that of a model which has learned nothing is zero, whatever its file computes.
 """
 
 from __future__ import annotations

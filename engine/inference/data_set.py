@@ -20,12 +20,9 @@ def open_for_model(
 ) -> DatasetSpec:
     """Opens ``source`` or, if it names no data set, that of the model's file. Every process of the run must call this.
 
-    Args:
-        source: without classes, those with which the model was trained are used.
-        single_cls: all classes count as one, so that the names need not be the model's.
-        instead: how to do without a data set, for messages.
-
-    Raises UserError if no data set is named, it cannot be opened, or the model has other classes or channels.
+    If ``source`` has no classes, those with which the model was trained are used. With ``single_cls`` all count as one,
+    so that the names need not be the model's. ``instead``: how to do without a data set, for messages. Raises UserError
+    if no data set is named, it cannot be opened, or the model has other classes or channels.
     """
     classes, stored = source.classes, model.stored_words("classes")
     if not source.data:

@@ -64,7 +64,7 @@ def detect(config: DetectConfig) -> Path:
             if frames.error:
                 raise frames.error
     finally:
-        for stage in (written, drawn, results, frames):  # waits for the files that are being written
+        for stage in (written, drawn, results):  # waits for the files that are being written
             stage.close()
         output.close()
         if window:

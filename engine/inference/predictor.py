@@ -42,18 +42,16 @@ class SourceFrames:
 
     def __iter__(self) -> Iterator[Frame]:
         try:
-            for item in self._items:
-                if isinstance(item, FileProblem):
-                    item.log()
-                    if item.is_skipped:
-                        self.failed[item.path] = item.reason
-                elif item.path not in self.failed:
-                    yield item
+            with contextlib.closing(self._items):
+                for item in self._items:
+                    if isinstance(item, FileProblem):
+                        item.log()
+                        if item.is_skipped:
+                            self.failed[item.path] = item.reason
+                    elif item.path not in self.failed:
+                        yield item
         except Exception as error:
             self.error = error
-
-    def close(self) -> None:
-        self._items.close()
 
 
 @dataclass
@@ -111,9 +109,8 @@ class Predictor:
     ) -> list[Results]:
         """A result for each image, in order; a single image gives a list of one.
 
-        Images are processed in batches of one canvas size. A batch gives the detections that its images give one by
-        one, up to rounding; batches of 1 give the same bits. Raises UserError for an image that cannot be used, or a
-        setting that does not fit.
+        A batch gives the detections that its images give one by one, up to rounding. Raises UserError for an image that
+        cannot be used, or a setting that does not fit.
 
         Args:
             source: an image or a list of them, see `as_images`.
@@ -145,7 +142,7 @@ class Predictor:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
         ahead = Ahead(self.pipeline.images_at_once())
         frames = self.read(str(source), ahead, vid_stride=vid_stride)
-        with contextlib.closing(frames), contextlib.closing(self.detect_each(frames, ahead)) as found:
+        with contextlib.closing(self.detect_each(frames, ahead)) as found:
             for item in found:
                 if isinstance(item.found, Exception):
                     raise item.found
@@ -160,8 +157,8 @@ class Predictor:
     def detect_each(self, frames: Iterable[Frame], ahead: Ahead) -> Iterator[Detected]:
         """What is found in each of ``frames``.
 
-        A batch has at most ``ahead()`` frames, or one of a live stream; ``ahead`` learns the size of each. The next
-        batch is read and letterboxed in another thread while the model runs, but not of a live stream.
+        A batch has at most ``ahead()`` frames; ``ahead`` learns the size of each. While the model runs, the next batch
+        is read and letterboxed in another thread, but not of a live stream, whose frames are processed one by one.
         """
         settings, is_live = self.settings.fitted(self.model), False
 
@@ -243,14 +240,10 @@ def load(
 
 
 def open_weights(
-    path: str | os.PathLike[str],
-    *,
-    device: str | int | torch.device = "",
-    nms: bool = False,
-    offline: bool = False,
-    trust: bool = False,
+    path: str | os.PathLike[str], *, device: str | int | torch.device = "", offline: bool = False, **options: bool
 ) -> InferenceModel:
-    """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
+    """The model of a file or of public weights, which are downloaded unless ``offline``. ``options``: of `open_model`;
+    see `load`."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
     devices = parse_devices(str(device))
@@ -260,4 +253,4 @@ def open_weights(
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
         path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
-    return open_model(path, device=devices[0], nms=nms, trust=trust)
+    return open_model(path, device=devices[0], **options)
