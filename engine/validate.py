@@ -58,8 +58,6 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
     path = Path(weights) if is_file else fetch_weights(weights, ctx=ctx, offline=config.offline)
     if config.tta and is_file:
         raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
-    if config.amp in ("bf16", "fp16") and is_file:
-        raise UserError(f"{weights}: --amp {config.amp}: computes in the type it was exported with; leave it out")
     # The views' boxes of an object are left to NMS.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
     if config.nms and model.ignores_nms:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import Matches, Objects, Pairs, known_outcomes, overlapping_pairs, sort_by_class
+from engine.evaluation.matching import Matches, Objects, Outcomes, Pairs, overlapping_pairs, sort_by_class
 from engine.evaluation.metrics import interpolated_precision, mean_known
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
@@ -128,12 +128,12 @@ def split_errors(matches: Matches) -> ErrorSplit:
     cell = np.r_[ranked.classes[false] * kinds + errors.outcome[false], object_classes[errors.missed] * kinds + MISSED]
     matched_targets = np.bincount(object_classes[errors.found], minlength=classes)
     return ErrorSplit(
-        ap=_mean(base, targets),
+        ap=float(mean_known(base)),
         counts=np.bincount(cell, minlength=classes * kinds).reshape(classes, kinds).astype(np.int64),
         class_cost=class_cost,
-        cost=np.array([_mean(column, targets) for column in class_cost.T]),
-        false_positive_cost=_mean(cost(ranked.classes, true_positive, true_positive, targets), targets),
-        false_negative_cost=_mean(cost(ranked.classes, true_positive, counted, matched_targets), targets),
+        cost=mean_known(class_cost, axis=0),
+        false_positive_cost=float(mean_known(cost(ranked.classes, true_positive, true_positive, targets))),
+        false_negative_cost=float(mean_known(cost(ranked.classes, true_positive, counted, matched_targets))),
     )
 
 
@@ -182,9 +182,7 @@ def _ap(
     """AP (C,) of detections with known outcomes; nan where ``targets`` (C,) is 0."""
     rows = np.flatnonzero(counted)
     rows = rows[np.lexsort((-scores[rows], of_class[rows]))]
-    outcomes = known_outcomes(of_class[rows], scores[rows], true_positive[rows], targets.size)
+    classes, true_positive = of_class[rows], true_positive[rows, None, None]  # of one area and IoU threshold
+    offsets = np.searchsorted(classes, np.arange(targets.size + 1))
+    outcomes = Outcomes(offsets, scores[rows], classes, true_positive, ~true_positive)
     return interpolated_precision(outcomes, targets[:, None])[:, 0, 0].mean(-1)
-
-
-def _mean(by_class: np.ndarray, targets: np.ndarray) -> float:
-    return float(by_class[targets > 0].mean()) if targets.any() else float("nan")

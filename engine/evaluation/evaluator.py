@@ -80,8 +80,7 @@ class Evaluator:
     amp_dtype: torch.dtype | None = None  # autocast type of the forward pass; None: no autocast
     stitch: Stitch | None = None  # joins the detections of tiles, which the loaders then yield instead of images
     criterion: Criterion | None = None  # as in training, with ``names``; adds validation losses to the result
-    # Maps the bare model to a faster one with the same outputs, for each run; None: the model itself.
-    for_inference: Callable[[nn.Module], nn.Module] | None = None
+    fuses: bool = False  # whether the model is fused for each run, see `Detector.fuse`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader to show the progress
     detections: DetectionTable | None = field(default=None, init=False)
     preview: tuple[Batch, Detections] | None = field(default=None, init=False)
@@ -99,7 +98,7 @@ class Evaluator:
         """
         self.detections, self.preview = None, None
         model = unwrap(model)
-        with eval_mode(self.for_inference(model) if self.for_inference else model) as bare:
+        with eval_mode(model.fuse(one_to_one=None) if self.fuses else model) as bare:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["complete"].all() for shard in gathered):
             return None
@@ -195,7 +194,7 @@ def training_evaluator(
         postprocess=detections_to_score,
         ctx=ctx,
         amp_dtype=amp_dtype,
-        for_inference=lambda model: model.fuse(one_to_one=None),
+        fuses=True,
         stitch=stitcher_of(loader, model.nms_iou, MAX_DETECTIONS),
         criterion=criterion,
     )

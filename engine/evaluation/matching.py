@@ -138,13 +138,6 @@ def sort_by_class(matches: Matches) -> Outcomes:
     return Outcomes(offsets, *(v[order] for v in (ranked.scores, ranked.classes, true_positive, false_positive)))
 
 
-def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, num_classes: int) -> Outcomes:
-    """Outcomes of true and false positives at one IoU threshold, for all areas, from arrays (D,) sorted by class, then
-    by falling score."""
-    offsets, true_positive = np.searchsorted(classes, np.arange(num_classes + 1)), true_positive[:, None, None]
-    return Outcomes(offsets, scores, classes, true_positive, ~true_positive)
-
-
 def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
     """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
 

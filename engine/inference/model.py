@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.detector import Detector
 from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
-from utils.errors import errors_of
+from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 
@@ -74,9 +74,11 @@ class InferenceModel(nn.Module):
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
-    """The autocast type of ``model`` for ``--amp``; None: its own type. float16 on a CPU is float32, which is
-    logged."""
+    """The autocast type of ``model`` for ``--amp``; None: its own type. float16 on a CPU is float32, which is logged.
+    Raises UserError for a type that an exported file does not take."""
     if model.format != "checkpoint":
+        if amp in ("bf16", "fp16"):
+            raise UserError(f"--amp {amp}: {model.path} computes in the type it was exported with; leave it out")
         return None
     if amp == "fp16" and model.device.type == "cpu":
         get_logger().warning("float16 (--half, --amp fp16) is not supported on CPUs; computing in float32")

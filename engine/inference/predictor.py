@@ -93,8 +93,6 @@ class Predictor:
             tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
         if amp not in AMP_TYPES:
             raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
-        if model.format != "checkpoint" and amp not in ("off", "auto"):
-            raise UserError(f"--amp {amp}: {model.path} computes in the type it was exported with; use --amp off")
         self.pipeline = Pipeline(model, autocast_type(model, amp), tiles or None)
 
     def __call__(
