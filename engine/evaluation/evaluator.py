@@ -126,7 +126,6 @@ class Evaluator:
     ) -> dict[str, np.ndarray]:
         timer = PhaseTimer(self.ctx.device)
         channels_last = is_channels_last(model)
-        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         tables: list[DetectionTable] = []
         seen: list[np.ndarray] = []
         first_image: list[int] = []
@@ -141,7 +140,7 @@ class Evaluator:
             if batch.images.shape[0] == 0:
                 continue
             seen.append(batch.indices.numpy())
-            images = to_float(batch.images, self.ctx.device, dtype, channels_last)
+            images = to_float(batch.images, self.ctx.device, torch.float32, channels_last)
             with (
                 timer.phase("inference"),
                 torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -248,27 +247,29 @@ class _Job:
         """Exports to one format. Raises FailedCheck if the result differs too much from the checkpoint."""
         started, (suffix, write) = time.monotonic(), FORMATS[name]
         built, path = self.build(name), self.model.path.with_name(self.stem + suffix)
-        # A file appears under its name when it is complete and has passed.
-        with _errors_name(path), temporary_folder(path) as folder:
-            candidate = folder / path.name
-            write(built, candidate, self.metadata)
-            if not self.config.check:
+        try:
+            with temporary_folder(path) as folder:  # a file appears under its name when it is complete and has passed
+                candidate = folder / path.name
+                write(built, candidate, self.metadata)
+                if not self.config.check:
+                    replace_path(candidate, path)
+                    get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
+                    return path
+                allowed = INT8 if self.config.int8 else FLOAT16 if self.config.half else FLOAT32
+                parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
+                if problems := parity.violations(allowed):
+                    kept = path.with_name(f"{path.name}.failed")
+                    replace_path(candidate, kept)
+                    raise FailedCheck(
+                        f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
+                        f"{parity.worst_image})"
+                    )
+                found = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
+                details = self.metadata.details | {"checked": "yes", "check": found}
+                write(built, candidate, replace(self.metadata, details=details))
                 replace_path(candidate, path)
-                get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
-                return path
-            allowed = INT8 if self.config.int8 else FLOAT16 if self.config.half else FLOAT32
-            parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
-            if problems := parity.violations(allowed):
-                kept = path.with_name(f"{path.name}.failed")
-                replace_path(candidate, kept)
-                raise FailedCheck(
-                    f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
-                    f"{parity.worst_image})"
-                )
-            found = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
-            details = self.metadata.details | {"checked": "yes", "check": found}
-            write(built, candidate, replace(self.metadata, details=details))
-            replace_path(candidate, path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
         )
@@ -282,12 +283,3 @@ FORMATS: dict[str, tuple[str, Callable[[Any, Path, ExportMetadata], None]]] = {
     "torchscript": (".torchscript", write_torch),
     "pt2": (".pt2", write_torch),
 }
-
-
-@contextlib.contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
-    """Errors of the block, which writes ``path``, name it, not a temporary file."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None

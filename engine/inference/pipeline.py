@@ -130,12 +130,6 @@ class Pipeline:
     def __reduce__(self) -> tuple:  # a copy, here or in another process, has a thread of its own
         return Pipeline, (self.model, self.amp, self.tiles)
 
-    def __call__(
-        self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
-    ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
-        """`detect` on what `prepare` makes of the images."""
-        return self.detect(self.prepare(images, settings, batch_size), settings)
-
     def prepare(
         self, images: Sequence[np.ndarray], settings: DetectionSettings, batch_size: int = 0
     ) -> Iterator[Canvases]:

@@ -122,7 +122,8 @@ class Predictor:
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
         fitted = self.settings.changed(settings).fitted(self.model)
         images = as_images(source, color or self.color, self.model.pixels)
-        tables, speeds = self.pipeline([image.image for image in images], fitted, batch_size)
+        prepared = self.pipeline.prepare([image.image for image in images], fitted, batch_size)
+        tables, speeds = self.pipeline.detect(prepared, fitted)
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
         if verbose:
             for result in results:
@@ -199,7 +200,8 @@ class Predictor:
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
         """The detections in each of ``images``, uint8 (H, W, 3) RGB or of the model's pixels, highest score first."""
-        return self.pipeline(images, self.settings.fitted(self.model))[0]
+        settings = self.settings.fitted(self.model)
+        return self.pipeline.detect(self.pipeline.prepare(images, settings), settings)[0]
 
     @property
     def threads(self) -> int:
