@@ -151,10 +151,10 @@ def build_head(
     if entry is REGISTRY["Detect"]:
         head = _detect(layer, spec, *supplied)
     else:
-        args = list(layer.args[1:])
-        for i, parameter in enumerate(_parameters(entry.module)[len(supplied) :][: len(args)]):
-            if parameter.name == "width" and isinstance(args[i], int):
-                args[i] = _scaled(args[i], spec)
+        args, names = list(layer.args[1:]), list(inspect.signature(entry.module).parameters)[len(supplied) :]
+        for i, (name, arg) in enumerate(zip(names, layer.args[1:])):
+            if name == "width" and isinstance(arg, int):
+                args[i] = _scaled(arg, spec)
         head = _construct(entry.module, supplied, args, layer)
     if spec.end2end:
         head.add_one_to_one()
@@ -187,7 +187,7 @@ def _repeat(make: Callable[[int], nn.Module], repeats: int) -> nn.Module:
 def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
     """The row's output channels: capped, scaled by the width multiple, rounded up to a multiple of 8."""
     where = f"{layer.where('args')}: output channels of {layer.module}"
-    scaled = _scaled(check(next(iter(layer.args), None), Annotated[int, Bounds(1)], where), spec)
+    scaled = _scaled(check(layer.args[0] if layer.args else None, Annotated[int, Bounds(1)], where), spec)
     if scaled > MAX_CHANNELS:
         raise UserError(f"{where}: would be more than {MAX_CHANNELS}")
     return scaled
@@ -197,23 +197,19 @@ def _scaled(channels: int, spec: ModelSpec) -> int:
     return math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
 
 
-def _parameters(module: type[nn.Module]) -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(module).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
 def _construct(module: type[nn.Module], supplied: tuple, args: Sequence, layer: LayerSpec) -> nn.Module:
     """``module(*supplied, *args)``, the args checked against the constructor's annotations."""
-    parameters = _parameters(module)[len(supplied) :]
-    wanted = ", ".join(p.name for p in parameters) or "none"
-    least = sum(p.default is p.empty for p in parameters)
-    if not least <= len(args) <= len(parameters):
-        limit = f"at least {least}" if len(args) < least else f"at most {len(parameters)}"
-        raise layer.error("args", f"{layer.module} takes {limit} here ({wanted}), got {len(args)}")
-    hints = hints_of(module.__init__)
-    for parameter, arg in zip(parameters, args):
-        where = f"{layer.where('args')}: {layer.module}: {parameter.name}"
-        check(arg, hints[parameter.name], where)
-        if parameter.name != "padding" and type(arg) in (int, float) and arg <= 0:
+    signature, hints = inspect.signature(module), hints_of(module.__init__)
+    names = list(signature.parameters)[len(supplied) :]
+    try:
+        signature.bind(*supplied, *args)
+    except TypeError as error:
+        wanted = f"takes {', '.join(names)}" if names else "takes nothing"
+        raise layer.error("args", f"{layer.module} {wanted} here: {error}") from None
+    for name, arg in zip(names, args):
+        where = f"{layer.where('args')}: {layer.module}: {name}"
+        check(arg, hints[name], where)
+        if name != "padding" and type(arg) in (int, float) and arg <= 0:
             raise UserError(f"{where}: must be positive, got {arg!r}")
     try:
         return module(*supplied, *args)
