@@ -85,8 +85,8 @@ def _refusal(error: Exception) -> str | None:
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
-    """Leaves a full disk and the like to the main thread, which will meet it, too (TensorBoard writes in a thread)."""
-    if (explanation(ended.exc_value) or _refusal(ended.exc_value)) is None:
+    """Leaves a full disk and the like to the main thread, which meets it, too: TensorBoard writes in a thread."""
+    if not type(ended.thread).__module__.startswith("tensorboard"):
         threading.__excepthook__(ended)
 
 
