@@ -77,11 +77,11 @@ def _place(error: BaseException, path: str | None) -> str:
     """``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost line."""
     of_import = ("<frozen", __file__, importlib.__file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(of_import)]
-    places = [(f.filename, f.lineno) for f in [f for f in frames if f.filename == path] or frames]
+    frames = [f for f in frames if f.filename == path] or frames
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
     if isinstance(error, SyntaxError):
-        places.append((error.filename, error.lineno))
-    what = " ".join(traceback.format_exception_only(error)[-1].split())
-    return "".join(f"{file}:{line}: " for file, line in places[-1:]) + what
+        where = f"{error.filename}:{error.lineno}: "
+    return where + " ".join(traceback.format_exception_only(error)[-1].split())
 
 
 class UserCallbacks(Hook):

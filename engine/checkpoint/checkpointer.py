@@ -36,21 +36,14 @@ def copied(value: Any) -> Any:
     return value
 
 
-class Checkpointer:
+class Checkpointer(BackgroundWriter):
     """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes. ``period``: also keeps
     epochN.pt every so many epochs; 0: never."""
 
     def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
+        super().__init__(self._write_checkpoint)
         self.folder, self.ctx, self.description, self.period = folder, ctx, description, period
-        self._writer = BackgroundWriter(self._write)
-
-    @property
-    def last(self) -> Path:
-        return self.folder / "last.pt"
-
-    @property
-    def best(self) -> Path:
-        return self.folder / "best.pt"
+        self.last, self.best = folder / "last.pt", folder / "best.pt"
 
     def set_epochs(self, epochs: int) -> None:
         """Stores another number of epochs."""
@@ -99,26 +92,10 @@ class Checkpointer:
         files[self.last] = content
         self.submit(files)
 
-    def submit(self, files: dict[Path, dict[str, Any]]) -> None:
-        """Writes these contents, which must not change, in the background."""
-        self._writer.submit(files)
-
     def periodic(self, epoch: int) -> Path:
         return self.folder / f"epoch{epoch}.pt"
 
-    def check(self) -> None:
-        """Raises UserError if a write has failed, for example on a full disk; older files are intact."""
-        self._writer.check()
-
-    def wait(self) -> None:
-        """Waits until everything is written."""
-        self._writer.wait()
-
-    def finish(self) -> None:
-        """`wait`, then `check`."""
-        self._writer.finish()
-
-    def _write(self, content: dict[str, Any], path: Path) -> None:
+    def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
         if not all(bool(torch.isfinite(t).all()) for t in content["ema"].values() if t.is_floating_point()):
             raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
         try:

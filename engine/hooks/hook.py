@@ -64,12 +64,9 @@ class Hook:
     Every rank has the same hooks in the same order, and calls the same methods. All ranks must return the same action;
     None continues. A single rank requests an action (`RunControl.request`), which all take after the next step or
     epoch.
-
-    Attributes:
-        decides_next_epoch: whether the images of the next epoch, or whether there is one, is known only after
-            `after_epoch`, so that none can be prefetched.
     """
 
+    # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
     decides_next_epoch = False
 
     def start(self, trainer: Training) -> Action | None:

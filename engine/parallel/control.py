@@ -223,14 +223,11 @@ class RunControl:
 
     Requests travel with the sums of a step (`StepFlags`); during validation, when ranks do not communicate, by a key in
     the run's store.
-
-    Attributes:
-        is_stopped: whether the ranks have agreed to stop.
-        exit_code: of the signal that stopped them; 0: none did.
     """
 
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
-        self.is_stopped, self.exit_code = False, 0
+        self.is_stopped = False  # whether the ranks have agreed to stop
+        self.exit_code = 0  # of the signal that stopped them; 0: none did
         self._ctx, self._watchdog, self._signals = ctx, watchdog, watchdog.signals
         self._wants_save = self._wants_stop = False  # requests of this rank
         self._failure = ""
