@@ -39,21 +39,19 @@ class Scores(NamedTuple):
     curve_precision: np.ndarray  # float64 (C, S) of the detections at or above each of `CONFIDENCES`
     curve_recall: np.ndarray  # float64 (C, S)
     curve_f1: np.ndarray  # float64 (C, S)
-    mean_f1: np.ndarray  # float64 (S,)
-    best: int  # where mean_f1 is largest
+    best: int  # where the mean F1 is largest
 
 
 class Metric(NamedTuple):
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
     values: Callable[[Scores], np.ndarray]  # float64 (C, ...), the mean of which is the metric, of a class or of all
-    mean: Callable[[Scores], float] | None = None  # of all classes, if not the mean of all values
 
 
 METRICS = (
     Metric("precision", "P", lambda s: s.curve_precision[:, s.best]),
     Metric("recall", "R", lambda s: s.curve_recall[:, s.best]),
-    Metric("f1", "F1", lambda s: s.curve_f1[:, s.best], lambda s: s.mean_f1[s.best]),
+    Metric("f1", "F1", lambda s: s.curve_f1[:, s.best]),
     Metric("AP50", "AP50", lambda s: s.precision[:, 0, 0]),
     Metric("AP75", "AP75", lambda s: s.precision[:, 0, 5]),
     Metric("AP", "AP", lambda s: s.precision[:, 0]),
@@ -122,12 +120,12 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -
     curve_f1 = f1_of(curve_precision, curve_recall)
     mean_f1 = mean_known(curve_f1, axis=0)
     best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
-    scores = Scores(precision, curve_precision, curve_recall, curve_f1, mean_f1, best)
+    scores = Scores(precision, curve_precision, curve_recall, curve_f1, best)
     confusion_confidence = float(CONFIDENCES[best]) if mean_f1[best] > 0 else _CONFUSION_CONFIDENCE
     values = {m.name: m.values(scores) for m in METRICS}
     ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
-        metrics={m.name: float(m.mean(scores) if m.mean else mean_known(values[m.name])) for m in METRICS},
+        metrics={m.name: float(mean_known(values[m.name])) for m in METRICS},
         class_metrics={name: mean_known(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         best_confidence=float(CONFIDENCES[best]),
         ap_small=ap_small,

@@ -35,8 +35,6 @@ def check_flags(config: ExportConfig) -> None:
         raise UserError(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
     if config.dynamic and config.batch > 1:
         raise UserError(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
-    if config.check and config.check_images < 1:
-        raise UserError("--check-images 0: to export without a check, use --no-check")
 
 
 def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportConfig:

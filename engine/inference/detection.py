@@ -69,9 +69,7 @@ def detect(config: DetectConfig) -> Path:
         output.close()
         if window:
             window.close()
-    output.log.summarise()
-    message = "results are in %s" if any(output.run_dir.iterdir()) else "nothing was written into %s"
-    get_logger().info(message, output.run_dir)
+    output.summarise()
     if failed := frames.failed:
         why = next(iter(failed.values()))
         raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
@@ -134,7 +132,8 @@ class Output:
         self.run_dir, self._names, self._config = run_dir, names, config
         self._failed = frames.failed
         self.seen: set[str] = set()  # files that had frames
-        self.log = DetectionLog(names)
+        self._counts: Counter[int] = Counter()  # detections by class
+        self._frames, self._milliseconds, self._logged_at, self._unit = 0, 0.0, 0.0, "image"
         self._stem_of, self._videos = UniqueStems(), VideoFiles(run_dir)
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
@@ -167,13 +166,28 @@ class Output:
         try:
             if isinstance(item.found, Exception):
                 raise item.found
-            self.log.add(item)
+            self._log(item)
             self._write(item)
         except Exception as error:
             self._failed[path] = _reason(error, path)
             get_logger().warning("%s; skipped", self._failed[path])
             return None
         return item
+
+    def _log(self, item: Detected) -> None:
+        """A line per frame at first, then one every few seconds."""
+        frame, milliseconds, counts = item.frame, sum(item.speed.values()), Counter(item.found.classes.tolist())
+        self._counts += counts
+        self._frames += 1
+        self._milliseconds += milliseconds
+        now = time.monotonic()
+        if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
+            self._logged_at = now
+            name = frame.path
+            if frame.is_video:
+                self._unit = "frame"
+                name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
+            get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
     def _write(self, item: Detected) -> None:
         frame, found = item.frame, item.found
@@ -203,31 +217,8 @@ class Output:
             rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
             write_whole(self.run_dir / "predictions.json", json.dumps(rows, ensure_ascii=False, indent=1))
 
-
-class DetectionLog:
-    """Logs what is found: a line per frame at first, then one every few seconds, and the totals at the end."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._frames, self._milliseconds, self._logged_at = 0, 0.0, 0.0
-        self._counts: Counter[int] = Counter()
-        self._unit = "image"
-
-    def add(self, item: Detected) -> None:
-        frame, milliseconds = item.frame, sum(item.speed.values())
-        counts = Counter(item.found.classes.tolist())
-        self._counts += counts
-        self._frames += 1
-        self._milliseconds += milliseconds
-        now = time.monotonic()
-        if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
-            self._logged_at = now
-            name = frame.path
-            if frame.is_video:
-                self._unit = "frame"
-                name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
-            get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
-
     def summarise(self) -> None:
         found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
         get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)
+        message = "results are in %s" if any(self.run_dir.iterdir()) else "nothing was written into %s"
+        get_logger().info(message, self.run_dir)

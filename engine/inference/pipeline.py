@@ -158,7 +158,14 @@ class Pipeline:
         """The detections of each image, in the order of the images, and its milliseconds by stage."""
         found: dict[int, tuple[DetectionTable, dict[str, float]]] = {}
         for canvases in prepared:
-            found.update(zip(canvases.rows, self._detect(canvases, settings)))
+            started, count = time.perf_counter(), len(canvases.rows)
+            compute = partial(self._compute, canvases.pixels, settings)
+            detections, copied, computed = self._thread.submit(compute).result() if self._thread else compute()
+            places = enumerate(zip(canvases.image_hw, canvases.fits))
+            tables = [_table_of(detections, row, *place) for row, place in places]
+            seconds = (canvases.seconds + copied - started, computed - copied, time.perf_counter() - computed)
+            speed = {name: s * 1e3 / count for name, s in zip(("preprocess", "inference", "postprocess"), seconds)}
+            found |= {row: (table, speed) for row, table in zip(canvases.rows, tables)}
         return [found[row][0] for row in sorted(found)], [found[row][1] for row in sorted(found)]
 
     def images_at_once(self, batch_size: int = 0) -> int:
@@ -168,17 +175,6 @@ class Pipeline:
         if self.tiles:
             return 1  # the tiles of an image are a batch
         return self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
-
-    def _detect(
-        self, canvases: Canvases, settings: DetectionSettings
-    ) -> Iterator[tuple[DetectionTable, dict[str, float]]]:
-        started, count = time.perf_counter(), len(canvases.rows)
-        compute = partial(self._compute, canvases.pixels, settings)
-        detections, copied, computed = self._thread.submit(compute).result() if self._thread else compute()
-        tables = [_table_of(detections, row, *place) for row, place in enumerate(zip(canvases.image_hw, canvases.fits))]
-        seconds = (canvases.seconds + copied - started, computed - copied, time.perf_counter() - computed)
-        speed = {name: s * 1e3 / count for name, s in zip(("preprocess", "inference", "postprocess"), seconds)}
-        return ((table, speed) for table in tables)
 
     def _compute(self, canvases: Tensor, settings: DetectionSettings) -> tuple[Detections, float, float]:
         """The detections on canvases (B, h, w, C), on the CPU, and when these were on the device and the model was

@@ -147,9 +147,7 @@ def draw_batch(batch: Batch, names: Sequence[str], detections: Detections | None
         _caption(drawn[-1], f"{'' if detections is None else 'labels: '}{Path(path).name}")
         if detections is not None:
             drawn.append(_with_detections(image, names, *(values[i].numpy(force=True) for values in detections)))
-    if detections is None:
-        return tile_images(drawn, math.ceil(math.sqrt(len(drawn))))
-    return tile_images(drawn, min(len(drawn), 4))
+    return tile_images(drawn, math.ceil(math.sqrt(len(drawn))) if detections is None else min(len(drawn), 4))
 
 
 def _with_detections(

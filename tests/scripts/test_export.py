@@ -241,7 +241,7 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
         (["--imgsz", "70"], "not a multiple"),
         (["--imgsz", "32", "--dynamic"], "too small for --dynamic"),
         (["--nms"], "has one branch"),
-        (["--check-images", "0"], "use --no-check"),
+        (["--check-images", "0"], "--check-images: must be at least 1, got 0"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str], message: str):

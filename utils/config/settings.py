@@ -372,7 +372,7 @@ class ExportConfig:
     opset: int = setting(18, low=18, help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
-    check_images: int = setting(64, low=0, help="number of validation images to compare on")
+    check_images: int = setting(64, low=1, help="number of validation images to compare on")
     calibration_images: int = setting(300, low=1, help="number of training images for --int8")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
     offline: bool = setting(False, help="never download weights")

@@ -198,7 +198,7 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
     for i in range(5):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
     own, is_prepared = load(weights, device="cpu", conf=0.0, max_det=5), [threading.Event() for _ in range(5)]
-    prepare, detect, done = own.pipeline.prepare, own.pipeline._detect, itertools.count()
+    prepare, detect, done = own.pipeline.prepare, own.pipeline._compute, itertools.count()
 
     def noted(images, settings):
         number = next(i for i in range(5) if np.array_equal(images[0], picture(seed=i)))
@@ -212,7 +212,7 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
 
     expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
     monkeypatch.setattr(own.pipeline, "prepare", noted)
-    monkeypatch.setattr(own.pipeline, "_detect", waiting)
+    monkeypatch.setattr(own.pipeline, "_compute", waiting)
     assert rows(own.stream(tmp_path)) == expected
     assert next(done) == 5
 
