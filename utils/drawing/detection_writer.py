@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -105,28 +106,21 @@ class UniqueStems:
 
     def __init__(self) -> None:
         self._stems: dict[str, str] = {}
-        self._taken: set[str] = set()
-        self._videos: set[str] = set()
-        self._video_of_frame: set[str] = set()  # the stems of videos that would have an image as their frame
+        self._taken: set[str | tuple[str, str | None]] = set()  # stems; of which stems there are videos, and frames
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         if source not in self._stems:
             base = source.split("://", 1)[1][:100] if "://" in source else Path(source).stem
             base = f"webcam{source}" if source.isdigit() else safe_name(base)
-            stem, number = base, 1
-            while True:
+            own, other = ("video", "frame") if is_video else ("frame", "video")
+            for number in itertools.count(1):
+                stem = base if number == 1 else f"{base}-{number}"
                 key = stem.casefold()  # some file systems ignore case
                 frame = None if is_video else _FRAME.fullmatch(key)
-                clashes = key in self._video_of_frame if is_video else frame is not None and frame[1] in self._videos
-                if key not in self._taken and not clashes:
+                video = key if is_video else frame and frame[1]
+                if key not in self._taken and (other, video) not in self._taken:
                     break
-                number += 1
-                stem = f"{base}-{number}"
-            self._taken.add(key)
-            if is_video:
-                self._videos.add(key)
-            elif frame:
-                self._video_of_frame.add(frame[1])
+            self._taken |= {key, (own, video)}
             self._stems[source] = stem
         return self._stems[source]
 

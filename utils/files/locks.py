@@ -83,5 +83,4 @@ class FileLock:
 @functools.cache
 def _close_in_children() -> None:
     """Makes forked children close the descriptors; the parent keeps its locks."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in range(len(_held))])
+    os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in range(len(_held))])
