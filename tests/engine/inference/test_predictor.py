@@ -174,16 +174,16 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
     (tmp_path / "5.png").write_bytes(b"no image")
     expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
-    true, seen = own.pipeline._detect, []
+    true, seen = own.pipeline._compute, []
 
-    def detect(canvases, settings):
-        seen.append(len(canvases.rows))
-        if len(canvases.rows) == 3:
+    def compute(canvases, settings):
+        seen.append(len(canvases))
+        if len(canvases) == 3:
             raise MemoryError
         return true(canvases, settings)
 
     monkeypatch.setattr(own.pipeline, "images_at_once", lambda batch_size=0: size)
-    monkeypatch.setattr(own.pipeline, "_detect", detect)
+    monkeypatch.setattr(own.pipeline, "_compute", compute)
     results = list(own.stream(tmp_path))
     assert [Path(result.path).stem for result in results] == list("01234678")
     for got, want in zip(results, expected):
