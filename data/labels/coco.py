@@ -1,16 +1,20 @@
-"""COCO detection JSON: one file per split, boxes as x, y, w, h in pixels, classes matched by name."""
+"""COCO detection JSON: one file per split, boxes as x, y, w, h in pixels, classes matched by name.
+
+`LabelsPerSplit` is for other formats with one file per split, too.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
-from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelsPerSplit, SplitFile
+from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, UNLISTED, Finding
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.files.schema import suggestion
@@ -18,6 +22,23 @@ from utils.logger import get_logger
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
+
+
+class ImageEntry(NamedTuple):
+    """An image in the label file of a split. Lines of its labels are positions in the list of annotations."""
+
+    file_name: str  # with /
+    image_id: int | str
+    labels: RawLabels
+
+
+class SplitFile(NamedTuple):
+    """The content of a label file of a split, with classes matched by name."""
+
+    images: list[ImageEntry]
+    category_ids: tuple[int, ...]  # by class; an unused id for a class that the file does not have
+    annotation_ids: Sequence[Any]  # by position
+    strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
 
 
 def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
@@ -136,6 +157,50 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
     if not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
     return class_id, *corners, area, 1 if crowd else 0, position
+
+
+class LabelsPerSplit:
+    """A `LabelSource` of one file per split, in pixels. Images that it does not name are left out."""
+
+    normalized = False
+
+    def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
+        """Matches by ``file_name`` in the split's folder, else by the bare name where only one image has it. ``name``:
+        of the file, relative to the data set's folder. Raises UserError if the file names none of ``images``."""
+        self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
+        self.findings = [Finding(self._annotation(p), BAD_ROW, text) for p, text in file.strays]
+        by_key = {image.key: i for i, image in enumerate(images)}
+        by_base: dict[str, list[int]] = {}
+        for i, image in enumerate(images):
+            by_base.setdefault(os.path.basename(image.name), []).append(i)
+        entry_of: dict[int, ImageEntry] = {}
+        for entry in file.images:
+            alike = by_base.get(os.path.basename(entry.file_name), [])
+            i = by_key.get(os.path.normpath(entry.file_name), alike[0] if len(alike) == 1 else None)
+            if i is None or i in entry_of:
+                why = "is not among the split's images" if i is None else "is listed already"
+                self.findings.append(Finding(f"{name}: image {entry.image_id}", ABSENT, f"{entry.file_name} {why}"))
+            else:
+                entry_of[i] = entry
+        unlisted = [image.name for i, image in enumerate(images) if i not in entry_of]
+        self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
+        if not entry_of:
+            raise UserError(
+                f"{name}: names none of the split's {len(images)} images (first: {images[0].key}); "
+                "check 'annotations' against the split's folder"
+            )
+        self.images = [images[i] for i in sorted(entry_of)]
+        self._entries = [entry_of[i] for i in sorted(entry_of)]
+        self.image_ids = [entry.image_id for entry in self._entries]
+
+    def read(self, i: int) -> RawLabels | None:
+        return self._entries[i].labels
+
+    def where(self, i: int, line: int | None = None) -> str:
+        return f"{self._name}: image {self.image_ids[i]}" if line is None else self._annotation(line)
+
+    def _annotation(self, position: int) -> str:
+        return f"{self._name}: annotation {self._annotation_ids[position]}"
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelsPerSplit:
