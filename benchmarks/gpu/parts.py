@@ -230,7 +230,7 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
                  check("compiled", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", "16")),
         compiled("steps compiled", 70,
                  step(sizes, "--compile", "--batch-size", *numbers(sizes.profiled), "--amp", "auto")),
-        part("the largest batch that fits", 80,
+        part("the largest batch that fits", 180,
              check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"),
                    "--folder", str(folder)), "many", gpu_only="--batch-size -1 needs a GPU"),
         part("stopped, killed and resumed: the same bits", 55,
