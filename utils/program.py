@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 VERSION = "0.1.0"
+STARTED = time.monotonic()  # this process, about
 IS_INSTALLED = __name__.startswith("lockstep.")
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the file for the result, if another process has started this one
 

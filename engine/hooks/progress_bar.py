@@ -11,7 +11,7 @@ import torch
 
 from engine.hooks.hook import Epoch, Hook, Training
 from utils.logger import get_logger, terminal_bars
-from utils.machine.resources import process_age_s
+from utils.program import STARTED
 from utils.strings import format_duration
 
 LINE_EVERY_S = 10.0
@@ -42,8 +42,8 @@ class ProgressBar(Hook):
             self._bar.set_description_str(self._title, refresh=False)
 
     def after_step(self, trainer: Training) -> None:
-        if self._is_first_step and (age := process_age_s()) is not None:
-            get_logger().info("first step %.1f s after the start", age)
+        if self._is_first_step:
+            get_logger().info("first step %.1f s after the start", time.monotonic() - STARTED)
         self._is_first_step = False
         self._done += 1
         self._images += trainer.images

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,15 +80,6 @@ def process_stat(pid: int | str = "self") -> list[str]:
     """The fields of /proc/PID/stat from the state, field 3 of proc(5), on. Raises OSError if there is none."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
-
-
-def process_age_s() -> float | None:
-    """Seconds since the system created this process, before the interpreter started; None without /proc."""
-    try:
-        started = int(process_stat()[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), seconds after boot
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, AttributeError, IndexError, ValueError):
-        return None
 
 
 def cpu_multiplies_bf16() -> bool:

@@ -28,7 +28,7 @@ def trainer_of(steps: int, *, epoch: int, epochs: int, **losses: float) -> Simpl
 def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     configure_logging(True)
     now = [100.0]
-    monkeypatch.setattr(progress_bar, "process_age_s", lambda: None)
+    monkeypatch.setattr(progress_bar, "STARTED", 0.0)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     bar, trainer, epoch = ProgressBar(), trainer_of(20, epoch=0, epochs=4, box=math.nan), Epoch(2)
     bar.before_epoch(trainer)
@@ -44,7 +44,8 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     bar.after_last_step(trainer, epoch)
     bar.close()
     captured = capsys.readouterr()
-    lines = captured.out.splitlines()
+    first, *lines = captured.out.splitlines()
+    assert first == "first step 112.0 s after the start"
     assert len(lines) == 4  # at 10, 20 and 30 s, and the end
     assert lines[0].startswith("epoch 2/4  5/20  box 1.25  cls 4  8.0 img/s  wait 25%  mem ")
     assert lines[0].endswith("left 2:20")  # 15 + 2 * 20 steps of 2 s, 3 validations of 10 s
