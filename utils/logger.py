@@ -77,10 +77,7 @@ class _PlainLine(logging.Formatter):
     """The message in one line, prefixed by its level from WARNING upwards."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = one_line(super().formatMessage(record))
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 
