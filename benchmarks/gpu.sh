@@ -2,9 +2,9 @@
 # Everything that needs a GPU, in four calls of at most 500 seconds each on a bare machine: checks and figures.
 #
 #   ONLY=checks benchmarks/gpu.sh     results equal to the CPU's, host syncs, bitwise equality, AP, half precision, NCCL
-#   ONLY=others benchmarks/gpu.sh     DataParallel, threads, TorchScript, torchrun, NCCL; the costliest kernels
+#   ONLY=others benchmarks/gpu.sh     DataParallel, threads, TorchScript, torchrun, NCCL, the largest batch
 #   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer
-#   ONLY=compiled benchmarks/gpu.sh   --compile, the largest batch, resuming, the renderer
+#   ONLY=compiled benchmarks/gpu.sh   --compile, the costliest kernels, resuming, the renderer
 #   benchmarks/gpu.sh                 all of them one after another
 #   benchmarks/gpu.sh --list          the parts and how long each should take on an H100 with 16 cores
 #   benchmarks/gpu.sh --dry           the same parts on the CPU with tiny sizes, to see that they run

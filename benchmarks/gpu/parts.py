@@ -161,7 +161,7 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
 
 
 def others(sizes: Sizes, folder: Path) -> list[Part]:
-    """Checks of less common ways to run, and where the time of a step goes."""
+    """Checks of less common ways to run."""
     size, data, own = check_flags(sizes, folder)
     by_another = ["--spawn", "2", "--eval-ranks", "1", "--epochs", str(sizes.epochs)]
 
@@ -181,9 +181,9 @@ def others(sizes: Sizes, folder: Path) -> list[Part]:
         part("NCCL with two processes on one GPU", 40,
              check("ranks-ddp", sizes, *size, "--batch-size", "8", "--backend", "nccl"),
              gpu_only="NCCL needs a GPU", environment={**LOOPBACK, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
-        part("the costliest kernels of a step", 60,
-             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
-                   *sizes.kernels, "--optimizer", *sizes.optimizers)),
+        part("the largest batch that fits", 180,
+             check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"),
+                   "--folder", str(folder)), "many", gpu_only="--batch-size -1 needs a GPU"),
     ]  # fmt: skip
 
 
@@ -230,9 +230,9 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
                  check("compiled", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", "16")),
         compiled("steps compiled", 70,
                  step(sizes, "--compile", "--batch-size", *numbers(sizes.profiled), "--amp", "auto")),
-        part("the largest batch that fits", 180,
-             check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"),
-                   "--folder", str(folder)), "many", gpu_only="--batch-size -1 needs a GPU"),
+        part("the costliest kernels of a step", 60,
+             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
+                   *sizes.kernels, "--optimizer", *sizes.optimizers)),
         part("stopped, killed and resumed: the same bits", 55,
              check("resume", sizes, "--imgsz", str(sizes.small), "--data", str(folder / "small/data.yaml"),
                    "--batch-size", str(max(sizes.batch, 4)), "--epochs", str(sizes.resume_epochs)), "small"),
