@@ -208,10 +208,11 @@ def prove_calls(root: Path, kills: int) -> None:
 
 
 KILLER = """
-import os, signal
+import os, signal, time
 
 def on_step(run):
     if run.rank == run.world_size - 1 and run.step == int(os.environ.get("KILL_AT", "0")):
+        time.sleep(2)  # until the last checkpoint is written
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -265,8 +266,8 @@ def test_joined_and_mapped_classes_of_gray_images_keep_their_bits(tmp_path: Path
     assert run(*flags, "--name", "whole") == 0
     whole = read_checkpoint(tmp_path / "whole" / "last.pt")
     steps = whole["progress"]["updates"] // 3
-    assert run(*flags, *spawn, "--name", "killed", kill_at=steps + 2) != 0
-    assert steps < read_checkpoint(tmp_path / "killed" / "last.pt")["progress"]["updates"] <= steps + 2
+    assert run(*flags, *spawn, "--name", "killed", kill_at=steps + 4) != 0
+    assert steps < read_checkpoint(tmp_path / "killed" / "last.pt")["progress"]["updates"] <= steps + 4
     assert run("--resume", tmp_path / "killed", *spawn) == 0
     killed = read_checkpoint(tmp_path / "killed" / "last.pt")
     for part in ("model", "ema", "optimizer"):
