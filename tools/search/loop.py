@@ -47,7 +47,9 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
             study = SharedStudy(config, space, folder, steps=config.folds or config.epochs)
             if config.folds:
                 make_folds(config, spec, folder, fitness)
-        _Search(config, space, study, fitness, names, signals).run_trials()
+        failure = _Search(config, space, study, fitness, names, signals).run_trials()
+    if failure:
+        raise UserError(failure)
     if elsewhere := sum(frozen.state == TrialState.RUNNING for frozen in study.trials()):
         log.info("run by other processes: %s", counted(elsewhere, "trial"))
     with study.exclusive():  # no older report replaces that of another process
@@ -67,7 +69,8 @@ class _Search:
     names: tuple[str, ...]
     signals: StopSignals
 
-    def run_trials(self) -> None:
+    def run_trials(self) -> str:
+        """Returns why the search must stop before there are enough trials, or ""."""
         log = get_logger()
         if done := sum(frozen.state.is_finished() for frozen in self.study.trials()):
             log.info("continuing %s: %d of %d trials have ended", folder_of(self.config), done, self.config.trials)
@@ -86,8 +89,8 @@ class _Search:
             scored = any(other.intermediate_values for other in trials if other.state != TrialState.FAIL)
             if len(failed) >= MOST_FAILURES and not scored:  # then the others would fail, too
                 last = failed[-1].user_attrs.get(REASON, "")
-                text = f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last}"
-                raise UserError(text)
+                return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last}"
+        return ""
 
     def _run_trial(self, claim: Claim) -> tuple[TrialState, str]:
         """Trains, or cross-validates, with the hyper-parameters of a trial. Returns how it ended, and why it failed.

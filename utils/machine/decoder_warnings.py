@@ -56,9 +56,10 @@ class _Watch:
     """Redirects descriptor 2 while at least one thread decodes."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         if hasattr(os, "memfd_create"):  # in memory: the disk may be full
             self._file = os.fdopen(os.memfd_create("stderr"), "r+b", 0)
+        else:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._entrance = threading.Lock()  # held by a thread that decodes alone
         self._changed = threading.Condition()
         self._inside = 0  # threads that decode now
