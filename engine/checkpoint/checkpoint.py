@@ -212,12 +212,11 @@ def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -
 
 def put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
     """Replaces the float buffers in ``state``, a state dict of ``model``, by their means over ranks."""
-    names = [name for name, buffer in unwrap(model).named_buffers() if buffer.is_floating_point()]
-    buffers = dict(unwrap(model).named_buffers())
-    pieces = _mean(values).split([buffers[name].numel() for name in names])
-    for name, piece in zip(names, pieces):
+    buffers = {name: buffer for name, buffer in unwrap(model).named_buffers() if buffer.is_floating_point()}
+    pieces = _mean(values).split([buffer.numel() for buffer in buffers.values()])
+    for (name, buffer), piece in zip(buffers.items(), pieces):
         if name in state:
-            state[name] = piece.view(buffers[name].shape).clone()
+            state[name] = piece.view(buffer.shape)
 
 
 def restore_rank_buffers(
