@@ -135,7 +135,8 @@ class ResultsCsv(Hook):
 
 
 class TensorBoard(Hook):
-    """TensorBoard event files in the run's folder, on rank 0; nothing if TensorBoard is not installed.
+    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
+    warning says so, and the run goes on.
 
     A resumed run writes new event files next to the earlier ones. Repeated steps have the same results, so nothing is
     purged.
@@ -147,17 +148,16 @@ class TensorBoard(Hook):
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder))
-        except ImportError as error:
-            log.warning("TensorBoard is off (%s); results.csv is kept", first_line(error))
+        except (ImportError, OSError) as error:
+            self._turn_off(error)
 
     def start(self, trainer: Training) -> None:
         lines = (f"    {name}: {value}" for name, value in trainer.run.settings.items())  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
 
     def after_validation(self, trainer: Training, epoch: Epoch) -> None:
-        if self._writer is not None:
-            for tag, value in epoch.row.items():
-                self._writer.add_scalar(tag, value, epoch.number)
+        for tag, value in epoch.row.items():
+            self.write(lambda writer, *point: writer.add_scalar(*point), tag, value, epoch.number)
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self.write(lambda writer: writer.flush())
@@ -168,4 +168,11 @@ class TensorBoard(Hook):
     def write(self, add: Callable[..., None], *arguments: object) -> None:
         """Calls ``add`` with the `SummaryWriter`, if there is one."""
         if self._writer is not None:
-            add(self._writer, *arguments)
+            try:
+                add(self._writer, *arguments)
+            except OSError as error:
+                self._turn_off(error)
+
+    def _turn_off(self, error: Exception) -> None:
+        self._writer = None
+        log.warning("TensorBoard is off (%s); results.csv is kept", first_line(error))

@@ -1,3 +1,4 @@
+import errno
 import math
 import os
 import sys
@@ -71,6 +72,22 @@ def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     board.write(lambda writer: writer.add_scalar("a", 1.0, 1))
     board.finish(trainer_at())
     assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out.count("TensorBoard is off") == 1
+
+
+def test_a_full_disk_turns_tensorboard_off(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    configure_logging(True)
+    board = TensorBoard(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.flush", fail)
+    for number in (1, 2):
+        add(board, [(number, {"loss": 1.0})])
+        board.after_epoch(trainer_at(), None)
+    board.finish(trainer_at())
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 
