@@ -21,6 +21,7 @@ from engine.hooks.hook import Action, Epoch, Hook, Training
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError
+from utils.files.safe_io import open_direct
 from utils.files.schema import suggestion
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
@@ -126,7 +127,7 @@ class UserCallbacks(Hook):
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         log = trainer.run.folder / "train.log"
-        with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
+        with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
             file.write("".join(traceback.format_exception(error)))
         self._failure = f"{self._flag}: {name} failed: {_place(error, self._path)}; the traceback is in {log}"
         if name != "on_end":

@@ -24,7 +24,7 @@ from utils.distributed.context import DistributedContext, all_objects, broadcast
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import open_direct, write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
 from utils.program import write_result
 from utils.strings import counted
@@ -114,6 +114,7 @@ def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
         if not run.begun:  # else `open_run` has locked its folder
             run = stack.enter_context(_new_run(ctx, run))
         if ctx.is_main:
+            open(run.folder / "train.log", "ab", opener=open_direct).close()  # not where a link leads
             continue_in_file(run.folder / "train.log")
             settings = {"config": asdict(run.config), "hyp": asdict(run.hyp)}
             write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))

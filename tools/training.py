@@ -20,6 +20,7 @@ from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
+from utils.files.safe_io import open_direct
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.stop_signals import StopSignals
@@ -87,7 +88,7 @@ def train(
         return trains_on()
     with (
         signals.deferred(),
-        open(folder / ERRORS, "wb") as errors,
+        open(folder / ERRORS, "wb", opener=open_direct) as errors,
         start(
             [*start_of("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,

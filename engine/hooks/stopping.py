@@ -13,6 +13,7 @@ from engine.optim.schedule import epochs_in_time
 from engine.parallel.control import StepValues
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
+from utils.files.safe_io import open_direct
 from utils.strings import counted
 
 log = logging.getLogger("lockstep")
@@ -63,7 +64,7 @@ class NonFiniteSteps(Hook):
         progress = trainer.progress
         if not values.local_finite:
             listed = trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
-            with open(listed, "a", encoding="utf-8", errors="surrogateescape") as file:
+            with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
                 file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
             log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
         elif trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:

@@ -27,6 +27,7 @@ from torch import Tensor
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
 from utils.distributed.store_barrier import has_died, this_process
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.files.safe_io import open_direct
 from utils.machine import decoder_warnings
 from utils.machine.stop_signals import StopSignals
 
@@ -204,7 +205,7 @@ class Watchdog:
         rank = self._ctx.rank if self._ctx is not None else 0
         title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {rank}: no step for {silent_s:.1f} s\n"
         path = self._folder / f"stall_rank{rank}.txt"
-        with suppress(OSError), open(path, "a", encoding="utf-8") as file:
+        with suppress(OSError), open(path, "a", encoding="utf-8", opener=open_direct) as file:
             file.write(title)
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)

@@ -53,6 +53,18 @@ def run_with(folder: Path, **settings) -> Run:
     return Run(folder, TrainConfig(**settings), Hyperparameters(), None, [])
 
 
+@pytest.mark.parametrize("name", ["train.log", ".lock"])
+def test_nothing_is_written_where_a_symbolic_link_leads(tmp_path, name):
+    """With --exist-ok, the folder may contain what another user has put there."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / name).symlink_to(tmp_path / "target")
+    settings = {"project": str(tmp_path.parent), "name": tmp_path.name, "exist_ok": True}
+    run = replace(run_with(tmp_path, **settings), begun=False)
+    with pytest.raises(PermissionError, match="symbolic link"), claim_folder(CPU, run):
+        pass
+    assert (tmp_path / "target").read_text() == "precious"
+
+
 def test_settings_are_stored_with_the_run(tmp_path):
     run = run_with(tmp_path, exist_ok=True, rect=True)
     prepare_process(CPU, run.config, run.hyp)

@@ -16,6 +16,7 @@ import os
 import time
 from pathlib import Path
 
+from utils.files.safe_io import open_direct
 from utils.logger import get_logger
 
 POLL_S = 0.1
@@ -61,7 +62,7 @@ class FileLock:
         self._descriptor = -1
 
     def _try(self) -> str:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

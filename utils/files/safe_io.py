@@ -111,6 +111,17 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
         raise UserError(f"{path}: is larger than the memory of this machine") from None
 
 
+def open_direct(path: str | os.PathLike, flags: int) -> int:
+    """The ``opener`` of `open` for files of a run: neither follows a symbolic link, which may lead out of the folder
+    (PermissionError), nor waits for the reader of a pipe."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise PermissionError(errno.EPERM, "is a symbolic link or a pipe, not a file", os.fspath(path)) from None
+
+
 def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:
     """An open regular file of at most ``most`` bytes, and its status. Raises OSError, with a reason, for others."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
