@@ -31,7 +31,11 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
     last = checkpoint.path.parent / "last.pt"
     if checkpoint.path.resolve() == last.resolve() or not last.is_file():
         return
-    newest, position = Checkpoint.read(last).progress, checkpoint.progress
+    try:
+        newest = Checkpoint.read(last).progress
+    except UserError:  # damaged: an older checkpoint is what is left
+        return
+    position = checkpoint.progress
     if (newest.epoch, newest.batch) > (position.epoch, position.batch):
         raise UserError(
             f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "

@@ -60,6 +60,8 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
     check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
     with refused():
         check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
 
 
 @pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])
