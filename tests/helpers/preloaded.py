@@ -75,6 +75,7 @@ def forward(number, frame):
         pass
 for number in {forwarded}:
     signal.signal(number, forward)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {forwarded})
 status = int(answer.readline())
 if os.WIFSIGNALED(status):
     signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -63,11 +63,15 @@ def spawn(
                     os.kill(process.pid, number)
 
     handlers = {number: signal.signal(number, forward) for number in stop_signals()}
+    resource_tracker.ensure_running()  # which unblocks signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())  # until all processes can get them
     try:
         for process in group:
             process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
         failed = _first_failure(group, optional)
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
         _stop(group, STOP_S if signals else FAILED_S)
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -120,7 +124,12 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
     os.environ |= torchrun_variables(index, processes, port)
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
-    run_main(lambda _: function(*args))
+
+    def work(_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
+        function(*args)
+
+    run_main(work)
     sys.exit(_RETURNED)
 
 

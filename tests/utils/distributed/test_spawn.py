@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -70,3 +71,16 @@ def test_a_signal_before_processes_handle_it(tmp_path, given, code):
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == code
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
+    start = f"def start(self):\n    os.kill(os.getpid(), signal.{name})\n    begin(self)\n"
+    patch = f"from multiprocessing.process import BaseProcess\nbegin = BaseProcess.start\n{start}BaseProcess.start = start\n"
+    program = PROGRAM.replace("if __name__ == ", f"{patch}\nif __name__ == ")
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), "time.sleep(60)"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
