@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Scalar, Space
 from utils.config.search_settings import SearchConfig
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
 
 JOURNAL = "journal.log"
@@ -40,7 +40,7 @@ class Claim:
 
 class SharedStudy:
     """The study in ``folder``, which is created if there is none. ``steps``: epochs or folds, after which a trial
-    reports its fitness. Raises UserError if the journal has lost trials."""
+    reports its fitness. Raises UserError if the journal is damaged."""
 
     def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
         self._config, self._space, self._folder = config, space, folder
@@ -54,13 +54,17 @@ class SharedStudy:
             "none": optuna.pruners.NopPruner(),
         }
         with self.exclusive():
-            self.study = optuna.create_study(
-                study_name="search",
-                storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(folder / ".journal.lock"))),
-                direction="maximize",
-                load_if_exists=True,
-                pruner=pruners[config.pruner],
-            )
+            try:
+                self.study = optuna.create_study(
+                    study_name="search",
+                    storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(folder / ".journal.lock"))),
+                    direction="maximize",
+                    load_if_exists=True,
+                    pruner=pruners[config.pruner],
+                )
+            except (ValueError, LookupError, TypeError) as error:  # what Optuna raises for lines that it cannot read
+                text = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
+                raise UserError(text) from None
             # A new trial would continue the training of one that the journal has lost.
             if (lost := self.folder_of(len(self.trials()))).exists():
                 raise UserError(f"{journal}: has lost the trial in {lost}; restore it, or choose another --name")

@@ -403,7 +403,7 @@ def test_odd_shapes(predictor, shape):
         *({"imgsz": value} for value in (70, (64, 64), 64.0)), *({"max_det": value} for value in (0, 2.5)),
         *({"classes": value} for value in ([2], ["disk"], ["x"], 0, "0", [0.5])), {"save": True}, {"stream": True},
         {"agnostic_nms": True}, {"cnf": 0.1}, {"batch_size": -1}, {"device": 7}, {"color": "BGR"}, {"conf": 25},
-        {"iou": -0.1},
+        {"iou": -0.1}, {"conf": "high"},
     ],
 )  # fmt: skip
 def test_unfit_settings_are_one_line(weights, predictor, settings, monkeypatch):

@@ -314,9 +314,10 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
         claim.lock.release()
         assert [trial.last_step for trial in opened(tmp_path).trials()] == [None, 1]
         shutil.rmtree(tmp_path / "trials" / "0001")
-    journal.write_bytes(b"")
-    with refused():
-        opened(tmp_path)
+    for rest in (b"", b"[]\n", whole[:20] + b"\n" + whole):
+        journal.write_bytes(rest)
+        with refused():
+            opened(tmp_path)
 
 
 def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
