@@ -197,7 +197,7 @@ def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
     """The folder of the run that one of ``launchers`` has trained before, which makes this a restart; or None."""
     if not any(launchers):
         return None
-    paths = [*Path(config.project).glob(f"*/{LAUNCHERS}")]
+    paths = [*(Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}")]  # a name may have folders
     if config.resume:  # last.pt or its folder, which may be elsewhere
         paths += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
     own = [path for path in paths if path.is_file() and {*path.read_text("utf-8").splitlines()} & {*launchers}]

@@ -139,7 +139,6 @@ def work(config: TrainConfig, working_folder: str) -> str:
         "GROUP_RANK": context.get_node_rank(),
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # no page on the end of another process
     }
     environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
     command = [*start_of("train"), *flags_of(replace(config, resume=str(last) if last else None))]

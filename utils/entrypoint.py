@@ -42,8 +42,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     # process next to a training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-    # Plots use a canvas of their own. A notebook's cell names a backend that another Python may lack, and then
-    # Matplotlib cannot be imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process has ended
+    # Plots use a canvas of their own. Matplotlib cannot be imported if the backend that a notebook names is missing.
     os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
     threading.excepthook = _thread_ended

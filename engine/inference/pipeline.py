@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -76,7 +75,7 @@ class DetectionSettings:
                 f"{self.classes!r}, {self.imgsz!r} and {self.max_det!r}"
             ) from None
         for name, value in (("conf", self.conf), ("iou", iou)):
-            if value is not None and not (isinstance(value, Real) and 0 <= value <= 1):
+            if value is not None and not (isinstance(value, int | float | np.number) and 0 <= value <= 1):
                 raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
         if max_det < 1:
             raise UserError(f"max_det: must be at least 1, got {max_det}")

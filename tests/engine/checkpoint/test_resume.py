@@ -118,5 +118,8 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     for project, resume in (("runs", None), ("elsewhere", exp), ("elsewhere", exp / "last.pt")):
         config = TrainConfig(project=str(tmp_path / project), resume=resume and str(resume))
         assert run_of_launch(config, ["job node1 2", "job node2 9"]) == exp
+    (tmp_path / "runs" / "a" / "b2").mkdir(parents=True)
+    note_launch(tmp_path / "runs" / "a" / "b2", ["job node3 1"])
+    assert run_of_launch(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
     assert run_of_launch(here, ["job node0 7"]) is None
     assert run_of_launch(here, [""]) is None

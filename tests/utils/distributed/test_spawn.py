@@ -76,7 +76,7 @@ def test_a_signal_before_processes_handle_it(tmp_path, given, code):
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
     start = f"def start(self):\n    os.kill(os.getpid(), signal.{name})\n    begin(self)\n"
-    patch = f"from multiprocessing.process import BaseProcess\nbegin = BaseProcess.start\n{start}BaseProcess.start = start\n"
+    patch = f"from multiprocessing.process import BaseProcess as Base\nbegin = Base.start\n{start}Base.start = start\n"
     program = PROGRAM.replace("if __name__ == ", f"{patch}\nif __name__ == ")
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
