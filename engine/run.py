@@ -138,9 +138,9 @@ def _new_run(ctx: DistributedContext, run: Run) -> Iterator[Run]:
                     text = "%s: has %s of an earlier run; this run overwrites those of its own epochs"
                     get_logger().warning(text, folder, ", ".join(path.name for path in others))
         folder = Path(broadcast_object(ctx, folder))
-        if ctx.is_main:
-            note_launch(folder, launchers)
         try:
+            if ctx.is_main:
+                note_launch(folder, launchers)
             yield replace(run, folder=folder, begun=True)
         except BaseException as error:  # while nobody else can use the folder; the stacks of a stalled run keep it
             traceback.clear_frames(error.__traceback__)  # closes their files, of which there may be too many
