@@ -8,6 +8,7 @@ takes a few system calls per image, microseconds compared to milliseconds of dec
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import tempfile
@@ -60,6 +61,8 @@ class _Watch:
             self._file = os.fdopen(os.memfd_create("stderr"), "r+b", 0)
         else:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        # A write that another thread began before the file was truncated must not land behind a gap.
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         self._entrance = threading.Lock()  # held by a thread that decodes alone
         self._changed = threading.Condition()
         self._inside = 0  # threads that decode now
@@ -110,7 +113,6 @@ class _Watch:
             os.dup2(self._terminal, 2)
             os.close(self._terminal)
             self._file.truncate(0)
-            self._file.seek(0)  # where the next one writes, too
             self._forwarded = 0
             self._changed.notify_all()
 
