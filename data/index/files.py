@@ -52,6 +52,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     for entry in source.images:
         if entry.suffix == SHARDS:
             raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
+        if entry == Path(entry.anchor):
+            raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]
         if entry.is_dir():
             files = _in_folder(entry, spec.root, findings, suffixes)

@@ -538,6 +538,7 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
         ("train", lambda: shutil.rmtree(root / "images/train")),
         ("train", empty_folder),
         ("train", no_annotations),
+        ("train", lambda: (root / "d.yaml").write_text("train: /\nnames: [cat, dog, cow]\n")),
         ("train", lambda: write_yaml(root, "annotations: d.yaml\n")),
     ):
         change()
