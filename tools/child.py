@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from utils.distributed.spawn import end_with_parent
+from utils.distributed.spawn import end_with_parent, killed_by
 from utils.program import RESULT_VARIABLE, read_result
 
 
@@ -33,7 +33,7 @@ class Child:
         """Why the command, which has ended, has failed: the line that it would print."""
         code = self.process.returncode
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}; is there enough memory?"
+            return killed_by(-code)
         return self.result.get("error") or f"exit status {code}"
 
 

@@ -38,7 +38,7 @@ class Space:
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
         """The values of this trial, also if they were suggested before."""
-        return {name: trial._suggest(name, each) for name, each in self.ranges.items()}
+        return {name: _suggested(trial, name, each) for name, each in self.ranges.items()}
 
     def known_values(self, epochs: int) -> dict[str, Scalar]:
         """The fixed recipe's own values that are in the ranges; for null, what it means in a run of this length."""
@@ -56,6 +56,13 @@ class Space:
         """What must not change while a search goes on."""
         fixed = {f"hyper-parameter {k}": v for k, v in self.recipe({}).items() if k not in self.ranges}
         return {f"the range of {name}": value for name, value in self.written.items()} | fixed
+
+
+def _suggested(trial: Trial, name: str, distribution: BaseDistribution) -> Scalar:
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(name, distribution.choices)
+    suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+    return suggest(name, distribution.low, distribution.high, log=distribution.log)
 
 
 def _holds(distribution: BaseDistribution, value: Scalar) -> bool:

@@ -113,10 +113,19 @@ def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], sto
         raise Stopped(stop_code or 128 + signals[0])
     name = f"process {rank} of {len(group)}"
     if code < 0:  # it could not print anything itself
-        raise UserError(f"{name} was killed by {signal.Signals(-code).name}; is there enough memory?")
+        raise UserError(f"{name} was {killed_by(-code)}")
     if code not in _WITH_MESSAGE:
         raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
     raise PeerFailure(f"{name} failed")
+
+
+def killed_by(number: int) -> str:
+    """For a message about a process that a signal has ended."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        name = f"signal {number}"
+    return f"killed by {name}; is there enough memory?"
 
 
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:

@@ -39,6 +39,7 @@ if __name__ == "__main__":
         ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
         ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
+        ("os.kill(os.getpid(), 40)", 2, "error: process 1 of 2 was killed by signal 40; is there enough"),
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
         ("raise ValueError('a bug')", 2, "ValueError: a bug"),
         ("'nothing'", 0, ""),
