@@ -46,7 +46,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     # Plots use a canvas of their own. Matplotlib cannot be imported if the backend that a notebook names is missing.
     os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
-    threading.excepthook = _thread_ended
+    threading.excepthook, sys.unraisablehook = _thread_ended, _not_raised
     try:
         main(argv)
         sys.stdout.flush()
@@ -88,6 +88,14 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
     """Leaves a full disk and the like to the main thread, which meets it, too: TensorBoard writes in a thread."""
     if not type(ended.thread).__module__.startswith("tensorboard"):
         threading.__excepthook__(ended)
+
+
+def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
+    """Python cannot raise a Ctrl-C in a callback of an import: it comes again a moment later."""
+    if ignored.exc_type is KeyboardInterrupt:
+        threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _fail(message: str, code: int = USER_ERROR) -> None:

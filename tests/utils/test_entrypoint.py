@@ -84,6 +84,27 @@ def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
             increment_path(tmp_path / folder, "exp", exist_ok)
 
 
+def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    class Callback:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def main(_: object) -> None:
+        Callback()
+        time.sleep(20)
+
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_main(main)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
 SPAWNING = """
 import sys
 from utils.entrypoint import run_main
