@@ -64,10 +64,6 @@ def test_every_page_of_docs_is_linked_from_the_readme_or_another_page():
     assert {page for page in PAGES if page.startswith("docs/")} <= linked
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
-
-
 def test_the_reference_of_settings_is_current():
     written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert written == "\n".join(settings_page.page()), "python -m tests.helpers.settings_page > docs/settings.md"

@@ -227,10 +227,3 @@ def test_nothing_is_prefetched_that_a_hook_decides():
         trainer._batches_of_next_step = lambda count=count, counts=counts: counts.append(count()) or counts[-1]
         trainer.fit()
         assert counts == expected
-
-
-def test_it_knows_none_of_the_features_that_are_attached():
-    text = (Path(__file__).parents[3] / "engine" / "train" / "trainer.py").read_text(encoding="utf-8")
-    assert sum(bool(line.strip()) for line in text.splitlines()) < 150
-    for word in ("remote", "unscored", "tracker", "plot", "hours", "patience", "callback", "tensorboard"):
-        assert word not in text.lower(), word
