@@ -12,9 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from os import times  # tests replace attributes of os and time
 from pathlib import Path
-from time import monotonic
 
 import pytest
 import torch
@@ -25,21 +23,7 @@ pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that P
 from tests.helpers.messages import MESSAGES, key_of  # noqa: E402
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
-CPU_TIMES = pytest.StashKey[Path]()
 SHARED = Path(__file__).parents[2] / "shared"
-# A test takes at most so many seconds of processor time, of its process and all that it starts. On a slower machine, or
-# where other work shares its cores, it may take `BUSY` times as long. Waiting is cheap, but not free.
-MOST_S, BUSY, WAITING = 4.0, 6.0, 0.1
-LONGER_S = {  # by name: how long, and why
-    "test_two_processes_equal_one_process_up_to_rounding": (9.0, "an interpreter of its own imports torch"),
-    "test_training_validation_and_detection_open_no_connection": (12.0, "an interpreter of its own, with all packages"),
-    "test_kills_at_calls_that_change_files_do_not_change_the_result": (10.0, "two processes, started five times"),
-    "test_two_hundred_inputs_find_nothing": (12.0, "it prepares files of all kinds"),
-    "test_one_two_and_four_processes_end_with_the_same_bits": (7.0, "eight processes train"),
-    "test_a_run_resumes_on_another_number_of_processes": (6.0, "six processes train"),
-    "test_a_plain_command_imports_no_more_than_before": (12.0, "an interpreter of its own runs three commands"),
-    "test_a_file_of_full_size_is_fine_tuned": (7.0, "a model of full size"),
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,28 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     session.enter_context(preloaded_python())
     folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
-    config.stash[CPU_TIMES] = folder / "cpu"
-    config.stash[CPU_TIMES].touch()
-    os.environ["LOCKSTEP_TEST_CPU"] = str(folder / "cpu")
     config.add_cleanup(session.close)
-
-
-def spent_s(config: pytest.Config) -> float:
-    """Processor time of this process and of those that have ended."""
-    return sum(times()[:4]) + sum(map(float, config.stash[CPU_TIMES].read_text().split()))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fails a test that takes too long and is not marked ``slow``."""
-    began, spent = monotonic(), spent_s(item.config)
+    """Compares the messages that a test provokes with those of tests/messages.txt."""
     with MESSAGES.of_test(item):
-        result = yield
-    seconds = max(spent_s(item.config) - spent, WAITING * (monotonic() - began))
-    most, _ = LONGER_S.get(item.name.split("[")[0], (MOST_S, ""))
-    if seconds > BUSY * most and item.get_closest_marker("slow") is None:
-        pytest.fail(f"took {seconds:.1f} s of {most:g} s: make it smaller, or mark it slow")
-    return result
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

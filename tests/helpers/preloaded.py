@@ -5,8 +5,6 @@ for each start that a client asks for. The client is a program that takes the ar
 open files, folder, environment, limit of file sizes and signals, and ends as the forked process does. Tests name it as
 `python`; torchrun (by ``PYTHON_EXEC``) and multiprocessing start their processes with it.
 
-The processor time of a process and its descendants is appended to the file that ``LOCKSTEP_TEST_CPU`` names.
-
 Not for tests that look at memory, at what is imported or at SIGSTOP: the process id is that of the client. All
 processes of a session share one seed of string hashes; real interpreters have one each.
 """
@@ -128,8 +126,7 @@ def serve(address: str) -> dict:
         importlib.import_module(name)
     sys.path.pop(0)
     gc.freeze()  # their pages stay shared
-    # By the descriptor of the process: its id, its client, the file for its processor time.
-    clients: dict[int, tuple[int, socket.socket, str]] = {}
+    clients: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a forked process: its id and its client
     while True:
         for key, _ in selector.select():
             if key.fileobj is listener:
@@ -144,7 +141,7 @@ def serve(address: str) -> dict:
                     continue
                 child = os.fork()
                 if child == 0:
-                    for other in (listener, client, *(one for _, one, _ in clients.values())):
+                    for other in (listener, client, *(one for _, one in clients.values())):
                         other.close()
                     for descriptor in clients:
                         os.close(descriptor)
@@ -155,16 +152,14 @@ def serve(address: str) -> dict:
                 with contextlib.suppress(BrokenPipeError):  # the client was killed: seen below
                     client.sendall(f"{child}\n".encode())
                 descriptor = os.pidfd_open(child)
-                clients[descriptor] = child, client, job["environment"].get("LOCKSTEP_TEST_CPU", os.devnull)
+                clients[descriptor] = child, client
                 selector.register(descriptor, selectors.EVENT_READ, descriptor)
                 selector.register(client, selectors.EVENT_READ, descriptor)
             elif key.data in clients:
-                child, client, times = clients[key.data]
+                child, client = clients[key.data]
                 if key.fileobj is client:  # the client was killed
                     os.kill(child, signal.SIGKILL)
-                _, status, usage = os.wait4(child, 0)
-                with contextlib.suppress(OSError), open(times, "a") as file:  # none where the session has ended
-                    file.write(f"{usage.ru_utime + usage.ru_stime}\n")
+                _, status = os.waitpid(child, 0)
                 with contextlib.suppress(BrokenPipeError):
                     client.sendall(f"{status}\n".encode())
                 for one in (key.data, client):
