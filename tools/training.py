@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from engine.run import LOCK_NAME
+from engine.run.folder import LOCK_NAME
 from tools.child import start
 from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig, folder_of

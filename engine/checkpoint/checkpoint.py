@@ -163,19 +163,19 @@ class Checkpoint(RunDescription):
         return stored | {"progress": asdict(self.progress)}
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
-        """Loads the state of a run, except for the weights of the model (`load_model`), from which the other parts are
-        built."""
+        """Loads the state of a run. Raises UserError when it does not fit."""
         with self.errors_of_fit():
+            unwrap(state.model).load_state_dict(self.model)
             state.ema.module.load_state_dict(self.ema)
             restore_rank_buffers(self.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
             state.optimizer.load_state_dict(self.optimizer)
         if self.scaler and state.scaler.is_enabled():
             state.scaler.load_state_dict(self.scaler)
 
-    def load_model(self, model: nn.Module) -> None:
-        """Raises UserError when the weights do not fit."""
-        with self.errors_of_fit():
-            unwrap(model).load_state_dict(self.model)
+    def free_tensors(self) -> None:
+        """Frees the tensors of a checkpoint that has been restored."""
+        for tensors in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
+            tensors.clear()
 
     @contextlib.contextmanager
     def errors_of_fit(self) -> Iterator[None]:

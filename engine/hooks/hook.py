@@ -14,7 +14,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl, StepFlags, StepValues
-from engine.run import Run
+from engine.run.run import Run
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 

@@ -21,7 +21,7 @@ from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten, float_
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
-from engine.run import Run
+from engine.run.run import RunSettings
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -206,7 +206,7 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
 
 def build_step(
     ctx: DistributedContext,
-    run: Run,
+    settings: RunSettings,
     model: nn.Module,
     criterion: Criterion,
     *,
@@ -216,7 +216,7 @@ def build_step(
 ) -> TrainStep:
     """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
     compiled. ``pretrained``: as in `build_optimizer`. ``images``: of a whole global batch."""
-    config, hyp = run.config, run.hyp
+    config, hyp = settings.config, settings.hyp
     optimizer = build_optimizer(
         model,
         choose_optimizer(config.optimizer, plan.total),
@@ -238,18 +238,18 @@ def build_step(
         compilation = plan_compilation(config, ctx, images=images, shards=shards)
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
     searches = has_one_size and plan.total * plan.accumulate >= LEAST_SEARCHED
-    settings = StepSettings(
+    step_settings = StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
         benchmark_images=images if searches else 0,
     )
-    strategy = build_strategy(ctx, config, model, optimizer, plan, partial(settings.autocast, ctx.device))
+    strategy = build_strategy(ctx, config, model, optimizer, plan, partial(step_settings.autocast, ctx.device))
     if compilation is not None:
         compilation.apply(model, criterion)
         get_logger().info("%s", compilation.line)
-    return TrainStep(strategy, criterion, optimizer, ema, settings)
+    return TrainStep(strategy, criterion, optimizer, ema, step_settings)
 
 
 def build_strategy(

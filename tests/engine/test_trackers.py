@@ -82,7 +82,9 @@ class Process:
         self, folder: Path, service: Service, first: int = 1, settings: Mapping[str, Any] = SETTINGS, **limits: float
     ) -> None:
         self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
-        run = SimpleNamespace(folder=folder, settings=settings, checkpoint=None, config=TrainConfig())
+        run = SimpleNamespace(
+            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), checkpoint=None, config=TrainConfig()
+        )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress)
         hooks.call("start", self.trainer)

@@ -61,7 +61,6 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
         Checkpoint.read(tmp_path / "best.pt")
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
-    checkpoint.load_model(fresh.model)
     checkpoint.restore(SINGLE, fresh)
     assert checkpoint.progress == Progress(epoch=2, step=9, updates=9)
     bare = state.model.module if hasattr(state.model, "module") else state.model
@@ -240,4 +239,4 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     run = {"config": DESCRIPTION.config, "run": {"epoch_batches": 4, "seconds": 1.0}}
     write_checkpoint(content | state | run, tmp_path / "last.pt")
     with refused():
-        Checkpoint.read(tmp_path / "last.pt").load_model(model)
+        Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, SimpleNamespace(model=model))

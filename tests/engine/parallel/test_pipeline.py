@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from engine.train.starting_model import freeze_layers
 from engine.train.step import TrainStep
-from models.build import freeze_layers
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content

@@ -13,7 +13,7 @@ import yaml
 
 import train
 import val
-from engine.teacher import check_teacher
+from engine.train.teacher import check_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
