@@ -31,7 +31,7 @@ def _start(argv: list[str], signals: StopSignals) -> Run | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
     config = parse_config(TrainConfig, argv, "Trains a detector.")
-    from engine.input_files import check_training_files  # after parsing, or its imports would slow down --help
+    from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
@@ -50,7 +50,7 @@ def _start(argv: list[str], signals: StopSignals) -> Run | None:
 
 def _train(config: TrainConfig, explicit_flags: set[str], signals: StopSignals) -> Run | None:
     # What imports torch is imported once the flags and files are known to be valid.
-    from engine.parallel.control import Watchdog
+    from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
     from utils.distributed.context import DistributedContext, report_errors_once
 

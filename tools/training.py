@@ -17,7 +17,7 @@ from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig, folder_of
 from utils.config.settings import TrainConfig
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import Bounds, Count, build
 
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
-    from engine.optim.model_tensors import ModelEma
+    from engine.optim.ema import ModelEma
 
 
 @dataclass

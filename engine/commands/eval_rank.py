@@ -20,8 +20,9 @@ from torch import Tensor
 from data.loading.build import build_val_loader
 from data.open import open_data
 from data.spec.dataset_spec import DataSource
+from engine.eval_ranks.evaluators import POLL_S, common_facts
+from engine.eval_ranks.messages import post_message, read_message
 from engine.evaluation.evaluator import training_evaluator
-from engine.evaluators.remote_validation import POLL_S, common_facts, post_message, read_message
 from engine.run.process import choose_kernels
 from engine.train.starting_model import rebuild_model
 from utils.config.settings import TrainConfig

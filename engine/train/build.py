@@ -24,7 +24,8 @@ from engine.hooks.results import ClassWeights, Results, ResultsCsv, Summary, Ten
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
-from engine.parallel.control import RunControl, Watchdog
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import prepare_process
@@ -154,19 +155,19 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
     config = plan.settings.config
     hooks: list[Hook] = []
     if ctx.eval_ranks or (plan.checkpoint and plan.checkpoint.hooks):
-        from engine.evaluators.remote_validation import RemoteValidation
+        from engine.hooks.remote_validation import RemoteValidation
 
         hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
     if config.tracker and ctx.is_main:
-        from engine.trackers import open_services
+        from engine.hooks.trackers import open_services
 
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
-        from engine.report.plots import Plots
+        from engine.hooks.plots import Plots
 
         hooks.append(Plots())
     if config.callbacks:
-        from engine.callbacks import load_callbacks
+        from engine.hooks.callbacks import load_callbacks
 
         hooks.append(load_callbacks(config.callbacks))
     return hooks

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
-from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten, float_buffers
+from engine.optim.ema import ModelEma
+from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
+from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
 from engine.run.run import RunSettings
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion

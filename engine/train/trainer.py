@@ -12,8 +12,9 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
-from engine.parallel.control import NO_FLAGS, RunControl, StepFlags
+from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
+from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.run import Run
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs

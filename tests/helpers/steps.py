@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from engine.optim.build import build_optimizer
-from engine.optim.model_tensors import ModelEma
+from engine.optim.ema import ModelEma
 from engine.parallel.ddp import Strategy
 from engine.parallel.pipeline import build_stage
 from engine.parallel.virtual_ranks import VirtualRanks

@@ -67,7 +67,7 @@ from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
-from utils.files.checkpoint import read_checkpoint, read_safetensors
+from utils.files.checkpoint_file import read_checkpoint, read_safetensors
 from utils.logger import get_logger
 
 MOST_CHARACTERS = 2000  # of a line

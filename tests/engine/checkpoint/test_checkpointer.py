@@ -16,11 +16,11 @@ import utils.files.safe_io as whole_file
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import build_optimizer
-from engine.optim.model_tensors import ModelEma
+from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.schema import build
 
 ROOT = Path(__file__).parents[3]

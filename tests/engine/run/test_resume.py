@@ -13,7 +13,7 @@ from engine.run.resume import check_is_newest, resumed_config, resumed_hyperpara
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import write_checkpoint
+from utils.files.checkpoint_file import write_checkpoint
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},

@@ -37,7 +37,7 @@ from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, wri
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")

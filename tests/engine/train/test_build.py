@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from data.loading.augmented import AugmentedImages
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.results import Validation
-from engine.parallel.control import Watchdog
+from engine.parallel.watchdog import Watchdog
 from engine.train import build
 from engine.train.build import build_training
 from engine.train.trainer import Trainer

@@ -10,7 +10,8 @@ import torch
 from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
-from engine.parallel.control import RunControl, Watchdog
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
 from engine.run.run import Run, RunSettings
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer

@@ -20,7 +20,7 @@ import train
 from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
-from engine.trackers import Mlflow, Note, Service, Tracking, Wandb
+from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -311,7 +311,7 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, m
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from engine.trackers import open_services\n"
+        "from engine.hooks.trackers import open_services\n"
         "from utils.errors import UserError\n"
         "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
     )

@@ -13,8 +13,8 @@ from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, stitcher_of
 from engine.evaluation.matching import match_detections
-from engine.inference.data_set import class_columns, open_for_model
 from engine.inference.model import InferenceModel, autocast_type
+from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import detections_to_score
@@ -156,7 +156,7 @@ def _report(
     if config.save_json:
         tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
-        from engine.report.plots import Subject, write_plots
+        from engine.hooks.plots import Subject, write_plots
 
         title = f"Validation of {Path(config.weights).name}"
         subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
