@@ -257,7 +257,7 @@ def build_optimizer(
     def construct(optimizer_class: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not sharded:
             return optimizer_class(groups, lr=lr, **options)
-        from engine.optim.zero import ShardedOptimizer
+        from engine.optim.zero import ShardedOptimizer  # here, as importing torch.distributed.optim takes seconds
 
         return ShardedOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
 

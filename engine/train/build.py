@@ -18,10 +18,16 @@ from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
+from engine.export.options import require_packages
+from engine.export.run import try_formats
+from engine.hooks.callbacks import load_callbacks
 from engine.hooks.hook import Hook
+from engine.hooks.plots import Plots
 from engine.hooks.progress_bar import ProgressBar
+from engine.hooks.remote_validation import RemoteValidation
 from engine.hooks.results import ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.trackers import open_services
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
@@ -138,8 +144,6 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     scanning images."""
     config = settings.config
     if config.export and ctx.is_main:
-        from engine.export.options import require_packages
-
         require_packages(config.export)
     if config.batch_size == FIND_BATCH_SIZE:
         check_batch_search(ctx, config)
@@ -155,20 +159,12 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
     config = plan.settings.config
     hooks: list[Hook] = []
     if ctx.eval_ranks or (plan.checkpoint and plan.checkpoint.hooks):
-        from engine.hooks.remote_validation import RemoteValidation
-
         hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
     if config.tracker and ctx.is_main:
-        from engine.hooks.trackers import open_services
-
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
-        from engine.hooks.plots import Plots
-
         hooks.append(Plots())
     if config.callbacks:
-        from engine.hooks.callbacks import load_callbacks
-
         hooks.append(load_callbacks(config.callbacks))
     return hooks
 
@@ -271,8 +267,6 @@ def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) ->
     """Exports the untrained model for ``--export``: what cannot be exported is said before the training, not after."""
     if not config.export:
         return
-    from engine.export.run import try_formats
-
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             try_formats(model, config.export, config.imgsz)

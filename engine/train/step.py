@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +20,20 @@ from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
+from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
+from engine.parallel.virtual_ranks import VirtualRanks
 from engine.run.run import RunSettings
+from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, unwrap
+from utils.distributed.groups import check_group_size
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 from utils.structures import Batch, to_float
-
-if TYPE_CHECKING:
-    from engine.train.compile import Compilation
-
 
 LEAST_SEARCHED = 2_000  # batches in a run that are worth cuDNN's search for the fastest kernels, which takes 5 to 15 s
 
@@ -185,8 +184,6 @@ def kernel_search(is_on: bool) -> Iterator[None]:
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that no step of these processes could have."""
     if config.pipeline > 1:
-        from engine.parallel.pipeline import check_pipeline
-
         check_pipeline(ctx, config)
     resolve_virtual_ranks(ctx, config)
     alone = {"--virtual-ranks": config.virtual_ranks, "--sync-bn": config.sync_bn, "--compile": config.compile}
@@ -195,13 +192,9 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
         if is_given and len(ctx.devices) > 1:
             raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
-        from utils.distributed.groups import check_group_size
-
         check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)
     if config.compile:
-        from engine.train.compile import check_compilation
-
         check_compilation(config, ctx)
 
 
@@ -233,8 +226,6 @@ def build_step(
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     compilation = None
     if config.compile:
-        from engine.train.compile import plan_compilation
-
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=images, shards=shards)
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
@@ -263,12 +254,8 @@ def build_strategy(
 ) -> Strategy:
     """The strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
     if config.pipeline > 1:
-        from engine.parallel.pipeline import build_stage
-
         return build_stage(ctx, model, autocast, optimizer.parameters)
     if virtual_ranks := resolve_virtual_ranks(ctx, config):
-        from engine.parallel.virtual_ranks import VirtualRanks
-
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
     if ctx.is_distributed:
         side = 2 * model.stride
