@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
+from engine.optim.build import LoadedParameters, OptimizerSet, OptimizerSettings, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
@@ -209,19 +209,23 @@ def build_step(
     images: int,
 ) -> TrainStep:
     """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled. ``pretrained``: as in `build_optimizer`. ``images``: of a whole global batch."""
+    compiled. ``pretrained``: `LoadedParameters.new_rows`. ``images``: of a whole global batch."""
     config, hyp = settings.config, settings.hyp
     optimizer = build_optimizer(
         model,
         choose_optimizer(config.optimizer, plan.total),
-        lr=hyp.lr0,
-        lr_factor=hyp.lr_factor,
-        pretrained=pretrained,
-        pretrained_lr_mult=hyp.lr_mult,
-        new_lr_mult=new_layers_lr_mult(math.inf if config.time else plan.total),
-        momentum=hyp.momentum,
-        weight_decay=hyp.weight_decay,
-        sharded=config.zero and ctx.is_distributed,
+        OptimizerSettings(
+            lr=hyp.lr0,
+            lr_factor=hyp.lr_factor,
+            momentum=hyp.momentum,
+            weight_decay=hyp.weight_decay,
+            sharded=config.zero and ctx.is_distributed,
+        ),
+        LoadedParameters(
+            new_rows=pretrained,
+            lr_mult=hyp.lr_mult,
+            new_lr_mult=new_layers_lr_mult(math.inf if config.time else plan.total),
+        ),
     )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     compilation = None
