@@ -28,7 +28,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import TrainConfig
 from utils.logger import configure_logging
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
 
 
