@@ -205,8 +205,7 @@ def time_steps(options: argparse.Namespace, is_compiled: bool) -> Generator[str,
 
 
 def step_of(options: argparse.Namespace, is_compiled: bool, *, amp: str) -> TrainStep:
-    pictures = options.batch_size if is_compiled else 0
-    return build_step(options.model, device=options.device, amp=amp, compiled_for=pictures)
+    return build_step(options.model, images=options.batch_size, device=options.device, amp=amp, compile=is_compiled)
 
 
 def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:

@@ -84,7 +84,7 @@ def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
 
 
 def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: str) -> Iterator[str]:
-    take_step = build_step(model, device=options.device, optimizer=optimizer)
+    take_step = build_step(model, images=images, device=options.device, optimizer=optimizer)
     on_gpu = take_step.ctx.device.type == "cuda"
     step = stepper(take_step, make_batches(2, images, options.imgsz, take_step.ctx.device))
     for _ in range(4):
@@ -103,8 +103,9 @@ def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: 
 def first_steps(options: argparse.Namespace) -> Iterator[str]:
     """Lines of figures: single steps, in the first of which kernels are chosen; and those of a smaller batch, as at the
     end of an epoch, for which no kernels should be searched. SystemExit if its first step takes as long as that."""
-    take_step = build_step(options.model, device=options.device)
-    device, images = take_step.ctx.device, options.batch_size
+    images = options.batch_size
+    take_step = build_step(options.model, images=images, device=options.device)
+    device = take_step.ctx.device
     seconds: list[list[float]] = []
     number = 0
     for count in (images, max(images // 2, 1)):
@@ -127,8 +128,7 @@ def loss_shares(options: argparse.Namespace) -> Iterator[str]:
     """Lines of figures for each model and number of boxes per image. SystemExit if the loss takes too long."""
     too_much = []
     for model in options.models:
-        compiled_for = options.batch_size if options.compile else 0
-        take_step = build_step(model, device=options.device, compiled_for=compiled_for)
+        take_step = build_step(model, images=options.batch_size, device=options.device, compile=options.compile)
         for boxes in options.boxes:
             share, text = loss_share(take_step, options.imgsz, options.batch_size, boxes)
             what = f"{model} batch {options.batch_size}{' compiled' * options.compile}, {boxes} boxes an image"

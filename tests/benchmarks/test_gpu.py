@@ -8,17 +8,19 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.gpu import equal, syncs
+from benchmarks.gpu import equal, profile, syncs
 from benchmarks.gpu.checks import PARTS
 from benchmarks.gpu.parts import CALLS, DRY, Part, Sizes, parts_of
 from benchmarks.gpu.runner import judged, run_for, with_data
 from benchmarks.speed.training_step import build_step, loss_pass, make_batches
+from engine.train.step import TrainStep
 from tests.helpers.tiny import TINY_MODEL
 
 pytestmark = pytest.mark.benchmarks
@@ -85,6 +87,32 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
     assert {part.name for part in [*wanted, *chosen]} <= set(named)
     log = (tmp_path / "out" / "gpu.log").read_text()
     assert all(f"===== {part.name}: " in log for part in wanted)
+
+
+@pytest.mark.parametrize(
+    "timed",
+    [
+        lambda options: profile.kernels_of(options, TINY_MODEL, 2, "SGD"),
+        profile.first_steps,
+        profile.loss_shares,
+        lambda options: equal.time_steps(options, False),
+    ],
+    ids=["kernels", "first steps", "loss", "compiled or not"],
+)
+def test_what_is_timed_is_built_for_its_batch_size(monkeypatch: pytest.MonkeyPatch, timed: Callable):
+    """Otherwise cuDNN would not search for the fastest kernels, as it does in a long training."""
+    searched = []
+
+    def building(*args, **settings) -> TrainStep:
+        step = build_step(*args, classes=3, **settings)
+        searched.append(step.settings.benchmark_images)
+        return step
+
+    for module in (equal, profile):
+        monkeypatch.setattr(module, "build_step", building)
+    options = {"model": TINY_MODEL, "models": [TINY_MODEL], "boxes": [3], "batch_size": 2, "imgsz": 64}
+    list(timed(Namespace(**options, device="cpu", compile=False)))
+    assert searched == [2]
 
 
 def test_the_measured_loss_equals_the_loss_of_the_step(monkeypatch: pytest.MonkeyPatch):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 
 import pytest
 
-from benchmarks.speed import turns
+from benchmarks.speed import our_side, turns
 from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.report import Comparison
+from benchmarks.speed.training_step import build_step
 from data.index.files import list_split
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import write_predictions
 from tests.helpers.scoring import random_case
-from tests.helpers.tiny import write_dataset
+from tests.helpers.tiny import TINY_MODEL, write_dataset
 
 pytestmark = pytest.mark.benchmarks
 SIDE = """
@@ -64,3 +66,16 @@ def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_c
     rows = [row | {"category_id": row["category_id"] - 1 + first_class} for row in json.loads(path.read_text())]
     path.write_text(json.dumps(rows))
     assert average_precision(path, gt, classes) == pytest.approx(score_detections(gt, table, classes).ap, abs=1e-9)
+
+
+@pytest.mark.parametrize("images", [0, 16, 64])
+def test_a_timed_step_searches_kernels_for_its_own_batch_size(images):
+    """0: no search."""
+    assert build_step(TINY_MODEL, images=images, classes=3).settings.benchmark_images == images
+
+
+@pytest.mark.parametrize(("is_short", "searched"), [(False, 64), (True, 0)])
+def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_short, searched):
+    options = Namespace(device="cpu", amp="off", compile=False, short_run=is_short)
+    step = our_side.build_timed_step(options, TINY_MODEL, 64, "SGD")
+    assert step.settings.benchmark_images == searched
