@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.gpu.calls import CALLS, EVERYTHING, candidates, with_providers
@@ -125,12 +125,15 @@ class Runner:
         if missing:
             needed = ", ".join(f"{product} (by: {self._parts.provider(product).name})" for product in missing)
             return Outcome(part.name, "FAIL", 0, part.expected_s, [f"! missing: {needed}"])
-        limit_s = min(max(MIN_LIMIT_S, PATIENCE * part.expected_s) * self._slowdown, left_s)
+        limit_s = max(MIN_LIMIT_S, PATIENCE * part.expected_s) * self._slowdown
         began = time.monotonic()
-        code, output = run_for(part, limit_s)
+        code, output = run_for(part, min(limit_s, left_s))
         with open(self._out / "gpu.log", "a", encoding="utf-8") as log:
             log.write(f"\n===== {part.name}: {' '.join(part.command)}\n{output}")
-        return judged(part, code, output, time.monotonic() - began, limit_s)
+        outcome = judged(part, code, output, time.monotonic() - began)
+        if code is None and left_s < part.expected_s * self._slowdown:
+            return replace(outcome, verdict="SKIP", lines=[*outcome.lines, "the time is used up"])
+        return outcome
 
     def _write_table(self) -> None:
         (self._out / "gpu.txt").write_text(self.table() + "\n", encoding="utf-8")
@@ -174,12 +177,13 @@ def stop(process: subprocess.Popen) -> None:
             process.wait(GRACE_S)
 
 
-def judged(part: Part, code: int | None, output: str, seconds: float, limit_s: float) -> Outcome:
-    """A part that passes without figures is described by its last line, as trainings are."""
+def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome:
+    """The outcome of a part that has ended with ``code``, None if it was stopped. One that passes without figures is
+    described by its last line, as trainings are."""
     lines = list(figures(output.splitlines()))
     rest = [line for line in output.splitlines() if line.strip() and not line.startswith(("figure: ", "|"))]
     if code != 0:
-        lines.append(f"! stopped after {limit_s:.0f} s" if code is None else f"! exit code {code}")
+        lines.append(f"! stopped after {seconds:.0f} s" if code is None else f"! exit code {code}")
         lines += [f"! {line}" for line in rest[-LAST_LINES:]]
     elif not lines:
         lines = rest[-1:]

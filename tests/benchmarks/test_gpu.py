@@ -55,7 +55,7 @@ MAX_EXPECTED_S = {"first": 500, "again": 215}  # which leaves time for a slow st
 
 def outcome(code: str, limit_s: float = 30.0) -> Outcome:
     part = Part("a part", 10, [sys.executable, "-c", code])
-    return judged(part, *run_for(part, limit_s), 1.0, limit_s)
+    return judged(part, *run_for(part, limit_s), 1.0)
 
 
 def test_figures_tables_and_the_last_output_of_a_failure_are_kept():
@@ -175,6 +175,20 @@ def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, m
     verdicts = [(outcome.name, outcome.verdict) for outcome in runner.outcomes]
     assert verdicts == [("makes nothing", "PASS"), ("one", "FAIL"), ("two", "FAIL"), ("b", "PASS")]
     assert runner.outcomes[1].lines == ["! missing: weights (by: makes nothing)"]
+
+
+@pytest.mark.parametrize(("expected_s", "verdict"), [(100, "SKIP"), (0, "FAIL")])
+def test_a_part_that_the_end_of_its_call_stops_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected_s: int, verdict: str
+):
+    """Unless it has taken longer than expected."""
+    monkeypatch.setenv("BUDGET_S", "6")
+    sleeps = [sys.executable, "-c", "import time; print('figure: begun', flush=True); time.sleep(60)"]
+    runner = Runner(Parts(DRY, tmp_path), tmp_path / "out")
+    runner.run_call("first", [Part("sleeps", expected_s, sleeps), Part("too late", 1, sleeps)])
+    first, second = runner.outcomes
+    assert (first.verdict, first.lines[:2]) == (verdict, ["begun", "! stopped after 6 s"])
+    assert (second.verdict, second.lines) == ("SKIP", ["the time is used up"])
 
 
 def test_a_later_call_uses_what_an_earlier_one_has_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
