@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -242,7 +243,7 @@ SEARCHING = 10  # times a plain step, which takes milliseconds; a search for ker
 HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down
 
 
-class Course(NamedTuple):
+class StepSeries(NamedTuple):
     """What a few steps with the model in one or several replicas show."""
 
     losses: Tensor  # (2, P) of the first two steps
@@ -255,14 +256,16 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
     """Compares steps of DataParallel with the model twice on one device with plain steps: with once, torch calls the
     model directly, without threads. torch may refuse two on one device. SystemExit if losses or types differ, or if a
     step takes `SEARCHING` times as long: new threads in each step would search cuDNN's kernels again in each."""
-    plain = course_of_steps(options, replicas=1)
-    yield described_course("plain", plain)
+    plain = series_of_steps(options, replicas=1)
+    yield described_series("plain", plain)
     try:
-        twice = course_of_steps(options, replicas=2)
+        twice = series_of_steps(options, replicas=2)
     except RuntimeError as error:
+        if not is_refused_by_torch(error):
+            raise
         yield f"the model twice on one device: refused, {str(error).splitlines()[0]}"
         return
-    yield described_course("the model twice on one device", twice)
+    yield described_series("the model twice on one device", twice)
     ratio = twice.seconds / plain.seconds
     yield f"the model twice on one device: {ratio:.2f} times the time of a plain step"
     problems = []
@@ -276,7 +279,13 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
         sys.exit(f"the model twice on one device: {'; '.join(problems)}")
 
 
-def course_of_steps(options: argparse.Namespace, *, replicas: int) -> Course:
+def is_refused_by_torch(error: RuntimeError) -> bool:
+    """Whether ``error`` comes from torch's replication and not from what runs in the replicas."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
+
+
+def series_of_steps(options: argparse.Namespace, *, replicas: int) -> StepSeries:
     take_step = build_step(options.model, images=options.batch_size, ctx=context_of(options.device, replicas=replicas))
     dtypes = set()
     take_step.criterion.register_forward_pre_hook(lambda _, arguments: dtypes.add(arguments[0][0].dtype))
@@ -290,14 +299,14 @@ def course_of_steps(options: argparse.Namespace, *, replicas: int) -> Course:
         losses.append(values.losses)
         resident.append(resident_mb())
     (dtype,) = dtypes
-    return Course(torch.tensor(losses[:2]), dtype, statistics.median(seconds[2:]), resident[-1] - resident[7])
+    return StepSeries(torch.tensor(losses[:2]), dtype, statistics.median(seconds[2:]), resident[-1] - resident[7])
 
 
-def described_course(name: str, course: Course) -> str:
-    losses = [[round(value, 3) for value in step] for step in course.losses.tolist()]
+def described_series(name: str, series: StepSeries) -> str:
+    losses = [[round(value, 3) for value in step] for step in series.losses.tolist()]
     return (
-        f"{name}: losses of two steps {losses}, maps {course.dtype}, {1000 * course.seconds:.1f} ms a step, "
-        f"{course.grown_mb:+.0f} MB after the 8th step"
+        f"{name}: losses of two steps {losses}, maps {series.dtype}, {1000 * series.seconds:.1f} ms a step, "
+        f"{series.grown_mb:+.0f} MB after the 8th step"
     )
 
 

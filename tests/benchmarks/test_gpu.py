@@ -408,6 +408,17 @@ def test_exported_files_have_to_find_objects(tmp_path: Path, monkeypatch: pytest
     assert bool(reason) == bool(failure)
 
 
+def test_exported_files_are_compared_without_the_packages_of_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stand_in = Scripts({".torchscript": 0.8, ".pt2": 0.8, ".pt": 0.8})
+    monkeypatch.setattr(scripts, "run", stand_in.run)
+    monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
+    options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.5, device="0")
+    lines, reason = lines_and_failure(scripts.exported, options)
+    assert lines[0] == "no ONNX file: onnxscript not installed"
+    assert reason == ""
+    assert "onnx" not in stand_in.commands[0]
+
+
 @pytest.mark.parametrize(("ap", "failure"), [(0.71, ""), (0.69, "AP 0.6900 after training on the device")])
 def test_a_poor_detector_fails_the_comparison_of_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ap: float, failure: str
@@ -503,18 +514,23 @@ def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypa
 
 
 class Replicas:
-    """`build_step` for `equal.data_parallel`, which notes the number of replicas. ``refusal``: why it refuses two."""
+    """`build_step` for `equal.data_parallel`, which notes the number of replicas. ``refusal``: why a file of torch, or
+    of ours, refuses two."""
 
-    def __init__(self, refusal: str = "") -> None:
+    def __init__(self, refusal: str = "", file: str = "") -> None:
         self.numbers: list[int] = []
-        self.refusal = refusal
+        self.refusal, self.file = refusal, file
 
     def build(self, model: dict, *, images: int, ctx: DistributedContext) -> TrainStep:
         self.numbers.append(len(ctx.devices))
         if self.refusal and len(ctx.devices) > 1:
-            raise RuntimeError(self.refusal)
-        assert build_step(model, images=images, classes=3).settings.benchmark_images == images
-        return build_step(model, images=images, classes=3, ctx=ctx)
+            exec(compile(f"raise RuntimeError({self.refusal!r})", self.file, "exec"))
+        step = build_step(model, images=images, classes=3, ctx=ctx)
+        assert step.settings.benchmark_images == images
+        return step
+
+
+OF_TORCH = "/site-packages/torch/nn/parallel/replicate.py"
 
 
 @pytest.mark.parametrize(
@@ -529,7 +545,7 @@ class Replicas:
 def test_data_parallel_is_timed_with_the_model_twice(
     monkeypatch: pytest.MonkeyPatch, refusal: str, limit: float, last_line: str, failure: str
 ):
-    replicas = Replicas(refusal)
+    replicas = Replicas(refusal, OF_TORCH)
     monkeypatch.setattr(equal, "build_step", replicas.build)
     monkeypatch.setattr(equal, "SEARCHING", limit)
     options = Namespace(model=TINY_MODEL, batch_size=2, imgsz=64, device="cpu")
@@ -538,6 +554,13 @@ def test_data_parallel_is_timed_with_the_model_twice(
     assert lines[-1].endswith(last_line)
     assert reason.endswith(failure)
     assert bool(reason) == bool(failure)
+
+
+def test_an_error_in_the_replicas_is_no_refusal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(equal, "build_step", Replicas("two devices", "engine/parallel/ddp.py").build)
+    options = Namespace(model=TINY_MODEL, batch_size=2, imgsz=64, device="cpu")
+    with pytest.raises(RuntimeError, match="two devices"):
+        list(equal.data_parallel(options))
 
 
 def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch):
