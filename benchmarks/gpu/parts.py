@@ -125,6 +125,7 @@ class Parts:
         self.weights = folder / "runs" / "trained" / "last.pt"
 
     def leaves_out(self, part: Part) -> bool:
+        """Whether this machine is a CPU, and the part is not for it."""
         return bool(part.gpu_only) and self.sizes.device == "cpu"
 
     # What other parts need
@@ -206,28 +207,22 @@ class Parts:
         return Part(f"trains in {self.sizes.half} with SGD", 13, command, ["small"])
 
     def same_bits(self) -> Part:
-        settings = self._checked() | {"batch_size": 8}
-        command = self._check("ranks", **settings, optimizer=self.sizes.optimizers)
+        command = self._check("ranks", **self._checked(batch_size=8), optimizer=self.sizes.optimizers)
         return Part("the same bits on two processes of one GPU", 35, command, environment=LOOPBACK)
 
     def ddp(self) -> Part:
-        settings = self._checked() | {"batch_size": 8}
-        command = self._check("ranks-ddp", **settings)
+        command = self._check("ranks-ddp", **self._checked(batch_size=8))
         return Part("DDP and ZeRO on two processes of one GPU", 25, command, environment=LOOPBACK)
 
     def ddp_by_nccl(self) -> Part:
-        settings = self._checked() | {"batch_size": 8}
-        return Part(
-            "NCCL with two processes on one GPU",
-            40,
-            self._check("ranks-ddp", **settings, backend="nccl"),
-            gpu_only="NCCL needs a GPU",
-            environment=LOOPBACK | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"},
-        )
+        command = self._check("ranks-ddp", **self._checked(batch_size=8), backend="nccl")
+        variables = LOOPBACK | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        reason = "NCCL needs a GPU"
+        return Part("NCCL with two processes on one GPU", 40, command, gpu_only=reason, environment=variables)
 
     def resumed(self, interruptions: Sequence[str], *, expected_s: int) -> Part:
-        settings = self._checked_data() | {"batch_size": max(self.sizes.checked_batch, 4)}
-        command = self._check("resume", **settings, epochs=self.sizes.resumed_epochs, interruption=interruptions)
+        settings = self._checked_data(batch_size=max(self.sizes.checked_batch, 4), epochs=self.sizes.resumed_epochs)
+        command = self._check("resume", **settings, interruption=interruptions)
         return Part("stopped and resumed: the same bits", expected_s, command, ["small"], environment=LOOPBACK)
 
     def pinned_batches(self) -> Part:
@@ -249,7 +244,7 @@ class Parts:
         return Part("a Predictor called by many threads", 20, self._check("predictor-threads", **self._checked()))
 
     def validated_elsewhere(self, *, amp: str, expected_s: int) -> Part:
-        settings = self._checked_data() | {"epochs": self.sizes.evaluated_epochs}
+        settings = self._checked_data(epochs=self.sizes.evaluated_epochs)
         command = self._check("validate-elsewhere", **settings, folder=self.folder, amp=amp)
         named = "" if amp == "auto" else f", --amp {amp}"
         return Part(f"one process trains, another one validates on the CPU{named}", expected_s, command, ["small"])
@@ -349,15 +344,18 @@ class Parts:
     def _check_weights(self, name: str, at_least: float, **settings) -> list[str]:
         """``at_least``: the score without which the check proves nothing."""
         needed = at_least if self.sizes.has_learned else 0.0
-        settings |= self._checked_data() | {"folder": self.folder, "weights": self.weights, "at_least": needed}
-        return self._check(name, **settings)
+        own = self._checked_data(folder=self.folder, weights=self.weights, at_least=needed)
+        return self._check(name, **own | settings)
 
-    def _checked(self) -> dict:
-        return {"imgsz": self.sizes.checked_imgsz, "batch_size": max(self.sizes.checked_batch, 2)}
+    def _checked(self, **changes) -> dict:
+        """Settings of checks that make their own batches."""
+        return {"imgsz": self.sizes.checked_imgsz, "batch_size": max(self.sizes.checked_batch, 2)} | changes
 
-    def _checked_data(self) -> dict:
+    def _checked_data(self, **changes) -> dict:
+        """Settings of checks on the small data set."""
         sizes = self.sizes
-        return {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
+        own = {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
+        return own | changes
 
     def _step(self, **settings) -> list[str]:
         sizes = self.sizes
@@ -366,8 +364,8 @@ class Parts:
 
     def _train(self, run: str, **settings) -> list[str]:
         """The command of train.py, for one epoch of the small set unless ``settings`` has other ones."""
-        own = self._checked_data() | {"model": "yolov8n", "epochs": 1, "device": self.sizes.device, "workers": 2}
-        own |= {"noplots": True, "project": self.folder / "runs", "name": run, "exist_ok": True}
+        own = self._checked_data(model="yolov8n", epochs=1, device=self.sizes.device, workers=2, noplots=True)
+        own |= {"project": self.folder / "runs", "name": run, "exist_ok": True}
         return [sys.executable, "train.py", *flags(**own | settings)]
 
     def _torchrun(self, launch: Sequence[str], run: str, **settings) -> list[str]:
