@@ -4,8 +4,9 @@ the same images per step and the same number of boxes.
     python -m benchmarks.speed.step --model yolov8n --imgsz 320 --batch-size 16 --amp off auto --peer PYTHON
     python -m benchmarks.speed.step --model yolov8n:16,64,256 yolov8s:64 --imgsz 640 --optimizer SGD Muon --device 0
 
-The peer's step is what its trainer does by default: float32 NCHW on CPUs, float16 with a scaler on GPUs; its optimizer
-is SGD whatever ours is. All processes stay alive; their steps alternate in blocks.
+A step is a batch and its part of the update of the weights. The peer's is what its trainer does by default: float32 on
+CPUs, float16 with a scaler and channels last on GPUs; deterministic algorithms; an update once in about 64 images, ours
+with each batch. The peer's optimizer is SGD whatever ours is. All processes stay alive and take turns.
 """
 
 from __future__ import annotations
@@ -75,10 +76,16 @@ class Sides(AbstractContextManager):
         steps: int,
         threads: int = 0,
         compiled: bool = False,
+        short_run: bool = False,
         peer: str = "",
     ) -> None:
+        """``short_run``: ours without cuDNN's search for the fastest kernels."""
         shared = ["step", "--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
-        ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared, *(["--compile"] if compiled else [])]
+        ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared]
+        if compiled:
+            ours.append("--compile")
+        if short_run:
+            ours.append("--short-run")
         self._commands = {name: [*ours, "--amp", name] for name in amp}
         if peer:
             self._commands[PEER] = [peer, str(PEER_SIDE), *shared]
