@@ -63,6 +63,13 @@ def evaluate_for_others(config: TrainConfig, given: Collection[str]) -> NoReturn
         _leave(ctx.store)
 
 
+def amp_on_other_device(choice: str, device: torch.device) -> torch.dtype | None:
+    """Returns the autocast type of validation on a ``device`` of another type than the training processes have, whose
+    ``--amp`` is ``choice``. Their type may not exist there, or be emulated: unless they compute in float32, it becomes
+    the one that ``device`` is fast in."""
+    return resolve_amp("off" if choice == "off" else "auto", device)
+
+
 def _end_with_run(store: dist.Store) -> None:
     with suppress(dist.DistError):
         while not store.check(["ended"]):
@@ -91,11 +98,13 @@ class _Scorer:
         self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
     ) -> None:
         config = replace(setup["config"], **{name: getattr(config, name) for name in MAY_DIFFER if name in given})
-        hyp, amp_dtype, self._details = setup["hyp"], setup["amp_dtype"], not config.noplots
+        hyp = setup["hyp"]
+        self._details = not config.noplots
         if ctx.device.type == setup["device"]:
+            amp_dtype = setup["amp_dtype"]
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
         else:
-            amp_dtype = resolve_amp(config.amp, ctx.device)
+            amp_dtype = amp_on_other_device(config.amp, ctx.device)
         choose_kernels(config)
         where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
         spec = open_data(DataSource.of_training(config, **where), ctx)

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class Evaluator:
         losses: list[Tensor] = []
         complete = True
         started = time.perf_counter()
-        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device, render=self._move)
+        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
         for batch in batches:
             if should_stop():
                 complete = False
@@ -172,11 +172,6 @@ class Evaluator:
             "loss_sums": torch.stack(losses).double().cpu().numpy() if losses else np.zeros((0, parts)),
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
-
-    def _move(self, batch: Batch) -> Batch:
-        """What the model and the loss need on the device."""
-        images = batch.images.to(self.ctx.device, non_blocking=True)
-        return replace(batch, images=images, targets=batch.targets.to(self.ctx.device))
 
 
 def training_evaluator(
