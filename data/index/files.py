@@ -153,7 +153,7 @@ def _in_folder(
     for current, entries in _walk(folder):
         base, key_base = relative_name(current, root), relative_name(current, folder)
         if not entries and _is_image(current, suffixes):
-            findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
+            findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out", lost_images=1))
         stems = set()  # of images next to which arrays are copies, which other programs cache
         if ARRAY_SUFFIX in suffixes:
             stems = {os.path.splitext(e.name)[0] for e in entries if _is_image(e.name, IMAGE_SUFFIXES)}
@@ -171,7 +171,7 @@ def _in_folder(
             stamp = _stamp(entry)
             if stamp is None or not _query(entry.is_file):
                 kind, text = (MISSING_IMAGE, "a link to nothing") if stamp is None else (BAD_IMAGE, NO_FILE)
-                findings.append(Finding(name, kind, text))
+                findings.append(Finding(name, kind, text, lost_images=1))
                 continue
             key = entry.name if key_base == "." else f"{key_base}/{entry.name}"
             yield name, ImageFile(name, key, stamp)
@@ -208,9 +208,9 @@ def _in_list(
             kind, text = MISSING_IMAGE, f"{row} not found"
             if find == as_written and not _is_image(row, suffixes):
                 kind, text = UNSUPPORTED, f"{row[:100]!r} is not the path of an image"
-            findings.append(Finding(where, kind, text))
+            findings.append(Finding(where, kind, text, lost_images=1))
         elif not _query(folders.entry(*os.path.split(path)).is_file):
-            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
+            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}", lost_images=1))
         else:
             stamp = folders.stamp(*os.path.split(path))
             yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
-from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, UNLISTED, Finding
+from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, STRAY, UNKNOWN_CLASS, UNLISTED, Finding
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
 from utils.files.safe_io import read_text
@@ -168,7 +168,7 @@ class LabelsPerSplit:
         """Matches by ``file_name`` in the split's folder, else by the bare name where only one image has it. ``name``:
         of the file, relative to the data set's folder. Raises UserError if the file names none of ``images``."""
         self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
-        self.findings = [Finding(self._annotation(p), BAD_ROW, text) for p, text in file.strays]
+        self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
         by_key = {image.key: i for i, image in enumerate(images)}
         by_base: dict[str, list[int]] = {}
         for i, image in enumerate(images):
@@ -179,7 +179,7 @@ class LabelsPerSplit:
             i = by_key.get(os.path.normpath(entry.file_name), alike[0] if len(alike) == 1 else None)
             if i is None or i in entry_of:
                 why = "is not among the split's images" if i is None else "is listed already"
-                self.findings.append(Finding(f"{name}: image {entry.image_id}", ABSENT, f"{entry.file_name} {why}"))
+                self.findings.append(self._absent(entry, f"{entry.file_name} {why}"))
             else:
                 entry_of[i] = entry
         unlisted = [image.name for i, image in enumerate(images) if i not in entry_of]
@@ -192,6 +192,12 @@ class LabelsPerSplit:
         self.images = [images[i] for i in sorted(entry_of)]
         self._entries = [entry_of[i] for i in sorted(entry_of)]
         self.image_ids = [entry.image_id for entry in self._entries]
+
+    def _absent(self, entry: ImageEntry, text: str) -> Finding:
+        """The finding about an image of the file that the split does not have."""
+        objects = len(entry.labels.rows) + len(entry.labels.problems)
+        where = f"{self._name}: image {entry.image_id}"
+        return Finding(where, ABSENT, text, lost_images=int(objects > 0), lost_objects=objects)
 
     def read(self, i: int) -> RawLabels | None:
         return self._entries[i].labels
