@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, SHARDS, image_suffixes, unread_image, unread_summary
-from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
+from data.labels.findings import (
+    BAD_IMAGE,
+    BAD_LISTED,
+    MISSING_IMAGE,
+    REPEATED_IMAGE,
+    UNSUPPORTED,
+    Finding,
+    relative_name,
+)
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
 from utils.errors import UserError
@@ -207,7 +215,7 @@ def _in_list(
         if path is None:
             kind, text = MISSING_IMAGE, f"{row} not found"
             if find == as_written and not _is_image(row, suffixes):
-                kind, text = UNSUPPORTED, f"{row[:100]!r} is not the path of an image"
+                kind, text = BAD_LISTED, f"{row[:100]!r} is not the path of an image"
             findings.append(Finding(where, kind, text, lost_images=1))
         elif not _query(folders.entry(*os.path.split(path)).is_file):
             findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}", lost_images=1))

@@ -206,9 +206,11 @@ def _absolute(spec: DatasetSpec, name: str) -> str:
 
 
 def _warn(report: ScanReport, split: str, *, is_refused: bool) -> None:
-    """About labels that are probably misread, and what is lost, unless a refusal has said it."""
+    """Says what was corrected, what is probably misread, and what is lost, unless a refusal has said that."""
     if is_refused:
         return
+    for note in report.notes:
+        get_logger().info("%s: %s", split, note)
     for advice in report.advice:
         get_logger().warning("%s: %s", split, advice)
     if lost := warning(report.ledger):

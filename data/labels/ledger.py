@@ -118,6 +118,9 @@ class Ledger:
         """Why, with an example each: the reasons that cost most."""
         texts = []
         for loss in self.losses[:_SHOWN]:
+            if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
+                texts.append(f"{loss.kind}: {loss.example}")
+                continue
             amounts = [(loss.images, "image"), (loss.objects, "object")]
             amount = " with ".join(counted(count, noun) for count, noun in amounts if count)
             texts.append(f"{loss.kind}: {amount}, first {loss.example}")
