@@ -372,7 +372,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     assert (ledger.used_objects, ledger.lost_objects) == (4, 9)  # six of a, two of c, one of e; those of b are unknown
     assert index.report.problems == 17
     message, *_ = told(lines)
-    start = "train: 2 images, 1 background (1 without a label file), 3 boxes, 17 problems (3 box without area, 3 unusable label file, "
+    start = "train: 2 images, 1 background (1 without a label file), 3 boxes, 17 problems (3 box without area, "
     assert message.startswith(start)
     written = Path(message.split("report: ")[1])
     assert written.read_text(encoding="utf-8").splitlines()[1:] == report
