@@ -17,11 +17,12 @@ from data.index.files import Listing, list_split, shards_of, unread_files
 from data.index.index import CACHE_VERSION, DatasetIndex, Scan, digest_of, index_of, open_cached, write_cache
 from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import ScanReport, relative_name
+from data.labels.findings import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names, what_exists
 from utils.config.pixels import RGB8
 from utils.errors import UserError
 from utils.files.folders import cache_folder
+from utils.files.paths import normal_path, path_of, relative_name
 from utils.logger import get_logger
 from utils.strings import counted, listed
 
@@ -66,7 +67,7 @@ def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = No
         if all(file.stamp is None for file in listing.labels):
             images = counted(len(listing.images), "image")
             text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
-            text += _absolute(spec, listing.labels[0].name) + _labels_elsewhere(listing, spec, split)
+            text += path_of(listing.labels[0].name, spec.root) + _labels_elsewhere(listing, spec, split)
             _refuse(text, is_check)  # before its images are read
         chooses = bool(spec.classes or spec.class_of)
         merging = replace(use, single_cls=use.single_cls and not chooses)  # by the scan, which then checks no class
@@ -134,7 +135,7 @@ def _refuse(text: str, is_check: bool) -> None:
 
 def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
     """For a message: what exists instead of the label files of a split, and what to do with it; "" if nothing does."""
-    image, label = (Path(spec.root, file.name) for file in (listing.images[0], listing.labels[0]))
+    image, label = (Path(path_of(file.name, spec.root)) for file in (listing.images[0], listing.labels[0]))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
     folders = [image.parent, label.parent]
     if spec.root in image.parents:
@@ -157,7 +158,7 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
         get_logger().warning("%s: %s", split, unread_summary(unread))
     missing = [file.name for file in listing.labels if file.stamp is None]
     if len(missing) > MAX_UNLABELED * len(listing.labels):
-        shown = listed([_absolute(spec, name) for name in missing], 3)
+        shown = listed([path_of(name, spec.root) for name in missing], 3)
         get_logger().warning(
             "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
             "files to avoid this warning",
@@ -171,7 +172,7 @@ def _without_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: 
         return ""
     of = f" of the class {' or '.join(index.names[:5])}" if spec.classes or spec.class_of else ""
     text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of}"
-    text += f" (first label file: {_absolute(spec, first)})" if first else ""
+    text += f" (first label file: {path_of(first, spec.root)})" if first else ""
     if split == "train":
         return f"{text}; there is nothing to train on"
     text += "; nothing can be scored" + (", and training writes no best.pt" if split == "val" else "")
@@ -195,10 +196,6 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
     )
 
 
-def _absolute(spec: DatasetSpec, name: str) -> str:
-    return os.path.normpath(os.path.join(spec.root, name))
-
-
 def _too_many_bad(report: ScanReport, split: str, max_bad: float, details: str) -> str:
     """The message about images that cannot be used; "" unless they are too many."""
     total = report.totals["images"] + report.bad_images
@@ -210,7 +207,7 @@ def _too_many_bad(report: ScanReport, split: str, max_bad: float, details: str) 
 
 def _source(spec: DatasetSpec, part: str, *settings: object) -> str:
     """See `DatasetIndex.source`."""
-    return f"{part}-{digest_of(os.path.abspath(spec.source), *settings)}"
+    return f"{part}-{digest_of(str(normal_path(spec.source)), *settings)}"
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from typing import NamedTuple
 
@@ -34,6 +33,7 @@ from data.labels.findings import Finding, ScanReport
 from data.labels.label_format import LabelSource
 from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
+from utils.files.paths import path_of
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
@@ -118,7 +118,7 @@ def _read_all(
 
 def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> ScannedImage:
     name, largest, empty = source.images[i].name, [0], row_table(i, [])
-    path = os.path.join(spec.root, name)
+    path = path_of(name, spec.root)
     try:
         size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
     except UserError as error:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from utils.errors import one_line
@@ -31,6 +30,8 @@ REPEATED_IMAGE = "image listed twice"
 UNLISTED = "image without annotations entry"
 ABSENT = "annotated image not in the split"
 UNSUPPORTED = "file of an unsupported kind"
+UNUSED_LABEL = "unused label file"
+SHARED_LABEL = "label file of several images"
 NO_LABEL = "missing label file"
 MISREAD = "probably misread"  # of the split as a whole
 
@@ -102,8 +103,3 @@ class ScanReport:
 
     def write(self, path: str | os.PathLike) -> None:
         write_whole(path, "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines))))
-
-
-def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` relative to the data set's folder ``root``, with ``/``; begins with ``..`` if it is outside."""
-    return os.path.relpath(path, root).replace(os.sep, "/")

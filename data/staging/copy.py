@@ -25,12 +25,12 @@ import yaml
 
 from data.image_io.decode import image_suffixes
 from data.index.files import list_split
-from data.labels.findings import relative_name
 from data.labels.label_format import FileStamp
 from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
+from utils.files.paths import normal_path, path_of, relative_name
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.strings import counted, format_bytes
@@ -62,7 +62,7 @@ class StagePlan:
     @property
     def key(self) -> str:
         """A folder name that is unique to this data set."""
-        source = Path(self.spec.source).absolute()
+        source = normal_path(self.spec.source)
         digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
         return f"{source.stem}-{digest.hexdigest()}"
 
@@ -146,7 +146,7 @@ class StageCopy:
             lock.release()
 
     def path(self, name: str) -> str:
-        return os.path.normpath(os.path.join(self._root, name))
+        return path_of(name, self._root)
 
     def complete_files(self) -> np.ndarray:
         """Which files of the plan are complete, bool (F,)."""
@@ -172,7 +172,7 @@ class StageCopy:
 
         def load(item: int) -> bytes:
             name = self.plan.names[item]
-            original = os.path.normpath(os.path.join(self.plan.spec.root, name))
+            original = path_of(name, self.plan.spec.root)
             return _read_checked(self.path(name) if local[item] else original, self._stamps[item])
 
         return load

@@ -15,7 +15,6 @@ import numpy as np
 import torch.distributed as dist
 
 from data.index.files import without_empty
-from data.labels.findings import relative_name
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import load_dataset_spec
 from data.staging.copy import StageCopy, StagePlan, plan_stage
@@ -24,6 +23,7 @@ from utils.distributed.context import DistributedContext, torch_distributed_zero
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
+from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger, progress
 from utils.strings import counted, format_bytes
 
@@ -63,8 +63,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
     """Completes the copy of this node, of which this process is the leader, and returns its YAML."""
-    place = relative_name(folder / plan.key, plan.spec.root)
-    if any(place.startswith(f"{each}/") or (each == "." and not place.startswith("../")) for each in plan.folders):
+    if any(is_inside(folder / plan.key, path_of(each, plan.spec.root)) for each in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):

@@ -23,6 +23,7 @@ from utils.drawing import page
 from utils.drawing.page import Card
 from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder, increment_path
+from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger
 from utils.strings import listed
 from utils.structures import DetectionTable
@@ -54,9 +55,7 @@ def new_folder(spec: DatasetSpec) -> Path:
 
 def _inside(path: Path, spec: DatasetSpec) -> str:
     """The folder of the data set that ``path`` is in; "" if there is none."""
-    real = os.path.realpath(path)
-    folders = map(os.path.realpath, _data_folders(spec))
-    return next((folder for folder in folders if os.path.commonpath([real, folder]) == folder), "")
+    return next((folder for folder in _data_folders(spec) if is_inside(path, folder)), "")
 
 
 def _data_folders(spec: DatasetSpec) -> list[str]:
@@ -214,7 +213,7 @@ class IssueGalleries(Galleries):
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image that training leaves out, and no rows of the index; None if it cannot be read."""
         index = self._splits[split].index
-        path = os.path.normpath(os.path.join(index.root, name))
+        path = path_of(name, index.root)
         try:
             return Source(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):

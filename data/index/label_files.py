@@ -1,0 +1,386 @@
+"""Finds the label file of each image, where a format has one per image, and the label files that no image has.
+
+A label file is where its format expects it, with the image's name and the format's suffix. Where there is none, other
+readings are tried: the format's other folders, names in another case or composition of accents, the image's whole name
+before the suffix (``0003.jpg.txt``), and the image that the file itself names. The only one that fits is taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from data.image_io.decode import IMAGE_SUFFIXES, is_image_name
+from data.index.folders import Folders, query, stamp_of
+from data.labels.findings import SHARED_LABEL, UNUSED_LABEL, Finding
+from data.labels.image_names import ImageNames, loose
+from data.labels.label_format import MAX_BYTES, FileStamp, ImageFile, LabelFile, LabelFormat
+from utils.files.paths import path_of
+from utils.files.safe_io import open_regular, read_regular
+from utils.strings import counted
+
+_HEAD = 4096  # bytes by which a file with labels is recognized
+_SAMPLED = 20  # files of a folder that decide whether it has labels
+_MOST_ADVISED = 20  # unused files for which an image with a similar name is looked for
+_GONE = FileStamp(0, 0)  # of a label file that is a link to nothing: it cannot be read, as the scan then reports
+
+
+@dataclass(slots=True)
+class FoundLabels:
+    """The label files of a split."""
+
+    files: list[LabelFile]  # one per image
+    findings: list[Finding] = field(default_factory=list)
+    unused: list[LabelFile] = field(default_factory=list)  # label files that are not used
+    notes: list[str] = field(default_factory=list)  # about readings that were taken, for the log
+
+
+@dataclass(slots=True)
+class _Group:
+    """The images of a folder."""
+
+    folder: str  # absolute
+    places: list[str]  # folders in which their labels may be, the usual one first
+    members: list[int]
+    missing: list[int] = field(default_factory=list)  # members without a label file in the usual place
+
+
+class LabelSearch:
+    """The search for the label files of a split.
+
+    Args:
+        images: sorted by name.
+        root: the data set's folder.
+        annotations: the folder of the labels; None: where the format expects them.
+        folders: entries on the disk; a walk through the images has kept what is besides them.
+        entries: the folders that the split names (absolute), without its lists.
+        stems_elsewhere: returns `loose` names, without suffix, of the images of other splits; called if needed.
+        is_first: whether the data set names no split before this one.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[ImageFile],
+        label_format: LabelFormat,
+        *,
+        root: Path,
+        annotations: Path | None,
+        folders: Folders,
+        entries: Sequence[str],
+        stems_elsewhere: Callable[[], frozenset[str]],
+        is_first: bool,
+    ) -> None:
+        self._images = images
+        self._format = label_format
+        self._root = root
+        self._annotations = annotations
+        self._folders = folders
+        self._entries = entries
+        self._stems_elsewhere = stems_elsewhere
+        self._is_first = is_first
+        self._files = [LabelFile("", None)] * len(images)
+        self._used: dict[str, set[str]] = {}  # file names by folder
+        self._shared: set[str] = set()  # names of label files that several images have
+        self._taken: dict[int, str] = {}  # names of label files that only another reading has found, by image
+        self._usual_names: dict[int, str] = {}  # and where they were expected
+        self._free_names: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
+        self._on_disk: dict[str, dict[str, str]] = {}  # names of images by folder and loose stem
+        self._num_advised = 0
+
+    def run(self) -> FoundLabels:
+        """Returns the label files, and what is wrong with them."""
+        groups = self._grouped()
+        for group in groups:
+            self._find_usual(group)
+        if any(group.missing for group in groups):
+            self._find_otherwise(groups)
+        unused = list(self._unused(groups))
+        findings = [Finding(file.name, UNUSED_LABEL, reason) for file, reason in unused]
+        findings += self._shared_findings()
+        return FoundLabels(self._files, findings, [file for file, _ in unused], self._notes())
+
+    def _grouped(self) -> list[_Group]:
+        groups: dict[tuple[str, str], _Group] = {}
+        for i, image in enumerate(self._images):
+            folders = image.name.rpartition("/")[0], image.key.rpartition("/")[0]
+            group = groups.get(folders)
+            if group is None:
+                path = path_of(folders[0], self._root)
+                group = _Group(path, self._format.folders(path, folders[1], self._annotations), [])
+                groups[folders] = group
+            group.members.append(i)
+        return list(groups.values())
+
+    def _find_usual(self, group: _Group) -> None:
+        """Finds the label files of a group in its usual place, under the images' names."""
+        place = group.places[0]
+        entries = self._folders.besides(place)
+        prefix = self._folders.name_in(place)
+        begin = len(self._folders.name_in(group.folder))
+        used = self._used.setdefault(place, set())
+        for i in group.members:
+            name = os.path.splitext(self._images[i].name)[0][begin:] + self._format.suffix
+            entry = entries.get(name)
+            if entry is None:
+                group.missing.append(i)
+                self._files[i] = LabelFile(prefix + name, None)
+                continue
+            self._files[i] = LabelFile(prefix + name, stamp_of(entry) or _GONE)
+            if name in used:
+                self._shared.add(prefix + name)
+            used.add(name)
+
+    def _find_otherwise(self, groups: Sequence[_Group]) -> None:
+        """Finds the label files of missing ones by other readings."""
+        claims: dict[tuple[str, str], list[int]] = {}  # images by folder and name of a label file
+        for group in groups:
+            for i in group.missing:
+                fits = self._readings(i, group)
+                if len(fits) == 1:
+                    claims.setdefault(fits[0], []).append(i)
+        for (place, name), owners in claims.items():
+            for i in owners:
+                self._take(i, place, name)
+        if self._format.named_image is not None:
+            for i, (place, name) in self._claims_by_content(groups).items():
+                self._take(i, place, name)
+
+    def _readings(self, image: int, group: _Group) -> list[tuple[str, str]]:
+        """Returns folders and names of the files that may be the labels of an image."""
+        base = self._images[image].name.rpartition("/")[2]
+        usual_name = os.path.splitext(base)[0] + self._format.suffix
+        fits: list[tuple[str, str]] = []
+        for place in group.places:
+            free = self._free(place)
+            names = free.get(loose(usual_name)) or free.get(loose(base + self._format.suffix)) or []
+            if usual_name in names:
+                names = [usual_name]
+            if names and (place == group.places[0] or self._holds_labels(place)):
+                fits += [(place, name) for name in names]
+        if len(fits) > 1 and len({_content(os.path.join(*each)) for each in fits}) == 1:
+            return fits[:1]
+        return fits
+
+    def _claims_by_content(self, groups: Sequence[_Group]) -> dict[int, tuple[str, str]]:
+        """Returns the label files that name an image without labels, where exactly one does, by image."""
+        missing = [i for group in groups for i in group.missing if self._files[i].stamp is None]
+        names = ImageNames([self._images[i].name for i in missing])
+        claims: dict[int, list[tuple[str, str]]] = {}
+        for place in dict.fromkeys(place for group in groups for place in group.places):
+            for name in self._free_files(place):
+                named = self._format.named_image(_head(os.path.join(place, name)))
+                fits = names.find(named) if named else []
+                if len(fits) == 1:
+                    claims.setdefault(missing[fits[0]], []).append((place, name))
+        return {i: fits[0] for i, fits in claims.items() if len(fits) == 1}
+
+    def _take(self, image: int, place: str, name: str) -> None:
+        entry = self._folders.besides(place)[name]
+        file = LabelFile(self._folders.name_in(place) + name, stamp_of(entry) or _GONE)
+        used = self._used.setdefault(place, set())
+        self._usual_names[image] = self._files[image].name
+        self._files[image] = file
+        self._taken[image] = file.name
+        if name in used:
+            self._shared.add(file.name)
+        used.add(name)
+
+    def _free_files(self, place: str) -> list[str]:
+        """Returns the names of the files in a folder that have the suffix of label files and that no image has."""
+        entries = self._folders.besides(place)
+        used = self._used.get(place, set())
+        if len(entries) == len(used):
+            return []
+        suffix = self._format.suffix
+        free = entries.keys() - used if used else entries
+        names = [name for name in free if name[-len(suffix) :].lower() == suffix]
+        return sorted(name for name in names if not query(entries[name].is_dir))
+
+    def _free(self, place: str) -> dict[str, list[str]]:
+        """Returns `_free_files` by their loose names, as they are once all usual label files are known."""
+        if place not in self._free_names:
+            by_name: dict[str, list[str]] = {}
+            for name in self._free_files(place):
+                by_name.setdefault(loose(name), []).append(name)
+            self._free_names[place] = by_name
+        return self._free_names[place]
+
+    def _holds_labels(self, place: str) -> bool:
+        """Returns whether files of a folder that may have labels have some: next to images there may be captions."""
+        sample = [name for names in list(self._free(place).values())[:_SAMPLED] for name in names]
+        return any(self._format.is_labels(_head(os.path.join(place, name))) for name in sample)
+
+    def _unused(self, groups: Sequence[_Group]) -> Iterator[tuple[LabelFile, str]]:
+        """Yields the label files that no image has, each with the reason and what to do."""
+        groups_of: dict[str, list[_Group]] = {}
+        for group in groups:
+            places = group.places if group.missing else (group.places[0], group.folder)
+            for place in dict.fromkeys(places):
+                groups_of.setdefault(place, []).append(group)
+        for place, owners in groups_of.items():
+            for name in self._free_files(place):
+                head = _head(os.path.join(place, name))
+                if self._format.is_labels(head) and (reason := self._reason(place, name, head, owners)):
+                    yield self._label_file(place, name), reason
+        for place, mirrored, is_of_all in self._places_around(groups_of):
+            for name in self._free_files(place):
+                stem = self._stem(name)
+                if stem in self._images_on_disk(mirrored) or stem in self._labeled:
+                    continue
+                is_listed = stem in self._unlabeled or not is_of_all
+                if not is_listed and not (self._is_first and stem not in self._stems_elsewhere()):
+                    continue
+                if self._format.is_labels(_head(os.path.join(place, name))):
+                    yield self._label_file(place, name), self._no_image(stem)
+
+    def _reason(self, place: str, name: str, head: bytes, groups: Sequence[_Group]) -> str:
+        """Returns why no image has a file with labels; "" if nothing is wrong with that. ``groups``: those whose labels
+        may be in ``place``."""
+        stems = {self._stem(name)}
+        if self._format.named_image is not None and (named := self._format.named_image(head)):
+            stems |= {loose(named), self._stem(named)}
+        on_disk = [(group, files[stem]) for group in groups for stem in stems
+                   if stem in (files := self._images_on_disk(group.folder))]  # fmt: skip
+        for group, file in on_disk:
+            i = self._positions.get(self._folders.name_in(group.folder) + file)
+            if i is None:
+                is_read = os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES
+                return "" if is_read else f"its image, {file}, is not read"
+            theirs = self._files[i]
+            if theirs.stamp is None:
+                return f"{self._images[i].name} has several label files: keep one"
+            if _content(os.path.join(place, name)) == _content(path_of(theirs.name, self._root)):
+                return ""
+            return f"{self._images[i].name} has {theirs.name}, which is used: remove one of the two"
+        if self._annotations is not None and not stems.isdisjoint(self._stems_elsewhere()):
+            return ""
+        return self._no_image(self._stem(name))
+
+    def _no_image(self, stem: str) -> str:
+        image = self._resembling(stem)
+        if image is None:
+            return "belongs to no image: rename it like its image, or remove it"
+        name = self._images[image].name
+        return f"belongs to no image: if it is that of {name}, rename it to {self._files[image].name}"
+
+    def _resembling(self, stem: str) -> int | None:
+        """Returns the only image without labels whose loose stem is ``stem``, or begins or ends with it or the other
+        way around; None if there is none, or several are like it."""
+        if stem in self._unlabeled:
+            return self._unlabeled[stem]
+        self._num_advised += 1
+        if self._num_advised > _MOST_ADVISED or not stem:
+            return None
+        fits = [i for other, i in self._unlabeled.items() if _is_part(stem, other) or _is_part(other, stem)]
+        return fits[0] if len(fits) == 1 else None
+
+    def _places_around(self, seen: Container[str]) -> Iterator[tuple[str, str, bool]]:
+        """Yields folders, none of them in ``seen``, in which label files may be by mistake: below and above those of
+        the split; each with the folder whose images it is for, and whether other splits may have labels there."""
+        for entry in self._entries:
+            usual = self._format.folders(entry, "", self._annotations)[0]
+            if usual == entry:
+                around = [(folder, folder) for folder in self._folders.walked_below(entry)]
+            else:
+                around = list(self._below(usual, entry))
+            is_of_all = self._annotations is not None
+            yield from ((place, mirrored, is_of_all) for place, mirrored in around if place not in seen)
+            folder = entry
+            while self._annotations is None and os.path.basename(folder) != "images":
+                folder = os.path.dirname(folder)
+                place = self._format.folders(folder, "", None)[0]
+                if place == folder or Path(folder) in self._root.parents:
+                    break
+                if place not in seen:
+                    yield place, folder, True
+
+    def _below(self, labels: str, images: str) -> Iterator[tuple[str, str]]:
+        """Yields the folders below ``labels``, each with the folder below ``images`` that it mirrors."""
+        pending = [(labels, images)]
+        while pending:
+            place, mirrored = pending.pop()
+            entries = self._folders.entries(place)
+            used = self._used.get(place, set())
+            for name in sorted(entries.keys() - used) if len(entries) > len(used) else ():
+                if query(entries[name].is_dir) and not entries[name].is_symlink():
+                    inner = os.path.join(place, name), os.path.join(mirrored, name)
+                    pending.append(inner)
+                    yield inner
+
+    def _label_file(self, place: str, name: str) -> LabelFile:
+        return LabelFile(self._folders.name_in(place) + name, stamp_of(self._folders.besides(place)[name]) or _GONE)
+
+    def _stem(self, name: str) -> str:
+        return loose(os.path.splitext(name)[0])
+
+    def _images_on_disk(self, folder: str) -> dict[str, str]:
+        """Returns the names of the images in a folder, also of those that are not read, by loose stem and name."""
+        if folder not in self._on_disk:
+            names = [name for name in self._folders.entries(folder) if is_image_name(name)]
+            self._on_disk[folder] = {loose(name): name for name in names} | {self._stem(name): name for name in names}
+        return self._on_disk[folder]
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {image.name: i for i, image in enumerate(self._images)}
+
+    @cached_property
+    def _unlabeled(self) -> dict[str, int]:
+        """The images without a label file by loose stem."""
+        return {self._image_stem(i): i for i, file in enumerate(self._files) if file.stamp is None}
+
+    @cached_property
+    def _labeled(self) -> frozenset[str]:
+        """The loose stems of the images with a label file."""
+        return frozenset(self._image_stem(i) for i, file in enumerate(self._files) if file.stamp is not None)
+
+    def _image_stem(self, image: int) -> str:
+        return self._stem(self._images[image].name.rpartition("/")[2])
+
+    def _shared_findings(self) -> list[Finding]:
+        if not self._shared:
+            return []
+        owners: dict[str, list[str]] = {}
+        for image, file in zip(self._images, self._files):
+            if file.name in self._shared:
+                owners.setdefault(file.name, []).append(image.name)
+        return [
+            Finding(name, SHARED_LABEL, f"is that of {' and '.join(images[:2])}: rename one of the images and copy it")
+            for name, images in owners.items()
+        ]
+
+    def _notes(self) -> list[str]:
+        if not self._taken:
+            return []
+        image, name = next(iter(sorted(self._taken.items())))
+        count = counted(len(self._taken), "label file")
+        shown = f"{name} for {self._images[image].name}, expected at {self._usual_names[image]}"
+        return [f"{count} with another name or folder than usual, the only that fit: first {shown}"]
+
+
+def _is_part(part: str, whole: str) -> bool:
+    """Returns whether a name begins or ends with another, apart from it by a sign: ``0000`` and ``0000_7436``."""
+    if not part or len(part) >= len(whole):
+        return False
+    return (whole.startswith(part) and not whole[len(part)].isalnum()) or (
+        whole.endswith(part) and not whole[-len(part) - 1].isalnum()
+    )
+
+
+def _head(path: str) -> bytes:
+    """Returns the beginning of a file; nothing if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(_HEAD)
+    except OSError:
+        return b""
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return read_regular(path, most=MAX_BYTES)
+    except OSError:
+        return None
