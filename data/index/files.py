@@ -137,7 +137,8 @@ def _in_folder(
         if prefix not in views.setdefault(visit.real, []):
             views[visit.real].append(prefix)
         if not visit.entries and _is_image(visit.path, suffixes):
-            findings.append(Finding(prefix.rstrip("/"), BAD_IMAGE, "an empty folder, not a file; left out"))
+            text = "an empty folder, not a file; left out"
+            findings.append(Finding(prefix.rstrip("/") or ".", BAD_IMAGE, text, lost_images=1))
         stems = set()  # of images next to which arrays are copies, which other programs cache
         if ARRAY_SUFFIX in suffixes:
             stems = {os.path.splitext(e.name)[0] for e in visit.entries if _is_image(e.name, IMAGE_SUFFIXES)}
@@ -157,7 +158,7 @@ def _in_folder(
             stamp = stamp_of(entry)
             if stamp is None or not query(entry.is_file):
                 kind, text = (MISSING_IMAGE, "a link to nothing") if stamp is None else (BAD_IMAGE, NO_FILE)
-                findings.append(Finding(name, kind, text))
+                findings.append(Finding(name, kind, text, lost_images=1))
                 continue
             key = entry.name if key_base == "." else f"{key_base}/{entry.name}"
             yield name, ImageFile(name, key, stamp)
@@ -196,11 +197,11 @@ def _in_list(
             kind, text = MISSING_IMAGE, f"{row} not found"
             if find == as_written and not _is_image(row, suffixes):
                 kind, text = UNSUPPORTED, f"{row[:100]!r} is not the path of an image"
-            findings.append(Finding(where, kind, text))
+            findings.append(Finding(where, kind, text, lost_images=1))
             continue
         parent, name = os.path.split(path)
         if not query(folders.entries(parent)[name].is_file):
-            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
+            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}", lost_images=1))
         else:
             yield where, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))
 

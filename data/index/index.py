@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.labels.findings import Finding, ScanReport
+from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
@@ -22,7 +24,7 @@ from utils.logger import get_logger
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 6  # increase it when the arrays or their meaning change
+CACHE_VERSION = 7  # increase it when the arrays or their meaning change
 # The type, and the shape of a row, of arrays with a row per box, and of all arrays.
 _OF_BOXES = {
     **{"boxes_xywh_px": (np.float64, (4,)), "classes": (np.int32, ()), "crowd": (np.bool_, ())},
@@ -224,7 +226,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
         "fingerprint": index.fingerprint,
         "category_ids": index.category_ids,
         "totals": report.totals,
-        "bad_lines": report.bad_lines,
+        "ledger": report.ledger.content(),
         "advice": report.advice,
     }
     return meta, arrays
@@ -239,7 +241,12 @@ def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[s
         root=root,
         paths=strings("paths"),
         **{name: arrays[name] for name in ARRAYS},
-        report=ScanReport(meta["totals"], strings("report"), tuple(meta["bad_lines"]), tuple(meta["advice"])),
+        report=ScanReport(
+            totals=meta["totals"],
+            lines=strings("report"),
+            ledger=Ledger.from_content(meta["ledger"]),
+            advice=tuple(meta["advice"]),
+        ),
         fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         category_ids=tuple(meta["category_ids"]),

@@ -17,7 +17,8 @@ from data.index.files import Listing, list_split, shards_of, unread_files
 from data.index.index import CACHE_VERSION, DatasetIndex, Scan, digest_of, index_of, open_cached, write_cache
 from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import ScanReport
+from data.labels.ledger import refusal, warning
+from data.labels.report import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names, what_exists
 from utils.config.pixels import RGB8
 from utils.errors import UserError
@@ -61,10 +62,12 @@ def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = No
         return replace(index, source=source)
     if shards := shards_of(spec, split):
         index, note, first, details = _of_shards(shards, spec, checked), " (shards)", shards.name, ""
+        no_label_file = False
         report, index = index.report, as_used(index, spec, part, use)
     else:
         listing = list_split(spec.as_labeled(), split)
-        if all(file.stamp is None for file in listing.labels):
+        no_label_file = all(file.stamp is None for file in listing.labels)
+        if no_label_file:
             images = counted(len(listing.images), "image")
             text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
             text += path_of(listing.labels[0].name, spec.root) + _labels_elsewhere(listing, spec, split)
@@ -78,12 +81,14 @@ def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = No
         details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
         note = " (cached)" * is_cached + details
     get_logger().info("%s: %s%s", part, index.report.summary(), note)
+    too_much_lost = _too_much_lost(report, spec, split, use.max_bad, details)
+    _refuse(too_much_lost, is_check)
     if part == split:
-        for advice in report.advice:
-            get_logger().warning("%s: %s", split, advice)
-        if not shards:
+        _warn(report, split, is_refused=bool(too_much_lost))
+        if not shards and not no_label_file:
             _warn_of_files(listing, spec, split)
-    _refuse(_too_many_bad(report, split, use.max_bad, details) or _without_objects(index, first, spec, part), is_check)
+    if not too_much_lost and not no_label_file:
+        _refuse(_without_objects(index, first, spec, part), is_check)
     return replace(index, source=source)
 
 
@@ -196,13 +201,22 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
     )
 
 
-def _too_many_bad(report: ScanReport, split: str, max_bad: float, details: str) -> str:
-    """The message about images that cannot be used; "" unless they are too many."""
-    total = report.totals["images"] + report.bad_images
-    if report.totals["images"] and report.bad_images / total <= max_bad:
+def _warn(report: ScanReport, split: str, *, is_refused: bool) -> None:
+    """About labels that are probably misread, and what is lost, unless a refusal has said it."""
+    if is_refused:
+        return
+    for advice in report.advice:
+        get_logger().warning("%s: %s", split, advice)
+    if lost := warning(report.ledger):
+        get_logger().warning("%s: %s", split, lost)
+
+
+def _too_much_lost(report: ScanReport, spec: DatasetSpec, split: str, max_bad: float, details: str) -> str:
+    """The message about labels and images that are not used; "" unless they are too many."""
+    reason = refusal(report.ledger, max_bad)
+    if not reason:
         return ""
-    text = f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g})"
-    return f"{text}: {'; '.join((*report.bad_lines, *report.advice))}{details}"
+    return f"{spec.source}: '{split}': {'; '.join((reason, *report.advice))}{details}"
 
 
 def _source(spec: DatasetSpec, part: str, *settings: object) -> str:

@@ -19,6 +19,7 @@ from data.index.views import IndexSettings
 from data.labels import findings as kinds
 from data.labels.clean import (
     CLASS,
+    IMAGE,
     Boxes,
     LabelFileError,
     RawLabels,
@@ -29,8 +30,10 @@ from data.labels.clean import (
     row_table,
     too_dark,
 )
-from data.labels.findings import Finding, ScanReport
+from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
 from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
 from utils.files.paths import path_of
@@ -41,7 +44,6 @@ from utils.strings import FlatStrings
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
-_UNUSABLE = frozenset({kinds.BAD_ROW, kinds.OUTSIDE, kinds.UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
 class ScannedImage(NamedTuple):
@@ -88,15 +90,17 @@ def scan_split(
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda f: (f.image, f.line))
     _check_labels_fit(unknown, found, len(boxes.image), spec, split, advice[0])
+    found = _with_costs(found, _labeled_rows(table, found, count))
     findings = [*listing.findings, *source.findings, *misread, *found]
     numbers, arrays = _usable(image_hw, boxes, found)
+    ledger = Ledger.of(findings, len(numbers), len(arrays["classes"]))
     ids = source.image_ids
     index = DatasetIndex(
         names=class_names(spec, settings.single_cls),
         root=spec.root,
         paths=FlatStrings.of(source.images[i].name for i in numbers),
         **arrays,
-        report=ScanReport.of(findings),
+        report=ScanReport.of(findings, ledger),
         image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
         category_ids=source.category_ids,
     )
@@ -150,7 +154,7 @@ def _unusable_labels(found: list[Finding], boxes: Boxes, source: LabelSource) ->
     """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
     backgrounds these images would teach the model to ignore their objects."""
     with_boxes = set(np.unique(boxes.image).tolist())
-    first = {f.image: f for f in reversed(found) if f.kind in _UNUSABLE and f.image not in with_boxes}
+    first = {f.image: f for f in reversed(found) if f.kind in kinds.ROW_LOST and f.image not in with_boxes}
     first |= {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
     lost = []
     for i, f in first.items():
@@ -165,10 +169,32 @@ def _unusable_labels(found: list[Finding], boxes: Boxes, source: LabelSource) ->
     return lost
 
 
+def _labeled_rows(table: np.ndarray, found: list[Finding], count: int) -> np.ndarray:
+    """The number of labeled objects of each image, int64 (N,): rows of the table, and rows that no parser could use."""
+    in_table = {(f.image, f.line) for f in found if f.kind in (kinds.NO_AREA, kinds.OUTSIDE)}
+    unparsed = [f.image for f in found if f.kind in kinds.ROW_LOST and (f.image, f.line) not in in_table]
+    rows = np.bincount(table[:, IMAGE].astype(np.int64), minlength=count)
+    return rows + np.bincount(np.array(unparsed, np.int64), minlength=count)
+
+
+def _with_costs(found: list[Finding], rows: np.ndarray) -> list[Finding]:
+    """``found`` with what is lost with each. Of an image that is left out, one finding has all of the ``rows``."""
+    first = {f.image: position for position, f in reversed(list(enumerate(found))) if f.kind in kinds.IMAGE_LOST}
+    costed = []
+    for position, f in enumerate(found):
+        if first.get(f.image) == position:
+            costed.append(f._replace(lost_images=1, lost_objects=int(rows[f.image])))
+        elif f.kind in kinds.ROW_LOST and f.image not in first:
+            costed.append(f._replace(lost_objects=1))
+        else:
+            costed.append(f)
+    return costed
+
+
 def _check_labels_fit(
     unknown: list[Finding], found: list[Finding], boxes: int, spec: DatasetSpec, split: str, advice: str
 ) -> None:
-    others = boxes + sum(f.kind in _UNUSABLE for f in found) - len(unknown)
+    others = boxes + sum(f.kind in kinds.ROW_LOST for f in found) - len(unknown)
     if len(unknown) > others:
         first = unknown[0]
         raise UserError(

@@ -12,12 +12,13 @@ import numpy as np
 from data.image_io.shards import open_shards
 from data.index.index import ARRAYS
 from data.labels.clean import MIN_SIDE_PX
+from data.labels.ledger import Ledger
 from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.schema import Count, check
 from utils.strings import class_difference
 
-VERSION = 5  # of the layout and of what the arrays mean
+VERSION = 6  # of the layout and of what the arrays mean
 _SLACK = 1e-6  # of a box beyond its image, pixels
 
 
@@ -25,7 +26,7 @@ class _Meta(TypedDict):
     names: list[str]
     totals: dict[str, Count]
     category_ids: list[Count]
-    bad_lines: list[str]
+    ledger: Ledger
     advice: list[str]
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from data.index.index import ARRAYS, DatasetIndex, digest_of
-from data.labels.findings import NO_LABEL, ScanReport
+from data.labels.findings import NO_LABEL
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
@@ -27,7 +29,7 @@ class IndexSettings:
 
     cache_dir: str = ""  # of cache files and reports, see `cache_folder`
     workers: int = 2  # threads of a scan; 0: the calling thread only, else at least one thread per CPU
-    max_bad: float = 0.1  # largest fraction of images that may be left out because they or their labels are unusable
+    max_bad: float = 0.1  # largest fraction of what was labeled that may be lost, see `data.labels.ledger`
     single_cls: bool = False  # treat all classes as one
     fraction: float = 1.0  # of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one
     seed: int = 0
@@ -54,7 +56,7 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         root=spec.root,
         paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
         **concatenated([_with_names(index, names) for index in indexes]),
-        report=ScanReport(dict(totals), FlatStrings.of(lines)),
+        report=ScanReport(dict(totals), FlatStrings.of(lines), Ledger.joined([i.report.ledger for i in indexes])),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
-from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, UNLISTED, Finding
+from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, STRAY, UNKNOWN_CLASS, UNLISTED, Finding
 from data.labels.image_names import ImageNames
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError, one_line
@@ -171,11 +171,11 @@ class LabelsPerSplit:
         """Matches by ``file_name`` in the split's folder, else as `ImageNames` does. ``name``: of the file, relative to
         the data set's folder. Raises UserError if the file names none of ``images``."""
         self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
-        self.findings = [Finding(self._annotation(p), BAD_ROW, text) for p, text in file.strays]
+        self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
         entry_of, reasons = _match(file.images, images)
         for number, reason in reasons.items():
             entry = file.images[number]
-            self.findings.append(Finding(f"{name}: image {entry.image_id}", ABSENT, f"{entry.file_name} {reason}"))
+            self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
         unlisted = [image.name for i, image in enumerate(images) if i not in entry_of]
         self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
         if not entry_of:
@@ -187,6 +187,12 @@ class LabelsPerSplit:
         self.images = [images[i] for i in sorted(entry_of)]
         self._entries = [entry_of[i] for i in sorted(entry_of)]
         self.image_ids = [entry.image_id for entry in self._entries]
+
+    def _absent(self, entry: ImageEntry, text: str) -> Finding:
+        """The finding about an image of the file that the split does not have."""
+        objects = len(entry.labels.rows) + len(entry.labels.problems)
+        where = f"{self._name}: image {entry.image_id}"
+        return Finding(where, ABSENT, text, lost_images=int(objects > 0), lost_objects=objects)
 
     def read(self, i: int) -> RawLabels | None:
         return self._entries[i].labels

@@ -15,7 +15,7 @@ from data.cache.decoding import Decoding
 from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.ram import RamCache, open_ram_cache
 from data.index.index import DatasetIndex
-from data.labels.findings import ScanReport
+from data.labels.report import ScanReport
 from utils.strings import FlatStrings
 from utils.structures import SampleKey
 
