@@ -17,8 +17,8 @@ from data.image_io.decode import (
     unread_summary,
 )
 from data.index.folders import Folders, query, stamp_of, walk
-from data.index.label_files import FoundLabels, LabelSearch
-from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
+from data.index.label_files import LabelSearch
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
@@ -26,7 +26,6 @@ from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
-from utils.strings import counted
 
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
@@ -42,8 +41,11 @@ class Listing:
     label_format: LabelFormat
     findings: list[Finding] = field(default_factory=list)
     lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
-    unused: list[LabelFile] = field(default_factory=list)  # label files that no image has, of which findings tell
-    notes: list[str] = field(default_factory=list)  # lines for the log
+    taken: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
+    hidden: int = 0  # images that are left out, since symbolic links show them under another name
+    others: list[ImageFile] = field(
+        default_factory=list
+    )  # images of other splits, of which one file has the labels, too
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -86,21 +88,31 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         raise UserError(text + (f"; add some, or {WITHOUT_VAL}" if split == "val" else ""))
     images = [found[name] for name in sorted(found)]
     label_format = _label_format(source, spec)
-    is_one_file = label_format.folders is None
-    if is_one_file:
-        annotations = relative_name(source.annotations, spec.root)
-        labels = FoundLabels([LabelFile(annotations, stamp_of(source.annotations))])
-    else:
-        labels = _label_search(images, label_format, spec, split, folders).run()
-    if any(len(prefixes) > 1 for prefixes in views.values()):
-        kept = _without_equal_views(images, None if is_one_file else labels.files, views, spec.root)
-        if len(kept) < len(images):
-            count = counted(len(images) - len(kept), "image")
-            labels.notes.append(f"{count} left out, which symbolic links show under two names with the same labels")
-        images = [images[i] for i in kept]
-        labels.files = labels.files if is_one_file else [labels.files[i] for i in kept]
-    findings += labels.findings
-    return Listing(images, labels.files, label_format, findings, lists, labels.unused, labels.notes)
+    original = spec.originals.get(split)
+    if original:
+        findings += original.findings
+    if label_format.folders is None:
+        annotations = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
+        images, _, hidden = _without_equal_views(images, None, views, spec.root)
+        others = list(original.others) if original else _images_of_other_splits(spec, split, folders)
+        others = [image for image in others if image.name not in found]
+        return Listing(images, [annotations], label_format, findings, lists, hidden=hidden, others=others)
+    found_labels = _label_search(images, label_format, spec, split, folders).run()
+    findings += found_labels.findings
+    images, labels, hidden = _without_equal_views(images, found_labels.files, views, spec.root)
+    kept = [i for i, file in enumerate(labels) if file is not None]
+    if not kept:
+        first = next(finding for finding in findings if finding.kind == BAD_LABEL)
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.text}")
+    return Listing(
+        images=[images[i] for i in kept],
+        labels=[labels[i] for i in kept],
+        label_format=label_format,
+        findings=findings,
+        lists=lists,
+        taken=found_labels.taken,
+        hidden=hidden,
+    )
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
@@ -274,7 +286,26 @@ def _label_search(
         entries=[str(entry) for entry in source.images if entry.is_dir()],
         stems_elsewhere=lambda: _stems_of_other_splits(spec, split),
         is_first=split == next(iter(spec.splits)),
+        taken=spec.originals[split].taken if split in spec.originals else None,
     )
+
+
+def _images_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
+    """Returns the images of splits that have the same annotation file as ``split``, without stamps, sorted by name."""
+    mine = spec.split(split).annotations
+    suffixes = image_suffixes(spec.pixels)
+    found: dict[str, ImageFile] = {}
+    for other, source in spec.splits.items():
+        if other == split or source.annotations != mine:
+            continue
+        for entry in source.images:
+            files: Iterable[tuple[str, ImageFile]] = ()
+            if entry.is_dir():
+                files = _in_folder(entry, folders, [], suffixes, {})
+            elif entry.suffix.lower() == ".txt" and entry.is_file():
+                files = _in_list(entry, spec.root, folders, [], suffixes)
+            found |= {image.name: image._replace(stamp=None) for _, image in files}
+    return [found[name] for name in sorted(found)]
 
 
 def _stems_of_other_splits(spec: DatasetSpec, split: str) -> frozenset[str]:
@@ -296,16 +327,20 @@ def _stems_of_other_splits(spec: DatasetSpec, split: str) -> frozenset[str]:
 
 
 def _without_equal_views(
-    images: list[ImageFile], labels: list[LabelFile] | None, views: dict[str, list[str]], root: Path
-) -> list[int]:
-    """Returns the positions of ``images`` without those that symbolic links show under another name, too. Of the names
-    of an image, those with label files of their own are kept, else the first.
+    images: list[ImageFile], labels: list[LabelFile | None] | None, views: dict[str, list[str]], root: Path
+) -> tuple[list[ImageFile], list[LabelFile | None], int]:
+    """Leaves out images that symbolic links show under another name, too. Of the names of an image, those with label
+    files of their own are kept, else the first.
 
     Args:
         labels: one per image; None: one file has those of all.
         views: what the names of the images in a folder begin with, by the folder's real path.
+
+    Returns the remaining images, their labels, and the number of the others.
     """
     real_of = {prefix: real for real, prefixes in views.items() if len(prefixes) > 1 for prefix in prefixes}
+    if not real_of:
+        return images, labels or [], 0
     names_of: dict[tuple[str, str], list[int]] = {}
     for i, image in enumerate(images):
         folder, _, name = image.name.rpartition("/")
@@ -313,7 +348,8 @@ def _without_equal_views(
             names_of.setdefault((real, name), []).append(i)
     dropped: set[int] = set()
     for positions in names_of.values():
-        labeled = [i for i in positions if labels is not None and labels[i].stamp is not None]
+        labeled = [i for i in positions if labels and labels[i] is not None and labels[i].stamp is not None]
         own = {os.path.realpath(path_of(labels[i].name, root)): i for i in reversed(labeled)}
         dropped |= set(positions) - set(own.values() or positions[:1])
-    return [i for i in range(len(images)) if i not in dropped]
+    kept = [i for i in range(len(images)) if i not in dropped]
+    return [images[i] for i in kept], [labels[i] for i in kept] if labels else [], len(dropped)

@@ -8,34 +8,30 @@ before the suffix (``0003.jpg.txt``), and the image that the file itself names. 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from data.image_io.decode import IMAGE_SUFFIXES, is_image_name
 from data.index.folders import Folders, query, stamp_of
-from data.labels.findings import SHARED_LABEL, UNUSED_LABEL, Finding
+from data.labels.findings import BAD_LABEL, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.labels.label_format import MAX_BYTES, FileStamp, ImageFile, LabelFile, LabelFormat
+from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
-from utils.strings import counted
 
 _HEAD = 4096  # bytes by which a file with labels is recognized
 _SAMPLED = 20  # files of a folder that decide whether it has labels
-_MOST_ADVISED = 20  # unused files for which an image with a similar name is looked for
-_GONE = FileStamp(0, 0)  # of a label file that is a link to nothing: it cannot be read, as the scan then reports
 
 
 @dataclass(slots=True)
 class FoundLabels:
     """The label files of a split."""
 
-    files: list[LabelFile]  # one per image
-    findings: list[Finding] = field(default_factory=list)
-    unused: list[LabelFile] = field(default_factory=list)  # label files that are not used
-    notes: list[str] = field(default_factory=list)  # about readings that were taken, for the log
+    files: list[LabelFile | None]  # one per image; None: its labels cannot be read, so the image must be left out
+    findings: list[Finding]
+    taken: dict[str, str]  # by the names of images: label files that only another reading has found
 
 
 @dataclass(slots=True)
@@ -59,6 +55,7 @@ class LabelSearch:
         entries: the folders that the split names (absolute), without its lists.
         stems_elsewhere: returns `loose` names, without suffix, of the images of other splits; called if needed.
         is_first: whether the data set names no split before this one.
+        taken: of a copy: `FoundLabels.taken` of the original, which has also told what is wrong with it.
     """
 
     def __init__(
@@ -72,6 +69,7 @@ class LabelSearch:
         entries: Sequence[str],
         stems_elsewhere: Callable[[], frozenset[str]],
         is_first: bool,
+        taken: Mapping[str, str] | None = None,
     ) -> None:
         self._images = images
         self._format = label_format
@@ -81,26 +79,32 @@ class LabelSearch:
         self._entries = entries
         self._stems_elsewhere = stems_elsewhere
         self._is_first = is_first
-        self._files = [LabelFile("", None)] * len(images)
+        self._taken_before = taken
+        self._files: list[LabelFile | None] = [None] * len(images)
+        self._findings: list[Finding] = []
         self._used: dict[str, set[str]] = {}  # file names by folder
         self._shared: set[str] = set()  # names of label files that several images have
-        self._taken: dict[int, str] = {}  # names of label files that only another reading has found, by image
-        self._usual_names: dict[int, str] = {}  # and where they were expected
+        self._taken: dict[str, str] = {}  # see `FoundLabels`
         self._free_names: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
         self._on_disk: dict[str, dict[str, str]] = {}  # names of images by folder and loose stem
-        self._num_advised = 0
+        self._doubtful: set[int] = set()  # images without a label file, of which an unused one may be
 
     def run(self) -> FoundLabels:
         """Returns the label files, and what is wrong with them."""
         groups = self._grouped()
         for group in groups:
             self._find_usual(group)
+        if self._taken_before is not None:
+            self._take_as_before(groups, self._taken_before)
+            return FoundLabels(self._files, [], self._taken)
         if any(group.missing for group in groups):
             self._find_otherwise(groups)
-        unused = list(self._unused(groups))
-        findings = [Finding(file.name, UNUSED_LABEL, reason) for file, reason in unused]
-        findings += self._shared_findings()
-        return FoundLabels(self._files, findings, [file for file, _ in unused], self._notes())
+        self._list_unused(groups)
+        self._list_shared()
+        if any(file is not None and file.stamp for file in self._files):
+            for i in self._doubtful:
+                self._files[i] = None
+        return FoundLabels(self._files, self._findings, self._taken)
 
     def _grouped(self) -> list[_Group]:
         groups: dict[tuple[str, str], _Group] = {}
@@ -128,10 +132,17 @@ class LabelSearch:
                 group.missing.append(i)
                 self._files[i] = LabelFile(prefix + name, None)
                 continue
-            self._files[i] = LabelFile(prefix + name, stamp_of(entry) or _GONE)
+            self._files[i] = self._existing(i, prefix + name, entry)
             if name in used:
                 self._shared.add(prefix + name)
             used.add(name)
+
+    def _take_as_before(self, groups: Sequence[_Group], taken: Mapping[str, str]) -> None:
+        for i in (i for group in groups for i in group.missing):
+            image = self._images[i].name
+            if image in taken:
+                name = self._taken[image] = taken[image]
+                self._files[i] = LabelFile(name, self._folders.stamp(path_of(name, self._root)))
 
     def _find_otherwise(self, groups: Sequence[_Group]) -> None:
         """Finds the label files of missing ones by other readings."""
@@ -141,6 +152,8 @@ class LabelSearch:
                 fits = self._readings(i, group)
                 if len(fits) == 1:
                     claims.setdefault(fits[0], []).append(i)
+                elif fits:
+                    self._refuse(i, fits)
         for (place, name), owners in claims.items():
             for i in owners:
                 self._take(i, place, name)
@@ -166,7 +179,7 @@ class LabelSearch:
 
     def _claims_by_content(self, groups: Sequence[_Group]) -> dict[int, tuple[str, str]]:
         """Returns the label files that name an image without labels, where exactly one does, by image."""
-        missing = [i for group in groups for i in group.missing if self._files[i].stamp is None]
+        missing = [i for group in groups for i in group.missing if self._is_unlabeled(i)]
         names = ImageNames([self._images[i].name for i in missing])
         claims: dict[int, list[tuple[str, str]]] = {}
         for place in dict.fromkeys(place for group in groups for place in group.places):
@@ -178,15 +191,32 @@ class LabelSearch:
         return {i: fits[0] for i, fits in claims.items() if len(fits) == 1}
 
     def _take(self, image: int, place: str, name: str) -> None:
-        entry = self._folders.besides(place)[name]
-        file = LabelFile(self._folders.name_in(place) + name, stamp_of(entry) or _GONE)
+        """Makes a file the label file of an image."""
+        full_name = self._full_name(place, name)
+        self._taken[self._images[image].name] = full_name
+        self._files[image] = self._existing(image, full_name, self._folders.besides(place)[name])
         used = self._used.setdefault(place, set())
-        self._usual_names[image] = self._files[image].name
-        self._files[image] = file
-        self._taken[image] = file.name
         if name in used:
-            self._shared.add(file.name)
+            self._shared.add(full_name)
         used.add(name)
+
+    def _existing(self, image: int, name: str, entry: os.DirEntry) -> LabelFile | None:
+        stamp = stamp_of(entry)
+        if stamp is None:
+            text = f"a link to nothing; {self._images[image].name} is left out"
+            self._findings.append(Finding(name, BAD_LABEL, text, lost_images=1))
+            return None
+        return LabelFile(name, stamp)
+
+    def _refuse(self, image: int, fits: Sequence[tuple[str, str]]) -> None:
+        """Leaves out an image that has several label files."""
+        for place, name in fits:
+            self._used.setdefault(place, set()).add(name)
+        self._files[image] = None
+        names = [self._full_name(place, name) for place, name in fits]
+        text = f"its labels may be in {' or '.join(names[:3])}: keep one of them; left out"
+        objects = max(self._num_objects(*each) for each in fits)
+        self._findings.append(Finding(self._images[image].name, BAD_LABEL, text, lost_images=1, lost_objects=objects))
 
     def _free_files(self, place: str) -> list[str]:
         """Returns the names of the files in a folder that have the suffix of label files and that no image has."""
@@ -213,8 +243,8 @@ class LabelSearch:
         sample = [name for names in list(self._free(place).values())[:_SAMPLED] for name in names]
         return any(self._format.is_labels(_head(os.path.join(place, name))) for name in sample)
 
-    def _unused(self, groups: Sequence[_Group]) -> Iterator[tuple[LabelFile, str]]:
-        """Yields the label files that no image has, each with the reason and what to do."""
+    def _list_unused(self, groups: Sequence[_Group]) -> None:
+        """Reports the label files that no image has."""
         groups_of: dict[str, list[_Group]] = {}
         for group in groups:
             places = group.places if group.missing else (group.places[0], group.folder)
@@ -223,59 +253,72 @@ class LabelSearch:
         for place, owners in groups_of.items():
             for name in self._free_files(place):
                 head = _head(os.path.join(place, name))
-                if self._format.is_labels(head) and (reason := self._reason(place, name, head, owners)):
-                    yield self._label_file(place, name), reason
+                if self._format.is_labels(head):
+                    self._report(place, name, head, owners)
         for place, mirrored, is_of_all in self._places_around(groups_of):
             for name in self._free_files(place):
                 stem = self._stem(name)
                 if stem in self._images_on_disk(mirrored) or stem in self._labeled:
                     continue
-                is_listed = stem in self._unlabeled or not is_of_all
-                if not is_listed and not (self._is_first and stem not in self._stems_elsewhere()):
+                is_mine = stem in self._unlabeled or not is_of_all
+                if not is_mine and not (self._is_first and stem not in self._stems_elsewhere()):
                     continue
                 if self._format.is_labels(_head(os.path.join(place, name))):
-                    yield self._label_file(place, name), self._no_image(stem)
+                    self._report_orphan(place, name)
 
-    def _reason(self, place: str, name: str, head: bytes, groups: Sequence[_Group]) -> str:
-        """Returns why no image has a file with labels; "" if nothing is wrong with that. ``groups``: those whose labels
-        may be in ``place``."""
+    def _report(self, place: str, name: str, head: bytes, groups: Sequence[_Group]) -> None:
+        """Reports a file with labels, unless nothing is wrong with it. ``groups``: those whose labels may be in
+        ``place``."""
         stems = {self._stem(name)}
         if self._format.named_image is not None and (named := self._format.named_image(head)):
             stems |= {loose(named), self._stem(named)}
-        on_disk = [(group, files[stem]) for group in groups for stem in stems
-                   if stem in (files := self._images_on_disk(group.folder))]  # fmt: skip
-        for group, file in on_disk:
-            i = self._positions.get(self._folders.name_in(group.folder) + file)
-            if i is None:
-                is_read = os.path.splitext(file)[1].lower() in IMAGE_SUFFIXES
-                return "" if is_read else f"its image, {file}, is not read"
-            theirs = self._files[i]
-            if theirs.stamp is None:
-                return f"{self._images[i].name} has several label files: keep one"
-            if _content(os.path.join(place, name)) == _content(path_of(theirs.name, self._root)):
-                return ""
-            return f"{self._images[i].name} has {theirs.name}, which is used: remove one of the two"
-        if self._annotations is not None and not stems.isdisjoint(self._stems_elsewhere()):
-            return ""
-        return self._no_image(self._stem(name))
+        for group in groups:
+            on_disk = self._images_on_disk(group.folder)
+            if file := next((on_disk[stem] for stem in stems if stem in on_disk), ""):
+                self._report_of_image(place, name, self._folders.name_in(group.folder) + file)
+                return
+        if self._annotations is None or stems.isdisjoint(self._stems_elsewhere()):
+            self._report_orphan(place, name)
 
-    def _no_image(self, stem: str) -> str:
-        image = self._resembling(stem)
+    def _report_of_image(self, place: str, name: str, image: str) -> None:
+        """Reports a file with labels of an image that exists, but has another label file or is not read."""
+        i = self._positions.get(image)
+        if i is None:
+            if os.path.splitext(image)[1].lower() not in IMAGE_SUFFIXES:
+                self._add_orphan(place, name, f"its image, {image}, is not read")
+            return  # it is in no list, or reported itself
+        theirs = self._files[i]
+        if theirs is None or _content(os.path.join(place, name)) == _content(path_of(theirs.name, self._root)):
+            return
+        text = f"{image} has {theirs.name}, which is used; remove one of the two"
+        self._findings.append(Finding(self._full_name(place, name), SECOND_LABEL, text))
+
+    def _report_orphan(self, place: str, name: str) -> None:
+        """Reports a file with labels that belongs to no image. An image that it may be of is left out: as a background
+        it would teach the model to ignore its objects."""
+        image = self._resembling(self._stem(name))
         if image is None:
-            return "belongs to no image: rename it like its image, or remove it"
-        name = self._images[image].name
-        return f"belongs to no image: if it is that of {name}, rename it to {self._files[image].name}"
+            self._add_orphan(place, name, "belongs to no image; rename it like its image, or remove it")
+            return
+        self._doubtful.add(image)
+        theirs, usual = self._images[image].name, self._files[image].name
+        text = f"belongs to no image; if it is that of {theirs}, which is left out, rename it to {usual}"
+        self._add_orphan(place, name, text)
+
+    def _add_orphan(self, place: str, name: str, text: str) -> None:
+        objects = self._num_objects(place, name)
+        self._findings.append(Finding(self._full_name(place, name), ORPHAN, text, lost_images=1, lost_objects=objects))
+
+    def _num_objects(self, place: str, name: str) -> int:
+        return self._format.num_objects(_content(os.path.join(place, name)) or b"")
 
     def _resembling(self, stem: str) -> int | None:
         """Returns the only image without labels whose loose stem is ``stem``, or begins or ends with it or the other
         way around; None if there is none, or several are like it."""
         if stem in self._unlabeled:
             return self._unlabeled[stem]
-        self._num_advised += 1
-        if self._num_advised > _MOST_ADVISED or not stem:
-            return None
-        fits = [i for other, i in self._unlabeled.items() if _is_part(stem, other) or _is_part(other, stem)]
-        return fits[0] if len(fits) == 1 else None
+        fits = {*self._unlabeled_by_part.get(stem, ()), *(self._unlabeled.get(part) for part in _parts(stem))} - {None}
+        return fits.pop() if len(fits) == 1 else None
 
     def _places_around(self, seen: Container[str]) -> Iterator[tuple[str, str, bool]]:
         """Yields folders, none of them in ``seen``, in which label files may be by mistake: below and above those of
@@ -310,8 +353,8 @@ class LabelSearch:
                     pending.append(inner)
                     yield inner
 
-    def _label_file(self, place: str, name: str) -> LabelFile:
-        return LabelFile(self._folders.name_in(place) + name, stamp_of(self._folders.besides(place)[name]) or _GONE)
+    def _full_name(self, place: str, name: str) -> str:
+        return self._folders.name_in(place) + name
 
     def _stem(self, name: str) -> str:
         return loose(os.path.splitext(name)[0])
@@ -330,44 +373,46 @@ class LabelSearch:
     @cached_property
     def _unlabeled(self) -> dict[str, int]:
         """The images without a label file by loose stem."""
-        return {self._image_stem(i): i for i, file in enumerate(self._files) if file.stamp is None}
+        return {self._image_stem(i): i for i in range(len(self._files)) if self._is_unlabeled(i)}
+
+    @cached_property
+    def _unlabeled_by_part(self) -> dict[str, list[int]]:
+        """The images without a label file by the `_parts` of their loose stems."""
+        by_part: dict[str, list[int]] = {}
+        for stem, i in self._unlabeled.items():
+            for part in _parts(stem):
+                by_part.setdefault(part, []).append(i)
+        return by_part
 
     @cached_property
     def _labeled(self) -> frozenset[str]:
         """The loose stems of the images with a label file."""
-        return frozenset(self._image_stem(i) for i, file in enumerate(self._files) if file.stamp is not None)
+        return frozenset(self._image_stem(i) for i in range(len(self._files)) if not self._is_unlabeled(i))
+
+    def _is_unlabeled(self, image: int) -> bool:
+        file = self._files[image]
+        return file is not None and file.stamp is None
 
     def _image_stem(self, image: int) -> str:
         return self._stem(self._images[image].name.rpartition("/")[2])
 
-    def _shared_findings(self) -> list[Finding]:
+    def _list_shared(self) -> None:
+        """Reports the label files that several images have."""
         if not self._shared:
-            return []
+            return
         owners: dict[str, list[str]] = {}
         for image, file in zip(self._images, self._files):
-            if file.name in self._shared:
+            if file is not None and file.name in self._shared:
                 owners.setdefault(file.name, []).append(image.name)
-        return [
-            Finding(name, SHARED_LABEL, f"is that of {' and '.join(images[:2])}: rename one of the images and copy it")
-            for name, images in owners.items()
-        ]
-
-    def _notes(self) -> list[str]:
-        if not self._taken:
-            return []
-        image, name = next(iter(sorted(self._taken.items())))
-        count = counted(len(self._taken), "label file")
-        shown = f"{name} for {self._images[image].name}, expected at {self._usual_names[image]}"
-        return [f"{count} with another name or folder than usual, the only that fit: first {shown}"]
+        for name, images in owners.items():
+            text = f"used for {' and '.join(images[:2])}; remove all but one of the images, or give each its own labels"
+            self._findings.append(Finding(name, SHARED_LABEL, text))
 
 
-def _is_part(part: str, whole: str) -> bool:
-    """Returns whether a name begins or ends with another, apart from it by a sign: ``0000`` and ``0000_7436``."""
-    if not part or len(part) >= len(whole):
-        return False
-    return (whole.startswith(part) and not whole[len(part)].isalnum()) or (
-        whole.endswith(part) and not whole[-len(part) - 1].isalnum()
-    )
+def _parts(stem: str) -> set[str]:
+    """Returns the beginnings and ends of a name, cut where it has a sign: of ``0000_7436``, ``0000`` and ``7436``."""
+    signs = [i for i, character in enumerate(stem) if not character.isalnum()]
+    return {stem[:i] for i in signs} | {stem[i + 1 :] for i in signs} - {""}
 
 
 def _head(path: str) -> bytes:

@@ -62,7 +62,8 @@ def scan_split(
     """Reads a listed split. Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the
     latter is damaged, or with ``decode_all``, all are. Raises UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
-    source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
+    images = [*listing.images, *listing.others]
+    source = listing.label_format.read(images, listing.labels, spec.root, names)
     count = len(source.images)
     decoded = np.full(count, decode_all)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True

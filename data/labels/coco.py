@@ -169,23 +169,26 @@ class LabelsPerSplit:
 
     def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
         """Matches by ``file_name`` in the split's folder, else as `ImageNames` does. ``name``: of the file, relative to
-        the data set's folder. Raises UserError if the file names none of ``images``."""
+        the data set's folder. Raises UserError if the file names none of ``images``; those of other splits, which it
+        may name, too, do not count."""
         self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
         self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
         entry_of, reasons = _match(file.images, images)
         for number, reason in reasons.items():
             entry = file.images[number]
             self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
-        unlisted = [image.name for i, image in enumerate(images) if i not in entry_of]
+        own = [i for i, image in enumerate(images) if image.stamp is not None]
+        listed = [i for i in own if i in entry_of]
+        unlisted = [images[i].name for i in own if i not in entry_of]
         self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
-        if not entry_of:
+        if not listed:
             first = f" (first: {one_line(file.images[0].file_name)[:200]})" if file.images else ""
             raise UserError(
                 f"{name}: names {counted(len(file.images), 'image')}{first}, none of which is among the split's "
-                f"{len(images)} (first: {images[0].key}); check 'annotations' against the split's folder"
+                f"{len(own)} (first: {images[own[0]].key}); check 'annotations' against the split's folder"
             )
-        self.images = [images[i] for i in sorted(entry_of)]
-        self._entries = [entry_of[i] for i in sorted(entry_of)]
+        self.images = [images[i] for i in listed]
+        self._entries = [entry_of[i] for i in listed]
         self.image_ids = [entry.image_id for entry in self._entries]
 
     def _absent(self, entry: ImageEntry, text: str) -> Finding:

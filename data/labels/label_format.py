@@ -29,7 +29,7 @@ class FileStamp(NamedTuple):
 class ImageFile(NamedTuple):
     name: str  # relative to the data set's folder, with /
     key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp
+    stamp: FileStamp | None  # None: of another split, whose labels are in the same file, and not used
 
 
 class LabelFile(NamedTuple):
@@ -67,6 +67,7 @@ class LabelFormat:
     folders: Callable[[str, str, Path | None], list[str]] | None = None
     suffix: str = ""  # of label files, lower case
     is_labels: Callable[[bytes], bool] = bool  # whether a file that begins like this has labels
+    num_objects: Callable[[bytes], int] = len  # of a whole file
     named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
     # The class names, by id, of the annotations of the splits. None: they define none.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None

@@ -127,4 +127,17 @@ def named_image(head: bytes) -> str:
     return unescape(match[1]) if match else ""
 
 
-VOC = LabelFormat("voc", CORNERS, _read, _folders, ".xml", is_voc, named_image)
+def _num_objects(data: bytes) -> int:
+    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
+
+
+VOC = LabelFormat(
+    "voc",
+    CORNERS,
+    _read,
+    folders=_folders,
+    suffix=".xml",
+    is_labels=is_voc,
+    num_objects=_num_objects,
+    named_image=named_image,
+)

@@ -174,4 +174,8 @@ def has_row(head: bytes) -> bool:
     return _ROW.match(head.decode("utf-8-sig", "replace")) is not None
 
 
-YOLO = LabelFormat("yolo", CENTERS, _read, _folders, ".txt", has_row)
+def _num_rows(data: bytes) -> int:
+    return sum(not row.isspace() for row in data.splitlines(keepends=True))
+
+
+YOLO = LabelFormat("yolo", CENTERS, _read, folders=_folders, suffix=".txt", is_labels=has_row, num_objects=_num_rows)

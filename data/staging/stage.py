@@ -7,7 +7,6 @@ processes wait for their leader. The next run continues an interrupted copy, and
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from data.index.files import without_empty
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import load_dataset_spec
-from data.staging.copy import StageCopy, StagePlan, plan_stage
+from data.staging.copy import StageCopy, StagePlan, open_copy, plan_stage
 from data.staging.file_exchange import exchange_items
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.groups import Subgroup, one_per_node_group
@@ -58,7 +57,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
                 yaml = str(_complete(sent[0], local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", yaml.encode("utf-8", "surrogateescape"))
-        return dataclasses.replace(load_dataset_spec(yaml), source=source.data)
+        return open_copy(Path(yaml), source.data)
 
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:

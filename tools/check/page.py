@@ -18,6 +18,7 @@ from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from data.check.scanned import SIZE_STEP, CheckedSplit
 from data.image_io.verify import check_image
+from data.labels.yolo import label_folders
 from data.spec.dataset_spec import DatasetSpec
 from utils.drawing import page
 from utils.drawing.page import Card
@@ -64,10 +65,10 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
     sources = [part.split(s) for s, source in spec.splits.items() for part in source.parts or (spec,)]
     for source in sources:
         named += [str(p if p.is_dir() else p.parent) for p in (*source.images, *filter(None, [source.annotations]))]
-        if source.annotations is None:  # YOLO txt: the last folder `images` becomes `labels`
-            parts = [os.path.join(str(p), "").rpartition(f"{os.sep}images{os.sep}") for p in source.images]
-            named += [os.path.join(before, "labels", after) for before, found, after in parts if found]
-    named = list(dict.fromkeys(map(os.path.normpath, named)))
+        if source.annotations is None:
+            folders = [str(path) for path in source.images if path.is_dir()]
+            named += [place for folder in folders for place in label_folders(folder) if os.path.isdir(place)]
+    named = list(dict.fromkeys(named))
     below = [folder for folder in named if os.path.commonpath([folder, spec.root]) == str(spec.root)]
     return [*([os.path.commonpath(below)] if below else []), *(folder for folder in named if folder not in below)]
 
