@@ -108,6 +108,12 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a file has the suffix of an image, of one that is not supported, too."""
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
+
+
 def suffix_of(content: bytes) -> str:
     """The suffix of image files that begin like ``content``, such as ".jpg"; "" for content of other kinds."""
     return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")

@@ -19,6 +19,7 @@ from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
 from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
@@ -67,7 +68,7 @@ class DatasetIndex(LabelArrays):
 
     def path(self, i: int) -> str:
         """Absolute path of image i."""
-        return os.path.normpath(os.path.join(self.root, self.paths[i]))
+        return path_of(self.paths[i], self.root)
 
     def sides_at(self, imgsz: int) -> np.ndarray:
         """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, after the longer side of each

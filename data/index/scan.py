@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from functools import partial
 from typing import NamedTuple
@@ -39,6 +38,7 @@ from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
 from data.spec.dataset_spec import DatasetSpec, class_names
 from utils.errors import UserError
+from utils.files.paths import path_of
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
@@ -73,7 +73,7 @@ def scan_split(
     """Reads a listed split. Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the
     latter is damaged, or with ``decode_all``, all are. Raises UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
-    source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
+    source = listing.label_format.read([*listing.images, *listing.others], listing.labels, spec.root, names)
     images = _read_images(spec, split, source, settings, decode_all=decode_all)
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])
@@ -144,7 +144,7 @@ def _read_all(
 
 def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> ScannedImage:
     name, largest = source.images[i].name, [0]
-    path = os.path.join(spec.root, name)
+    path = path_of(name, spec.root)
     raw, problems = _read_labels(i, source)
     num_labeled = None if raw is None else len(raw.rows) + len(raw.problems)
     try:
@@ -176,7 +176,7 @@ def _read_labels(i: int, source: LabelSource) -> tuple[RawLabels | None, list[Ro
 
 
 def _orientation(spec: DatasetSpec, source: LabelSource, i: int) -> int:
-    return orientation_of(os.path.join(spec.root, source.images[i].name))
+    return orientation_of(path_of(source.images[i].name, spec.root))
 
 
 def _finding(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:

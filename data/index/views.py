@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from data.index.index import ARRAYS, DatasetIndex, digest_of
-from data.labels.findings import NO_LABEL, relative_name
+from data.labels.findings import NO_LABEL
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
+from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, listed
@@ -49,9 +50,7 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         text = "%s: data sets that %s joins share %s, which count more than once"
         get_logger().warning(text, split, spec.source, counted(repeated, "image"))
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
-    lines = (
-        relative_name(os.path.join(index.root, line), spec.root) for index in indexes for line in index.report.lines
-    )
+    lines = (_line_relative_to(spec.root, line, index.root) for index in indexes for line in index.report.lines)
     index = DatasetIndex(
         names=names,
         root=spec.root,
@@ -62,6 +61,13 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         pixels=spec.pixels,
     )
     return index.recounted()
+
+
+def _line_relative_to(root: Path, line: str, part_root: Path) -> str:
+    """Returns a line of a report, which begins with the name of a file relative to ``part_root``, relative to
+    ``root``."""
+    where, separator, rest = line.partition(": ")
+    return relative_name(path_of(where, part_root), root) + separator + rest
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

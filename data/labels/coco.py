@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import TOP_LEFT, RawLabels, RowProblem, shape_of
 from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, STRAY, UNKNOWN_CLASS, UNLISTED, Finding
+from data.labels.image_names import ImageNames
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError, one_line
+from utils.files.paths import path_of
 from utils.files.safe_io import read_text
 from utils.files.schema import suggestion
 from utils.logger import get_logger
+from utils.strings import counted
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
@@ -306,32 +309,27 @@ class LabelsPerSplit:
     normalized = False
 
     def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
-        """Matches by ``file_name`` in the split's folder, else by the bare name where only one image has it. ``name``:
-        of the file, relative to the data set's folder. Raises UserError if the file names none of ``images``."""
+        """Matches by ``file_name`` in the split's folder, else as `ImageNames` does. ``name``: of the file, relative to
+        the data set's folder. Raises UserError if the file names none of ``images``; those of other splits, which it
+        may name, too, do not count."""
         self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
         self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
-        by_key = {image.key: i for i, image in enumerate(images)}
-        by_base: dict[str, list[int]] = {}
-        for i, image in enumerate(images):
-            by_base.setdefault(os.path.basename(image.name), []).append(i)
-        entry_of: dict[int, ImageEntry] = {}
-        for entry in file.images:
-            alike = by_base.get(os.path.basename(entry.file_name), [])
-            i = by_key.get(os.path.normpath(entry.file_name), alike[0] if len(alike) == 1 else None)
-            if i is None or i in entry_of:
-                why = "is not among the split's images" if i is None else "is listed already"
-                self.findings.append(self._absent(entry, f"{entry.file_name} {why}"))
-            else:
-                entry_of[i] = entry
-        unlisted = [image.name for i, image in enumerate(images) if i not in entry_of]
+        entry_of, reasons = _match(file.images, images)
+        for number, reason in reasons.items():
+            entry = file.images[number]
+            self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
+        own = [i for i, image in enumerate(images) if image.stamp is not None]
+        listed = [i for i in own if i in entry_of]
+        unlisted = [images[i].name for i in own if i not in entry_of]
         self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
-        if not entry_of:
+        if not listed:
+            first = f" (first: {one_line(file.images[0].file_name)[:200]})" if file.images else ""
             raise UserError(
-                f"{name}: names none of the split's {len(images)} images (first: {images[0].key}); "
-                "check 'annotations' against the split's folder"
+                f"{name}: names {counted(len(file.images), 'image')}{first}, none of which is among the split's "
+                f"{len(own)} (first: {images[own[0]].key}); check 'annotations' against the split's folder"
             )
-        self.images = [images[i] for i in sorted(entry_of)]
-        self._entries = [entry_of[i] for i in sorted(entry_of)]
+        self.images = [images[i] for i in listed]
+        self._entries = [entry_of[i] for i in listed]
         self.image_ids = [entry.image_id for entry in self._entries]
 
     def _absent(self, entry: ImageEntry, text: str) -> Finding:
@@ -350,8 +348,39 @@ class LabelsPerSplit:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
 
+def _match(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> tuple[dict[int, ImageEntry], dict[int, str]]:
+    """Returns the entry of each image that has one, by the image's position; and by the position of each other entry,
+    why it has no image."""
+    by_key = {image.key: i for i, image in enumerate(images)}
+    entry_of: dict[int, ImageEntry] = {}
+    others: list[int] = []
+    for number, entry in enumerate(entries):
+        i = by_key.get(os.path.normpath(entry.file_name))
+        if i is None or i in entry_of:
+            others.append(number)
+        else:
+            entry_of[i] = entry
+    names = ImageNames([image.name for image in images])
+    fits = {number: names.find(entries[number].file_name) for number in others}
+    # A file of several splits may name images of another one that has the same file names in another folder.
+    agreement = {n: names.agreement(entries[n].file_name, each[0]) for n, each in fits.items() if len(each) == 1}
+    for number in sorted(agreement, key=lambda number: (-agreement[number], number)):
+        entry_of.setdefault(fits[number][0], entries[number])
+    reasons = {}
+    for number, positions in fits.items():
+        if len(positions) > 1:
+            shown = f"{images[positions[0]].name} and {images[positions[1]].name}"
+            reasons[number] = f"fits {len(positions)} of the split's images, such as {shown}"
+        elif not positions:
+            other = names.same_stem(entries[number].file_name)
+            reasons[number] = "is not among the split's images" + (f", but {other} is" if other else "")
+        elif entry_of[positions[0]] is not entries[number]:
+            reasons[number] = f"would be {images[positions[0]].name}, which another entry names"
+    return entry_of, reasons
+
+
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelsPerSplit:
-    return LabelsPerSplit(files[0].name, images, read_coco(root / files[0].name, names))
+    return LabelsPerSplit(files[0].name, images, read_coco(Path(path_of(files[0].name, root)), names))
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:

@@ -5,8 +5,6 @@ What is lost with a finding stands in it, so that `data.labels.ledger` can add i
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import NamedTuple
 
 # Kinds of findings. The image is left out:
@@ -35,6 +33,8 @@ TURNED = "labels of the unturned photo"
 REPEATED_IMAGE = "image listed twice"
 UNLISTED = "image without annotations entry"
 UNSUPPORTED = "file of an unsupported kind"
+SECOND_LABEL = "second label file of an image"
+SHARED_LABEL = "label file of several images"
 NO_LABEL = "missing label file"
 MISREAD = "probably misread"  # of the split as a whole
 
@@ -57,8 +57,3 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind}: {self.text}"
-
-
-def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` relative to the data set's folder ``root``, with ``/``; begins with ``..`` if it is outside."""
-    return os.path.relpath(path, root).replace(os.sep, "/")
