@@ -109,7 +109,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
     image_ids = Ids(entry_of, "the images'")
     category_ids = Ids(category_name, "the categories'")
     number = {name: i for i, name in enumerate(names or ())}
-    class_of = {i: 0 if names is None else number.get(n, n) for i, n in category_name.items()}
+    class_of = None if names is None else {i: number.get(n, n) for i, n in category_name.items()}
     strays = []
     used_categories: set[int] = set()
     for position, annotation in enumerate(annotations):
@@ -266,10 +266,11 @@ def _parse_annotation(
     position: int,
     category_id: int | None,
     category_ids: Ids,
-    class_of: dict[int, int | str],
+    class_of: dict[int, int | str] | None,
     names: tuple[str, ...],
 ) -> tuple | RowProblem:
-    """A row, or why the annotation is none. ``category_id``: None if it is not among the ``category_ids``."""
+    """A row, or why the annotation is none. ``category_id``: None if it is not among the ``category_ids``;
+    ``class_of``: by it, the class, or a name that is not among the ``names``; None: every object is of class 0."""
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
         return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {_shown(box)[:60]}")
@@ -277,10 +278,10 @@ def _parse_annotation(
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     x, y, w, h = box
     corners = (x, y, x + w, y + h)
-    if category_id is None:
+    if category_id is None and class_of is not None:
         text = f"{_why_not(annotation, 'category_id', category_ids)}; left out"
         return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
-    class_id = class_of[category_id]
+    class_id = 0 if class_of is None else class_of[category_id]
     if isinstance(class_id, str):
         text = f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
         return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
