@@ -108,6 +108,12 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a file has the suffix of an image, of one that is not supported, too."""
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
+
+
 def suffix_of(content: bytes) -> str:
     """The suffix of image files that begin like ``content``, such as ".jpg"; "" for content of other kinds."""
     return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")
@@ -313,6 +319,18 @@ def _read_jpeg(data: bytes) -> Header:
             return Header("jpeg", orientation, size, at + 2 + length if is_whole else 0)
         at += 2 + length
     raise ValueError("truncated in the header")
+
+
+def orientation_of(path: str | os.PathLike) -> int:
+    """The EXIF orientation of an image file, 1 to 8, that `read_image` applies. Raises UserError as that does."""
+    data = read_bytes(path)
+    header = read_header(data, path)
+    if header.kind == "tiff":  # begins like an EXIF block
+        return exif_orientation(data)
+    if header.kind != "other":
+        return header.orientation
+    _, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path)
+    return exif_orientation(exif)
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -7,8 +7,10 @@ pixels. ``difficult`` objects are treated like all others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from functools import partial
+from html import unescape
 from math import isfinite
 from pathlib import Path
 from xml.etree import ElementTree
@@ -99,7 +101,7 @@ def _parse_object(element: ElementTree.Element, line: int, class_ids: Mapping[st
         text = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
         return RowProblem(line, UNKNOWN_CLASS, text, xyxy=(x1, y1, x2, y2))
     class_id = 0 if class_ids is None else class_ids[name]
-    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)
+    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
@@ -107,13 +109,35 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
     return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callable[[str], bool]) -> str:
-    """Mirrors the image's path in the split's folder, or else all XML files are in one folder."""
-    path = os.path.join(annotations, os.path.splitext(image.key)[0] + ".xml")
-    if exists(path):
-        return path
-    flat = os.path.join(annotations, os.path.basename(path))
-    return flat if exists(flat) else path
+def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
+    """The XML files mirror the split's folder, are all in one folder, or are in folders called like those of images."""
+    named = (key, "", os.path.basename(images))
+    return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
 
 
-VOC = LabelFormat("voc", CORNERS, _read, _label_path)
+def is_voc(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is Pascal VOC's; CVAT's begins with <annotations>."""
+    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # of UTF-16, too
+
+
+def named_image(head: bytes) -> str:
+    """The <filename> of a file that begins with ``head``; "" if it has none."""
+    text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
+    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
+    return unescape(match[1]) if match else ""
+
+
+def _num_objects(data: bytes) -> int:
+    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
+
+
+VOC = LabelFormat(
+    "voc",
+    CORNERS,
+    _read,
+    folders=_folders,
+    suffix=".xml",
+    is_labels=is_voc,
+    num_objects=_num_objects,
+    named_image=named_image,
+)

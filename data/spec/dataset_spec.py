@@ -6,11 +6,12 @@ import difflib
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from data.labels.label_format import LabelFormat
+from data.labels.findings import Finding
+from data.labels.label_format import ImageFile, LabelFormat
 from utils.config.parser import class_numbers
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
@@ -45,6 +46,14 @@ class DataSource:
         return cls(config.data, splits, optional, classes, stage, cache_dir, known_root, stored_in)
 
 
+class Original(NamedTuple):
+    """What the listing of a split has found that a copy of its files does not show."""
+
+    findings: tuple[Finding, ...]
+    taken: dict[str, str]  # by the names of images: label files that only another reading has found
+    others: tuple[ImageFile, ...]  # images of other splits, of which one file has the labels, too
+
+
 @dataclass(frozen=True, slots=True)
 class SplitSource:
     """Absolute paths of the images and labels of a split, which may not exist."""
@@ -71,6 +80,7 @@ class DatasetSpec:
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
     pixels: PixelFormat = RGB8  # of the images
     tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
+    originals: dict[str, Original] = field(default_factory=dict)  # by split; empty: this is not a copy
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data.labels.label_format import LabelFormat
-from data.labels.yolo import YOLO
+from data.labels.yolo import YOLO, folder_with_labels
 from data.spec.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
+from utils.files.paths import normal_path
 from utils.files.schema import Bounds, check, suggestion
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
@@ -121,11 +122,6 @@ def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     return normal_path(next((c for c in candidates if c.is_dir()), missing))
 
 
-def normal_path(path: Path) -> Path:
-    """Absolute, without ``..``. Symbolic links are kept where possible."""
-    return path.resolve() if ".." in path.parts else path.absolute()
-
-
 def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
     entries = value if isinstance(value, list) else [value]
     if _joins(value):
@@ -137,6 +133,8 @@ def _read_split(value: Any, annotations: Path | None, root: Path, split: str, wh
             raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
     images = tuple(_resolve(_text_path(entry, where), root) for entry in entries)
+    if annotations is None:
+        images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
     return SplitSource(images, annotations, format_of(annotations))
 
 

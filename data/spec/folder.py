@@ -11,7 +11,8 @@ from typing import Any
 
 from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
-from data.labels.voc import object_names
+from data.labels.voc import is_voc, object_names
+from data.labels.yolo import has_row, label_folders
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
@@ -21,7 +22,6 @@ from utils.strings import counted
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
-_YOLO_ROW = re.compile(r"\s*\d+(\s+[-+.\deE]+){4,}\s*(\n|$)")
 _COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio has no images
 
 
@@ -129,10 +129,8 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
 
 
 def _is_voc(path: Path) -> bool:
-    """Whether an XML file is Pascal VOC's; CVAT's begins with <annotations>."""
     with contextlib.suppress(OSError):
-        head = read_regular(path, MAX_BYTES)[:4096].replace(b"\0", b"")  # of UTF-16, too
-        return re.search(rb"<annotation[\s>]", head) is not None
+        return is_voc(read_regular(path, MAX_BYTES)[:4096])
     return False
 
 
@@ -157,17 +155,15 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _label_files(images: Path) -> bool:
-    """Whether there are YOLO txt files next to the images, or in the folder ``labels`` that mirrors theirs. True for a
-    list of images: the scan looks for theirs."""
+    """Whether there are YOLO txt files where those of ``images`` may be. True for a list of images: the scan looks for
+    theirs."""
     if images.is_file():
         return True
-    parts = list(images.parts)
-    if "images" in parts:
-        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    for path in (*Path(*parts).glob("*.txt"), *Path(*parts).glob("*/*.txt")):
-        with contextlib.suppress(OSError):
-            if _YOLO_ROW.match(read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace")):
-                return True
+    for place in map(Path, label_folders(str(images))):
+        for path in (*place.glob("*.[tT][xX][tT]"), *place.glob("*/*.[tT][xX][tT]")):
+            with contextlib.suppress(OSError):
+                if has_row(read_regular(path, MAX_BYTES)):
+                    return True
     return False
 
 

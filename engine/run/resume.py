@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.paths import normal_path
 from utils.files.schema import build
 from utils.logger import get_logger
 from utils.strings import class_difference, counted
@@ -64,7 +64,7 @@ def resumed_config(
     lines = []
     for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
         old, new = getattr(base, name), getattr(current, name)
-        is_same_data = name == "data" and os.path.abspath(old) == os.path.abspath(new)
+        is_same_data = name == "data" and normal_path(old) == normal_path(new)
         if old == new or is_same_data or (name == "batch_size" and new == FIND_BATCH_SIZE):  # found when the run began
             continue
         if name in _FIXED:

@@ -20,12 +20,13 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
-from data.spec.dataset_yaml import SPLITS, normal_path
+from data.spec.dataset_yaml import SPLITS
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size
 from utils.config.flags import parser_of
 from utils.errors import UserError
 from utils.files.folders import temporary_folder
+from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS

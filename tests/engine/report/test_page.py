@@ -13,7 +13,8 @@ import train
 import val
 from data.check.census import take_census
 from data.index.index import DatasetIndex
-from data.labels.findings import BAD_ROW, Finding, ScanReport
+from data.labels.findings import BAD_ROW, Finding
+from data.labels.report import ScanReport
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
