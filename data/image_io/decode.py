@@ -321,6 +321,18 @@ def _read_jpeg(data: bytes) -> Header:
     raise ValueError("truncated in the header")
 
 
+def orientation_of(path: str | os.PathLike) -> int:
+    """The EXIF orientation of an image file, 1 to 8, that `read_image` applies. Raises UserError as that does."""
+    data = read_bytes(path)
+    header = read_header(data, path)
+    if header.kind == "tiff":  # begins like an EXIF block
+        return exif_orientation(data)
+    if header.kind != "other":
+        return header.orientation
+    _, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path)
+    return exif_orientation(exif)
+
+
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Kind, begin and end of the content, which may be cut, of each chunk of a PNG; nothing for other files."""
     at, kind = 8, b""

@@ -18,7 +18,7 @@ from data.image_io.decode import (
 )
 from data.index.folders import Folders, query, stamp_of, walk
 from data.index.label_files import LabelSearch
-from data.labels.findings import BAD_IMAGE, BAD_LABEL, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, BAD_LISTED, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
@@ -208,7 +208,7 @@ def _in_list(
         if path is None:
             kind, text = MISSING_IMAGE, f"{row} not found"
             if find == as_written and not _is_image(row, suffixes):
-                kind, text = UNSUPPORTED, f"{row[:100]!r} is not the path of an image"
+                kind, text = BAD_LISTED, f"{row[:100]!r} is not the path of an image"
             findings.append(Finding(where, kind, text, lost_images=1))
             continue
         parent, name = os.path.split(path)

@@ -30,7 +30,7 @@ _OF_BOXES = {
     **{"boxes_xywh_px": (np.float64, (4,)), "classes": (np.int32, ()), "crowd": (np.bool_, ())},
     **{"area_px": (np.float64, ()), "repeated": (np.bool_, ()), "line": (np.int32, ())},
 }
-ARRAYS = {"image_hw": (np.int32, (2,)), "offsets": (np.int64, ())} | _OF_BOXES
+ARRAYS = {"image_hw": (np.int32, (2,)), "incomplete": (np.bool_, ()), "offsets": (np.int64, ())} | _OF_BOXES
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 
@@ -43,6 +43,7 @@ class DatasetIndex(LabelArrays):
     root: Path  # absolute; paths are relative to it
     paths: FlatStrings  # (N,) with /, relative to the root
     image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
+    incomplete: np.ndarray  # bool (N,): a labeled object of the image could not be used, so it is no background
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
@@ -83,7 +84,8 @@ class DatasetIndex(LabelArrays):
         boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
         texts = {"paths": self.paths, "image_ids": self.image_ids}
         texts = {name: flat and FlatStrings.of(flat[i] for i in images.tolist()) for name, flat in texts.items()}
-        return replace(self, image_hw=self.image_hw[images], offsets=offsets, **boxes, **texts)
+        own = {"image_hw": self.image_hw[images], "incomplete": self.incomplete[images]}
+        return replace(self, **own, offsets=offsets, **boxes, **texts)
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
         """The index of the same images with only the boxes of ``rows``, bool (M,)."""
@@ -228,6 +230,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
         "totals": report.totals,
         "ledger": report.ledger.content(),
         "advice": report.advice,
+        "notes": report.notes,
     }
     return meta, arrays
 
@@ -246,6 +249,7 @@ def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[s
             lines=strings("report"),
             ledger=Ledger.from_content(meta["ledger"]),
             advice=tuple(meta["advice"]),
+            notes=tuple(meta["notes"]),
         ),
         fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,

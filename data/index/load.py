@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from utils.files.paths import normal_path, path_of, relative_name
 from utils.logger import get_logger
 from utils.strings import counted, listed
 
+_BACKGROUND = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
 MAX_UNLABELED = 0.1  # of the images, without a label file; COCO has 0.9 %
 # What to do with files that are not where labels are read: with the images' stems (True), and others.
 _ELSEWHERE = {
@@ -92,6 +94,8 @@ def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = No
             _warn_of_files(listing, spec, split, said)
     if not too_much_lost and not no_label_file:
         _refuse(_without_objects(index, first, spec, part), is_check)
+    if split == "train" and not is_check:  # a check reports its use
+        _warn_of_background_class(index, spec)
     return replace(index, source=source)
 
 
@@ -218,6 +222,27 @@ def _without_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: 
     return ""
 
 
+def _warn_of_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:
+    """Other programs number the background as a class; here it is what is in no box."""
+    for number, name in enumerate(index.names):
+        if not _BACKGROUND.fullmatch(name):
+            continue
+        boxes = int(((index.classes == number) & ~index.crowd).sum())
+        if boxes:
+            use = f"{counted(boxes, 'box')} of it are learned as objects"
+            remedy = "if they are none, leave it out with --classes or 'ignore:'"
+        else:
+            use = "no box has it"
+            remedy = f"leave it out with 'ignore: [{name}]' in the YAML"
+        get_logger().warning(
+            "%s: '%s' is one of the classes (%s): what is in no box is background already; %s",
+            spec.source,
+            name,
+            use,
+            remedy,
+        )
+
+
 def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> str:
     """The message about a class with objects that is ignored everywhere in every image, so that nothing is background
     for it; "" if there is none. This happens if classes are merged of which each data set leaves one out."""
@@ -235,7 +260,9 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
 
 
 def _warn(report: ScanReport, split: str) -> str:
-    """Warns about labels that are probably misread, and what is lost. Returns the line about the latter, or ""."""
+    """Says what was corrected, what is probably misread, and what is lost. Returns the line about the latter, or ""."""
+    for note in report.notes:
+        get_logger().info("%s: %s", split, note)
     for advice in report.advice:
         get_logger().warning("%s: %s", split, advice)
     lost = warning(report.ledger)

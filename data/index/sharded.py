@@ -28,6 +28,7 @@ class _Meta(TypedDict):
     category_ids: list[Count]
     ledger: Ledger
     advice: list[str]
+    notes: list[str]
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -48,7 +49,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     """Raises ValueError for labels that no scan returns, or what wrong types raise."""
     boxes, classes, names = len(arrays["classes"]), arrays["classes"], meta["names"]
     for name, (dtype, row) in ARRAYS.items():
-        rows = {"image_hw": count, "offsets": count + 1}.get(name, boxes)
+        rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}.get(name, boxes)
         if (arrays[name].dtype, arrays[name].shape) != (dtype, (rows, *row)):
             raise ValueError(f"wrong array {name}")
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
@@ -56,6 +57,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "offsets": offsets[0] == 0 and offsets[-1] == boxes and (np.diff(offsets) >= 0).all(),
         "image_hw": (image_hw > 0).all(),
         "classes": ((classes >= -1) & (classes < len(names))).all(),
+        "incomplete": (arrays["incomplete"].view(np.uint8) <= 1).all(),
         "crowd": (arrays["crowd"].view(np.uint8) <= 1).all(),
         "repeated": (arrays["repeated"].view(np.uint8) <= 1).all(),
         "area_px": np.isfinite(arrays["area_px"]).all(),

@@ -133,7 +133,8 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
 
 def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
     """The images of ``index``, which has the classes of the labels, with only the boxes of ``spec.classes``, numbered
-    from 0; with ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
+    from 0; with ``single_cls`` all are 0. The fingerprint stays while images and files are the same: an image that
+    would become a background although labels of it are lost is left out."""
     chosen = spec.classes or range(len(spec.names))
     numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)
     numbers[IGNORED] = IGNORED  # the last one
@@ -150,4 +151,13 @@ def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> Dat
         crowd=index.crowd | (classes == IGNORED),
         category_ids=() if single_cls else tuple(category_ids[number] for number in range(len(chosen))),
     )
-    return result.with_boxes(used).recounted()
+    result = result.with_boxes(used)
+    has_object = np.bincount(result.image_of_box[~result.crowd], minlength=len(result)) > 0
+    unknown = result.incomplete & ~has_object  # of the boxes that could not be read, some may be of these classes
+    if unknown.any():
+        get_logger().info(
+            "%s without a box of the classes used, but with labels that can't be used: left out, as no background",
+            counted(int(unknown.sum()), "image"),
+        )
+        result = replace(result.take(np.flatnonzero(~unknown)), fingerprint=digest_of(index.fingerprint, "complete"))
+    return result.recounted()

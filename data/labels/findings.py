@@ -10,13 +10,16 @@ from typing import NamedTuple
 # Kinds of findings. The image is left out:
 BAD_IMAGE = "unreadable image"
 MISSING_IMAGE = "missing image"
+BAD_LISTED = "bad row of a list"
 BAD_LABEL = "unusable label file"
+SIZE = "size mismatch"
 # The row is left out, and the image with it if none of its rows can be used:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
 NOT_FINITE = "number not finite"  # the image is left out, too: the rest of the file cannot be trusted
 OUTSIDE = "box outside the image"
+FRACTIONS = "box given as fractions"
 # Labels of no image in the split:
 STRAY = "annotation without an image"
 ABSENT = "annotated image not in the split"
@@ -24,7 +27,9 @@ ORPHAN = "label file without an image"
 # Corrected or only reported:
 DUPLICATE = "duplicate box"
 CLIPPED = "box clipped"
-SIZE = "size mismatch"
+REVERSED = "corners in the wrong order"
+SCALED = "labels for another size"
+TURNED = "labels of the unturned photo"
 REPEATED_IMAGE = "image listed twice"
 UNLISTED = "image without annotations entry"
 UNSUPPORTED = "file of an unsupported kind"
@@ -33,8 +38,8 @@ SHARED_LABEL = "label file of several images"
 NO_LABEL = "missing label file"
 MISREAD = "probably misread"  # of the split as a whole
 
-IMAGE_LOST = frozenset({BAD_IMAGE, MISSING_IMAGE, BAD_LABEL})
-ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE})
+IMAGE_LOST = frozenset({BAD_IMAGE, MISSING_IMAGE, BAD_LABEL, SIZE})
+ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRACTIONS})
 
 
 class Finding(NamedTuple):

@@ -8,6 +8,7 @@ lost with it. `Ledger.of` adds them up when a split is scanned, index caches and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,8 +44,7 @@ class Ledger:
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in findings:
             if finding.lost_images or finding.lost_objects:
-                reason = finding.text if finding.kind in (BAD_IMAGE, BAD_LABEL) else ""  # others differ every time
-                groups.setdefault((finding.kind, reason), []).append(finding)
+                groups.setdefault((finding.kind, _cause(finding)), []).append(finding)
         losses = [
             Loss(
                 kind,
@@ -118,6 +118,9 @@ class Ledger:
         """Why, with an example each: the reasons that cost most."""
         texts = []
         for loss in self.losses[:_SHOWN]:
+            if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
+                texts.append(f"{loss.kind}: {loss.example}")
+                continue
             amounts = [(loss.images, "image"), (loss.objects, "object")]
             amount = " with ".join(counted(count, noun) for count, noun in amounts if count)
             texts.append(f"{loss.kind}: {amount}, first {loss.example}")
@@ -141,6 +144,13 @@ def warning(ledger: Ledger) -> str:
     if ledger.share < WARNED_SHARE:
         return ""
     return f"{ledger.lost()} can't be used and are left out: {ledger.reasons()}"
+
+
+def _cause(finding: Finding) -> str:
+    """What is alike in findings of one kind that have one cause."""
+    if finding.kind in (BAD_IMAGE, BAD_LABEL):
+        return re.sub(r"\d+", "N", finding.text)
+    return ""  # the texts name files and boxes
 
 
 def _without_result(text: str) -> str:

@@ -24,13 +24,14 @@ class ScanReport:
     lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
     ledger: Ledger = NOTHING  # of the whole split, whatever a view uses of it
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
+    notes: tuple[str, ...] = ()  # what else a user should know
 
     @classmethod
-    def of(cls, findings: Sequence[Finding], ledger: Ledger = NOTHING) -> ScanReport:
+    def of(cls, findings: Sequence[Finding], ledger: Ledger = NOTHING, notes: Sequence[str] = ()) -> ScanReport:
         """The report of all ``findings``, without the numbers of images and boxes."""
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))
-        return cls(totals, FlatStrings.of(map(str, findings)), ledger, advice)
+        return cls(totals, FlatStrings.of(map(str, findings)), ledger, advice, tuple(notes))
 
     @property
     def problems(self) -> int:

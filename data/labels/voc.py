@@ -101,7 +101,7 @@ def _parse_object(element: ElementTree.Element, line: int, class_ids: Mapping[st
         text = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
         return RowProblem(line, UNKNOWN_CLASS, text, xyxy=(x1, y1, x2, y2))
     class_id = 0 if class_ids is None else class_ids[name]
-    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)
+    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.errors import UserError
@@ -23,6 +23,7 @@ from utils.files.safe_io import read_regular
 from utils.strings import counted
 
 _SAMPLED = 32  # label files that are searched for keypoints
+_ROUNDING = 1e-6  # of the area of a box, by which that of a polygon may be smaller
 _ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
 _LEAST_ROWS = 20  # in them, to tell keypoints without visibility from polygons
 
@@ -61,16 +62,18 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
     if count == 5:
         _, cx, cy, w, h = values
-        corners, area = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h
+        corners, area, shape = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h, 0
     else:
         xs, ys = values[1::2], values[2::2]
         twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
         corners, area = (min(xs), min(ys), max(xs), max(ys)), abs(twice) / 2
+        box_area = (corners[2] - corners[0]) * (corners[3] - corners[1])
+        shape = 0 if area >= (1 - _ROUNDING) * box_area else shape_of(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         text = f"class {int(class_id)} is not among the classes ({known}); left out"
         return RowProblem(line, UNKNOWN_CLASS, text, int(class_id), corners)
-    return (0 if num_classes is None else class_id, *corners, area, 0, line)
+    return (0 if num_classes is None else class_id, *corners, area, 0, line, shape)
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:

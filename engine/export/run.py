@@ -204,8 +204,11 @@ class _Job:
     def split(self, name: str, count: int) -> DatasetIndex:
         """``count`` images of a split."""
         single_cls = bool(self.model.stored("single_cls"))
-        index = load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
-        return spread(index, count)
+        options = {"cache_dir": self.config.cache_dir, "single_cls": single_cls, "progress": False}
+        allowed = self.model.stored("max_bad")
+        if type(allowed) in (int, float) and 0 <= allowed <= 1:
+            options["max_bad"] = float(allowed)  # what the training was allowed to lose
+        return spread(load_index(self.spec, name, **options), count)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:

@@ -46,6 +46,7 @@ def index_of(
         root=Path("/"),
         paths=FlatStrings.of(os.fspath(p) for p in paths),
         image_hw=np.asarray(image_hw, np.int32).reshape(-1, 2),
+        incomplete=np.zeros(len(offsets) - 1, bool),
         offsets=offsets,
         boxes_xywh_px=boxes_xywh_px,
         classes=np.asarray(classes, np.int32),

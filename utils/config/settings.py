@@ -184,7 +184,9 @@ class _DataConfig(_RunConfig):
         help="use only these classes of the data set, by number or name; default: all, or the checkpoint's",
     )
     single_cls: bool = setting(False, help="treat all classes as one")
-    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images are bad")
+    max_bad: float = setting(
+        0.1, low=0, high=1, help="stop if more than this fraction of what is labeled cannot be used"
+    )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
     workers: int = setting(
