@@ -16,6 +16,7 @@ from data.spec.other_exports import first_unread_export
 from data.spec.yaml_keys import CLASS_KEYS
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
+from utils.files.encoding import decode_loosely
 from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
 from utils.strings import counted
@@ -168,7 +169,7 @@ def _label_files(images: Path) -> bool:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
     for path in (*Path(*parts).glob("*.txt"), *Path(*parts).glob("*/*.txt")):
         with contextlib.suppress(OSError):
-            if _YOLO_ROW.match(read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace")):
+            if _YOLO_ROW.match(decode_loosely(read_regular(path, MAX_BYTES))):
                 return True
     return False
 

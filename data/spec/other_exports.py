@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.errors import UserError
+from utils.files.encoding import decode_loosely
 from utils.files.safe_io import open_regular
 from utils.program import COMMANDS
 
@@ -84,6 +85,6 @@ def check_no_export(path: Path) -> None:
 def _head(path: Path) -> str:
     try:
         with open_regular(path) as file:
-            return file.read(_HEAD).decode("utf-8", "replace")
+            return decode_loosely(file.read(_HEAD))
     except OSError:  # whoever reads the file says what is wrong with it
         return ""

@@ -21,8 +21,10 @@ from data.labels.coco import load_json
 from tools.convert.annotations import Annotations, Box, around, around_polygon, files_below, number, parse_row
 from tools.convert.hugging_face import read_image_folder, read_parquet
 from utils.errors import UserError, one_line
-from utils.files.safe_io import open_regular, read_text
+from utils.files.encoding import decode_loosely
+from utils.files.safe_io import open_regular, read_regular, read_text
 from utils.files.schema import check
+from utils.files.xml_files import XmlError, parse_xml
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are recognized
@@ -38,13 +40,12 @@ class Format(NamedTuple):
 
 def read_cvat(file: Path, into: Annotations) -> None:
     """CVAT for images 1.1, and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
-    text = read_text(file, most=1 << 32)
-    if "<!ENTITY" in text:  # which can include other files or expand to gigabytes
-        raise UserError(f"{file}: declares an entity")
     try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise UserError(f"{file}:{error.position[0]}: malformed XML") from None
+        root = parse_xml(read_regular(file, most=1 << 32))
+    except XmlError as error:
+        raise UserError(f"{file}:{error}") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     for image in root.iter("image"):
         name = image.get("name", "")
         where = f"{file}: image {one_line(name)[:100]!r}"
@@ -391,7 +392,7 @@ def detect(source: Path) -> dict[str, list[Path]]:
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         try:
             with open_regular(file) as opened:
-                head = opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
+                head = decode_loosely(opened.read(_HEAD)).lstrip()
         except OSError as error:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():

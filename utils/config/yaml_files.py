@@ -105,8 +105,21 @@ def _strict(base: type, text_under: frozenset[str]) -> type:
             if text_under and isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
                     if isinstance(key, yaml.ScalarNode) and key.value in text_under:
-                        _keep_numbers_as_text(value)
+                        self.keep_numbers_as_text(value)
             return super().construct_document(node)
+
+        def keep_numbers_as_text(self, node: yaml.Node) -> None:
+            """Makes text of the numbers in a list, or of the keys and values of a mapping."""
+            if isinstance(node, yaml.SequenceNode):
+                node.value = [self.as_text(item) for item in node.value]
+            elif isinstance(node, yaml.MappingNode):
+                node.value = [(self.as_text(key), self.as_text(value)) for key, value in node.value]
+
+        def as_text(self, node: yaml.Node) -> yaml.Node:
+            """``node``, or the text of a number: a new node, as an alias may make this one a number elsewhere."""
+            if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
+                return node
+            return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
@@ -130,19 +143,6 @@ def _strict(base: type, text_under: frozenset[str]) -> type:
                 raise _error(node, f"{text!r} is not a valid {kind}; put it in quotes if it is text") from None
 
     return Strict
-
-
-def _keep_numbers_as_text(node: yaml.Node) -> None:
-    """Makes text of the numbers in a list, or of the keys and values of a mapping."""
-
-    def as_text(item: yaml.Node) -> yaml.Node:  # a new node: by an alias, this one may be a number elsewhere
-        is_number = isinstance(item, yaml.ScalarNode) and item.tag in _NUMBERS
-        return yaml.ScalarNode(_TEXT, item.value, item.start_mark, item.end_mark) if is_number else item
-
-    if isinstance(node, yaml.SequenceNode):
-        node.value = [as_text(item) for item in node.value]
-    elif isinstance(node, yaml.MappingNode):
-        node.value = [(as_text(key), as_text(value)) for key, value in node.value]
 
 
 def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:

@@ -311,6 +311,12 @@ def test_names_that_yaml_reads_as_numbers_stay_as_they_are_written(tmp_path):
     assert load_dataset_spec(dumped).names == tuple(written)
 
 
+@pytest.mark.parametrize("name", ["!!float x", "!!int x"])
+def test_what_a_tag_calls_a_number_has_to_be_one(tmp_path, name):
+    with pytest.raises(UserError, match=r"d.yaml:2: .* is not a valid (int|float); put it in quotes if it is text"):
+        load_dataset_spec(write(tmp_path, f"train: t\nnames: [a, {name}]\n"))
+
+
 @pytest.mark.parametrize("name", ["yes", "no", "off", "true", "2026-01-02", "2026-01-02 10:00:00", "null", "~", "[a]"])
 def test_names_that_yaml_reads_as_something_else_are_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"names: .* is not text in YAML; put it in quotes"):

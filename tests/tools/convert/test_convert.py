@@ -609,6 +609,26 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
+def test_cvat_in_gb2312_is_read(images, tmp_path):
+    write_cvat(images)
+    text = (images / "annotations.xml").read_text().replace("cat", "猫")
+    (images / "annotations.xml").write_bytes(f'<?xml version="1.0" encoding="GB2312"?>\n{text}'.encode("gb2312"))
+    convert(images, tmp_path / "out.json")
+    assert {name for name, *_ in boxes_of(tmp_path / "out.yaml")} == {"猫", "wild dog"}
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "GBK"])
+@pytest.mark.parametrize("write", [write_labelme, write_createml, write_csv, write_labelbox, write_kitti])
+def test_files_in_another_encoding_are_named_with_the_encoding(write, encoding, images):
+    write(images)
+    file = next(path for path in sorted(images.rglob("*")) if path.is_file() and path.suffix != ".png")
+    file.write_bytes(file.read_text().replace("cat", "行人车辆").encode(encoding))
+    if "行人车辆" not in file.read_bytes().decode(encoding, "replace"):
+        file.write_bytes(file.read_bytes() + "行人车辆".encode(encoding.replace("UTF-16", "UTF-16-LE")))
+    with pytest.raises(UserError, match=rf"{file.name}: not UTF-8 but, as it seems, {encoding}; save it as UTF-8"):
+        convert(images, images.parent / "out.json")
+
+
 def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.json")
     with refused():
