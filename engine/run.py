@@ -16,6 +16,13 @@ import torch
 import yaml
 
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.resume import (
+    check_can_continue,
+    check_is_newest,
+    resumed_config,
+    resumed_epochs,
+    resumed_hyperparameters,
+)
 from engine.parallel.ddp import resolve_virtual_ranks
 from models.heads.base import DetectionHead
 from utils.config.parser import read_recipe
@@ -92,11 +99,9 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             run = Run(folder, config, hyp, None, [*lines, "restarted before the first checkpoint"])
         else:
             checkpoint = Checkpoint.read(path)
-            run, done = _reopen(ctx, config, given, checkpoint), checkpoint.progress.epoch
-            if former is None and done >= run.config.epochs:
-                few = f"--epochs {run.config.epochs}: {done} are done already"
-                what = few if run.config.epochs < done else f"all epochs are done ({done})"
-                raise UserError(f"{path}: {what}; to continue, set more: --resume --epochs N")
+            run = _reopen(ctx, config, given, checkpoint)
+            if former is None:
+                check_can_continue(checkpoint, run.config, given)
         if ctx.is_main:
             note_launch(folder, launchers)
         yield run
@@ -168,8 +173,6 @@ def _lock_run(folder: Path) -> FileLock:
 
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], checkpoint: Checkpoint) -> Run:
     """The run that wrote ``checkpoint``, with what the command line changes."""
-    from engine.checkpoint.resume import check_is_newest, resumed_config, resumed_hyperparameters
-
     check_is_newest(checkpoint)
     path, stored = checkpoint.path, checkpoint.config
     hyp, changes = resumed_hyperparameters(checkpoint.hyp, config, given, path, pretrained=bool(stored.get("weights")))
@@ -177,6 +180,7 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     if stored.get("data") != "demo":
         stored = stored | {"data": source}
     config, lines = resumed_config(stored, config, given, path)
+    config = replace(config, epochs=resumed_epochs(checkpoint, config, given))
     lines += changes
     for key, name, now in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
         if (before := checkpoint.run.get(key, now)) != now:

@@ -161,7 +161,7 @@ def build_trainer(
         *([ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)] if ctx.is_main else []),
         *attached,
         validation,
-        *([EarlyStopping(config.patience, fitness.name, validation.is_due)] if config.patience else []),
+        *([EarlyStopping(config.patience, fitness.name, val_every=config.val_every)] if config.patience else []),
         Summary(fitness.name),
     ]
     return Trainer(run, step, train, progress, control, checkpointer, hooks)
