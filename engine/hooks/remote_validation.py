@@ -19,7 +19,6 @@ from engine.checkpoint.checkpointer import copied
 from engine.eval_ranks.evaluators import Evaluators, common_facts
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.hooks.results import Validation
-from engine.hooks.stopping import has_stalled
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
@@ -73,7 +72,7 @@ class RemoteValidation(Hook):
         action = self._settle(trainer)
         is_due = self._validation.is_due(epoch.number, trainer.epochs)
         may_end = epoch.number == trainer.epochs
-        may_end |= has_stalled(trainer.progress, trainer.run.config.patience, epoch=epoch.number)
+        may_end |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
         if action is None and is_due and not may_end and self._evaluators and self._evaluators.is_free():
             epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
             progress = replace(trainer.progress, epoch=epoch.number)

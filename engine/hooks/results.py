@@ -14,6 +14,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
 from utils.files.results_csv import ResultsTable
@@ -32,8 +33,8 @@ class Validation(Hook):
         self.evaluator, self.loader, self._val_every = evaluator, loader, val_every
 
     def is_due(self, epoch: int, epochs: int) -> bool:
-        """Whether ``epoch``, from 1, of so many is validated."""
-        return epoch == epochs or (self._val_every > 0 and epoch % self._val_every == 0)
+        """Whether ``epoch``, from 1, of ``epochs`` is validated."""
+        return validates_after(epoch, epochs, self._val_every)
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):

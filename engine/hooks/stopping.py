@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
-from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from engine.parallel.step_values import StepValues
@@ -82,31 +80,30 @@ class NonFiniteSteps(Hook):
 
 
 class EarlyStopping(Hook):
-    """Ends the run after ``patience`` epochs without a better ``fitness``. ``is_validated``: `Validation.is_due`."""
+    """Ends the run after ``patience`` epochs without a better ``fitness``; it validates every ``val_every`` epochs."""
 
-    def __init__(self, patience: int, fitness: str, is_validated: Callable[[int, int], bool]) -> None:
-        self._patience, self._fitness, self._is_validated = patience, fitness, is_validated
+    def __init__(self, patience: int, fitness: str, *, val_every: int) -> None:
+        self._patience = patience
+        self._fitness = fitness
+        self._val_every = val_every
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> Action | None:
+        """Ends a run that was restarted after its end; ``--resume`` is refused before."""
         return self._decide(trainer)
 
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
         return self._decide(trainer)
 
     def _decide(self, trainer: Training) -> Action | None:
         progress = trainer.progress
-        is_validated = progress.batch == 0 and self._is_validated(progress.epoch, trainer.epochs)
-        is_over = is_validated and progress.epoch < trainer.epochs and has_stalled(progress, self._patience)
-        if not is_over or progress.best_epoch < 0:
+        if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
             return None
         epochs, best = counted(progress.epoch - progress.best_epoch, "epoch"), progress.best_epoch
-        log.info("no better %s in %s (best: epoch %d): stopped early", self._fitness, epochs, best)
+        log.info(
+            "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
+            self._fitness, epochs, best, self._patience,
+        )  # fmt: skip
         return Action.END
-
-
-def has_stalled(progress: Progress, patience: int, *, epoch: int | None = None) -> bool:
-    """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is better."""
-    return 0 < patience <= (progress.epoch if epoch is None else epoch) - progress.best_epoch
 
 
 class TimeLimit(Hook):

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import lock_folder, run_of_launch
-from engine.run.resume import check_is_newest, resumed_config, resumed_hyperparameters
+from engine.run.resume import (
+    check_can_continue,
+    check_is_newest,
+    resumed_config,
+    resumed_epochs,
+    resumed_hyperparameters,
+)
 from engine.run.run import RunPlan, RunSettings
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -58,11 +65,7 @@ def _plan_resumed(
     path = _checkpoint_to_resume(ctx, config)
     lock_folder(ctx, path.parent, stack)
     plan = _continued(ctx, config, explicit_flags, launchers, Checkpoint.read(path))
-    done = plan.checkpoint.progress.epoch
-    epochs = plan.settings.config.epochs
-    if done >= epochs:
-        state = f"all epochs are done ({done})" if done == epochs else f"--epochs {epochs}: {done} are done already"
-        raise UserError(f"{path}: {state}; to continue, set more: --resume --epochs N")
+    check_can_continue(plan.checkpoint, plan.settings.config, explicit_flags)
     return plan
 
 
@@ -126,6 +129,7 @@ def _continued(
     if stored_config.get("data") != "demo":
         stored_config["data"] = source
     config, config_changes = resumed_config(stored_config, config, explicit_flags, path)
+    config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
     batches = f" and {counted(progress.batch, 'batch')}" if progress.batch else ""
     messages = [f"resuming {path} after epoch {progress.epoch} of {config.epochs}{batches}"]
     messages += config_changes + hyp_changes

@@ -404,6 +404,6 @@ def build_hooks(
     hooks += optional_hooks
     hooks.append(validation)
     if config.patience:
-        hooks.append(EarlyStopping(config.patience, fitness.name, validation.is_due))
+        hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
     hooks.append(Summary(fitness.name))
     return hooks

@@ -98,7 +98,7 @@ def test_the_last_epoch_is_always_validated(val_every, wanted):
 
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():
-    hook = EarlyStopping(2, "AP", Validation(None, None, 2).is_due)
+    hook = EarlyStopping(2, "AP", val_every=2)
     trainer = FakeTrainer(epochs=9)
     progress, over = trainer.progress, []
     progress.best_epoch = 2
