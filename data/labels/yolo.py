@@ -18,7 +18,7 @@ from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.errors import UserError
-from utils.files.encoding import EncodingError, decode_utf8
+from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.strings import counted
@@ -175,7 +175,7 @@ def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
 
 def has_row(head: bytes) -> bool:
     """Whether a file that begins with ``head`` has a row like those of YOLO txt."""
-    return _ROW.match(head.decode("utf-8-sig", "replace")) is not None
+    return _ROW.match(decode_loosely(head)) is not None
 
 
 def _num_rows(data: bytes) -> int:

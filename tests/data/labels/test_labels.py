@@ -190,7 +190,7 @@ def test_voc_is_read_in_the_encoding_that_it_declares(encoding):
     word = "车" if encoding.startswith("GB") else word
     text = f'<?xml version="1.0" encoding="{encoding}"?>' + voc((word, 1, 2, 30, 40)).decode()
     assert object_names(text.encode(encoding)) == {word}
-    assert parse_voc(text.encode(encoding), {word: 0}).rows == [(0, 1, 2, 30, 40, 1102, 0, 3)]
+    assert parse_voc(text.encode(encoding), {word: 0}).rows == [(0, 1, 2, 30, 40, 1102, 0, 3, 0)]
 
 
 @pytest.mark.parametrize(
