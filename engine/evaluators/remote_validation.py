@@ -45,7 +45,7 @@ POLL_S = 0.05
 LATE_S, LATE_FRACTION = 5.0, 0.1
 LEAVE_S = 2.0
 _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
-OF_RESULTS = ("best_fitness", "best_epoch", "confidence")  # of `Progress`
+OF_RESULTS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")  # of `Progress`
 
 
 def post_message(store: dist.Store, key: str, message: Any) -> None:
@@ -131,7 +131,9 @@ class Evaluators:
                 return None
             time.sleep(POLL_S)
         scores = self._receive()
-        self._evaluator.preview, self._evaluator.detections = scores["preview"], scores["detections"]
+        self._evaluator.preview = scores["preview"]
+        self._evaluator.detections = scores["detections"]
+        self._evaluator.shown = scores["shown"]
         return scores["result"]
 
     def _receive(self) -> dict[str, Any]:
@@ -286,7 +288,6 @@ class RemoteValidation(Hook):
             "hyp": run.hyp,
             "data_root": run.data_root,
             "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
-            "amp_dtype": trainer.step.amp_dtype,
             "class_weights": None if weights is None else weights.cpu(),
             "device": self._ctx.device.type,
             "threads": torch.get_num_threads(),

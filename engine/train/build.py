@@ -13,6 +13,7 @@ from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
@@ -98,7 +99,8 @@ def open_inputs(ctx: DistributedContext, run: Run) -> tuple[Run, Inputs]:
         for line in unused_settings(ctx, config, hyp, model.head, channels=model.channels, tile=spec.tile):
             get_logger().warning("%s", line)
     train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
-    val = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares)
+    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
+    val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
     fitness.check_objects(val.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train.index, val.index)
@@ -148,7 +150,7 @@ def build_trainer(
         progress = restore_run(ctx, run.checkpoint, step, config, len(train), fingerprint)
     description = describe_run(run, inputs, step.optimizer.name, fingerprint)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
-    evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val)
+    evaluator = training_evaluator(ctx, step.ema.module, criterion, val)
     validation = Validation(evaluator, val, config.val_every)
     fitness = inputs.fitness
     hooks = [
