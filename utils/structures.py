@@ -244,6 +244,13 @@ class DetectionTable:
         """``rows``: a mask or indices."""
         return DetectionTable(*(getattr(self, name)[rows] for name in self.__slots__))
 
+    def best_of_images(self, count: int) -> DetectionTable:
+        """The ``count`` detections of each image with the highest scores."""
+        order = np.lexsort((-self.scores, self.image_index))
+        image = self.image_index[order]
+        rank = np.arange(len(image)) - np.searchsorted(image, image)
+        return self.take(order[rank < count])
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
@@ -258,13 +265,16 @@ class EvalResult:
     ap_large: float
     class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
     confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
-    confusion_confidence: float  # the least confidence of its detections: `threshold`, or a default without one
+    confusion_confidence: float  # its detections score higher: `threshold`, or a default without one
     curve_confidence: np.ndarray  # float64 (S,)
     curve_precision: np.ndarray  # float64 (C, S) against confidence
     curve_recall: np.ndarray  # float64 (C, S)
     pr_recall: np.ndarray  # float64 (101,)
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
+    # `threshold` of the scored detections, and of those that are shown without box voting; None: not known.
+    scored_confidence: float | None = None
+    plain_confidence: float | None = None
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
 
     @property

@@ -265,12 +265,16 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
     return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
 
 
-def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8) -> np.ndarray:
-    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). Raises UserError: the
-    file cannot be decoded, or its size is not ``image_hw``, that of the index."""
+def read_source(
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, reduces: bool = True
+) -> np.ndarray:
+    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). ``reduces``: whether
+    a JPEG may be decoded at a fraction of its size. Raises UserError: the file cannot be decoded, or its size is not
+    ``image_hw``, that of the index."""
     height, width = (int(v) for v in source_hw)
+    least_h, least_w = (int(v) for v in (source_hw if reduces else image_hw))
     try:
-        image, stored_hw = read_reduced(path, (height, width), log_damage, pixels)
+        image, stored_hw = read_reduced(path, (least_h, least_w), log_damage, pixels)
     except UserError as error:
         raise UserError(f"{error}; restore or remove it, and start again") from None
     if stored_hw != tuple(image_hw):

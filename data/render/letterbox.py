@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import cv2
@@ -22,6 +23,39 @@ class Letterbox(NamedTuple):
     pad_y: int
     gain_x: float
     gain_y: float
+
+
+@dataclass(frozen=True)
+class CanvasRule:
+    """Which canvas an image gets in validation and in detection, wherever they happen: the scores and the threshold of
+    a validation hold for detection only if the model sees the same pixels.
+
+    The canvas depends on the image's own size alone, not on the images that share its batch.
+
+    Attributes:
+        imgsz: longer side of the scaled image, pixels.
+        stride: sides of the canvas are multiples of it.
+        is_square: whether all canvases are squares, padded on the shorter side of the image; otherwise each is the
+            smallest rectangle.
+        fixed_hw: the only canvas that the model takes, pixels; None: any.
+    """
+
+    imgsz: int
+    stride: int
+    is_square: bool = False
+    fixed_hw: tuple[int, int] | None = None
+
+    def canvas_hw(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the canvas for an image of these sides, pixels."""
+        if self.fixed_hw is not None:
+            return self.fixed_hw
+        longest = max(image_hw)
+        sides = (longest, longest) if self.is_square else image_hw
+        height, width = (self._in_strides(-(-int(side) * self.imgsz // int(longest))) for side in sides)
+        return height, width
+
+    def _in_strides(self, pixels: int) -> int:
+        return -(-pixels // self.stride) * self.stride
 
 
 def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:

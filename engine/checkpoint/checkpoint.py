@@ -45,7 +45,10 @@ class Progress:
     buffers_averaged: bool = False  # over the ranks: the epoch's steps are done
     best_fitness: float = -1.0  # of `engine.evaluation.metrics`
     best_epoch: Annotated[int, Bounds(-1)] = -1
-    confidence: float | None = None  # with the best F1 in the newest validation; None: not known
+    # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
+    confidence: float | None = None
+    plain_confidence: float | None = None
+    scored_confidence: float | None = None
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def record_fitness(self, fitness: float) -> bool:

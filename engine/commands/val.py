@@ -8,17 +8,18 @@ from pathlib import Path
 
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.evaluator import Evaluator, stitcher_of
+from engine.evaluation.evaluator import Evaluator, stitchers_of
 from engine.evaluation.matching import match_detections
 from engine.hooks.plots import Subject, write_plots
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import ValidationSettings, iou_of_selections, select_for_validation
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector
 from models.postprocess.tta import TestTimeAugmentation
@@ -47,9 +48,9 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
             check_run_dir(config.project, config.name, config.exist_ok)
     result, evaluator, index = score(config, model, spec, ctx)
     if result is not None:
-        imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
-        rect = not model.squares if config.rect is None else config.rect
-        _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, model.stride)
+        canvases = canvases_of(config, model)
+        config = replace(config, imgsz=canvases.imgsz, rect=not canvases.is_square)
+        _report(config, ctx, result, evaluator, index, model.stride)
 
 
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
@@ -69,8 +70,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
     if model.votes and not config.box_voting:
         raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
-    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
-        raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
+    check_size(config, model)
     classes = tuple(config.classes)
     source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
     spec = open_for_model(model, source, ctx, single_cls=config.single_cls)
@@ -78,26 +78,38 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
     return model, spec
 
 
-def score(
-    config: ValConfig, model: InferenceModel, spec: DatasetSpec, ctx: DistributedContext
-) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
-    """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data."""
+def check_size(config: ValConfig, model: InferenceModel) -> None:
+    """Raises UserError for an image size that ``model`` does not take."""
+    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
+        raise UserError(
+            f"{config.weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out"
+        )
+
+
+def canvases_of(config: ValConfig, model: InferenceModel) -> CanvasRule:
+    """The canvases of the validation images."""
     imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
+    return model.canvases(imgsz, rect=config.rect)
+
+
+def score(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    ctx: DistributedContext,
+    *,
+    index: DatasetIndex | None = None,
+) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
+    """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data. ``index``: of the split
+    ``config.task``, if it is open already."""
+    canvases = canvases_of(config, model)
     if tiles := Tiles.of(config, model.tile or spec.tile):
         tiles.check(model.stride, model.input_hw)
     in_loader = tiles is not None and tiles.scaled  # as in training
     loader = build_val_loader(
-        ctx,
-        replace(config, imgsz=imgsz),
-        spec,
-        stride=model.stride,
-        tile=tiles.size if in_loader else 0,
-        canvas_hw=model.input_hw,
-        squares=model.squares,
+        ctx, replace(config, imgsz=canvases.imgsz), spec, canvases, tile=tiles.size if in_loader else 0, index=index
     )
-    iou_thres = model.nms_iou if config.iou_thres is None else config.iou_thres
-    find = partial(
-        detections_to_score,
+    settings = ValidationSettings(
         conf_thres=config.conf_thres,
         iou_thres=config.iou_thres,
         max_det=config.max_det,
@@ -105,19 +117,20 @@ def score(
         classes=class_columns(model, spec),
         box_voting=config.box_voting,
     )
-    scored, postprocess = model, find
+    select = partial(select_for_validation, settings=settings)
+    scored, postprocess = model, select
     if config.tta:
         scored = TestTimeAugmentation(model.detector)
     if tiles and not in_loader:
         scored = TiledDetector(
             scored,
-            find,
+            select,
             tiles=tiles,
             stride=model.stride,
-            imgsz=imgsz,
+            imgsz=canvases.imgsz,
             input_hw=model.input_hw,
             batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
-            iou_thres=iou_thres,
+            iou_thres=iou_of_selections(model.nms_iou, settings),
             max_det=config.max_det,
         )
         postprocess = TiledDetector.stitch
@@ -125,7 +138,7 @@ def score(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
         postprocess=postprocess,
-        stitch=stitcher_of(loader, iou_thres, config.max_det),
+        stitch=stitchers_of(loader, model.nms_iou, settings),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),

@@ -181,7 +181,8 @@ class _Job:
             box_voting=config.box_voting,
             validation_iou=detector.head.validation_iou,
             squares=detector.head.squares,
-            confidence=model.confidence,
+            confidence=self.threshold,
+            voting_confidence=model.confidence if config.layout == "raw" else None,
             data=location,
             description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -214,9 +215,20 @@ class _Job:
     def calibration_split(self) -> DatasetIndex:
         return self.split("train", self.config.calibration_images)
 
+    @property
+    def threshold(self) -> float | None:
+        """The confidence threshold of the file's output, after NMS if it needs that; None if it is not known."""
+        model, config = self.model, self.config
+        if config.box_voting:  # by the NMS inside, which is that of validation
+            known = (model.scored_confidence, model.confidence)
+        else:
+            known = (model.plain_confidence, model.confidence)
+        return next((value for value in known if value is not None), None)
+
     @cached_property
     def reference(self) -> Reference:
-        return Reference(self.model, self.split("val", self.config.check_images), self.config)
+        index = self.split("val", self.config.check_images)
+        return Reference(self.model, index, self.config, threshold=self.threshold)
 
     @cached_property
     def float_onnx(self) -> ModelProto:

@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import check
 
-OF_RESULTS = ("best_fitness", "best_epoch", "confidence")  # of `Progress`
+OF_RESULTS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")  # of `Progress`
 
 
 @dataclass
@@ -147,7 +147,6 @@ class RemoteValidation(Hook):
             "hyp": run.hyp,
             "data_root": run.data_root,
             "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
-            "amp_dtype": trainer.step.amp_dtype,
             "class_weights": None if weights is None else weights.cpu(),
             "device": self._ctx.device.type,
             "threads": torch.get_num_threads(),

@@ -62,10 +62,14 @@ class Results(Hook):
 
     def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         progress, result = trainer.progress, epoch.result
-        found = result and (self.fitness.of(result), result.class_ap, result.threshold)
+        found = None
+        if result is not None:
+            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
+            found = (self.fitness.of(result), result.class_ap, thresholds)
         found = broadcast_object(trainer.ctx, found)
         if found is not None:
-            fitness, epoch.class_ap, progress.confidence = found
+            fitness, epoch.class_ap, thresholds = found
+            progress.confidence, progress.plain_confidence, progress.scored_confidence = thresholds
             epoch.is_best = progress.record_fitness(fitness)
         epoch.row = {"time": trainer.seconds(), **epoch.row}
         if result is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from data.check.census import census_content, take_census
-from data.check.gallery import LABEL_LEGEND, Galleries
+from data.check.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
@@ -45,7 +45,8 @@ SHEET_COLUMNS = 4  # of charts in results.png
 @dataclass(frozen=True)
 class Validation:
     result: EvalResult
-    detections: DetectionTable
+    detections: DetectionTable  # that are scored
+    shown: DetectionTable  # as detect.py finds them
     epoch: int = 0  # after which the validation was; 0: of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet
 
@@ -145,11 +146,12 @@ class ReportPage:
         split, index = list(self._subject.indexes.items())[-1]
         names, truth, result = index.names, index.ground_truth(), validation.result
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
-        errors = ImageErrors(truth, validation.detections, len(names), result.confusion_confidence)
+        errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
         issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
-        confusion_title = f"detections from confidence {result.confusion_confidence:.3f} on, IoU {CONFUSION_IOU}"
+        drawn = DrawnDetections(validation.shown, result.confusion_confidence)
+        confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
         return {
             "names": names,
             "error_split": error_split,
@@ -167,7 +169,7 @@ class ReportPage:
                 "Errors of each class, at any confidence",
             ),
             "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: validation.detections}).label_errors(issues),
+            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }
@@ -233,7 +235,7 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
     return page.Table(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
         [every, *([names[c], int(result.class_targets[c]), *values[c]] for c in order)],
-        f"Scores of each class; P, R and F1 at confidence {result.best_confidence:.3f}, IoU 0.5",
+        f"Scores of each class; P, R and F1 as detect.py finds them above {result.best_confidence:.3f}, IoU 0.5",
     )
 
 

@@ -13,6 +13,7 @@ from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
@@ -232,7 +233,8 @@ def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData,
     """Scans and caches both splits, and builds their loaders. Warns about data that would spoil the result."""
     config, hyp, spec = settings.config, settings.hyp, data.spec
     train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
-    val = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares)
+    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
+    val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
     data.fitness.check_objects(val.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train.index, val.index)
@@ -392,7 +394,7 @@ def build_hooks(
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
-    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, step.amp_dtype, loaders.val)
+    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
     validation = Validation(evaluator, loaders.val, config.val_every)
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), Results(fitness), ProgressBar()]
     if config.image_weights:

@@ -170,12 +170,13 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
     records = read(folder)
 
     def find(bare, raw):
-        return select_detections(*bare.decode(raw), conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
+        rules = {"conf_thres": 0.0, "iou_thres": 0.45, "max_det": 5, "multi_label": False}
+        return {"seen": select_detections(*bare.decode(raw), **rules)}
 
-    options = {"stride": 32, "imgsz": SIZE, "batch": 4, "iou_thres": 0.45, "max_det": 5}
+    options = {"stride": 32, "imgsz": SIZE, "batch": 4, "iou_thres": {"seen": 0.45}, "max_det": 5}
     tiled = TiledDetector(model.fuse(), find, tiles=Tiles(64, full_image=not more), **options)
     with torch.no_grad():
-        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))["seen"]
     corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)

@@ -173,7 +173,7 @@ def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
     voted = found("moved", "--box-voting")
     assert [row | {"bbox": None} for row in voted] == [row | {"bbox": None} for row in plain]
     distance = np.abs(np.array([row["bbox"] for row in voted]) - [row["bbox"] for row in plain]).max(1)
-    assert 0.01 < distance.max() < SIZE / 2
+    assert 0.001 < distance.max() < SIZE / 2
 
 
 def test_single_cls_merges_labels_and_scores(tiny, tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from data.check.census import census_content, take_census
-from data.check.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS, Galleries, corners_of
+from data.check.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
 from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from data.check.scanned import SIZE_STEP, CheckedSplit
@@ -27,7 +27,6 @@ from utils.files.folders import cache_folder, increment_path
 from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger
 from utils.strings import listed
-from utils.structures import DetectionTable
 
 FILE_NAME, TEMPLATE = "report.html", "tools/check/page.html"
 PROJECT = "runs/check"
@@ -78,7 +77,7 @@ def write_page(
     spec: DatasetSpec,
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
-    detections: Mapping[str, DetectionTable],
+    detections: Mapping[str, DrawnDetections],
     trust: Sequence[str] = (),
     *,
     imgsz: int,
@@ -107,7 +106,7 @@ def _content(
     spec: DatasetSpec,
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
-    detections: Mapping[str, DetectionTable],
+    detections: Mapping[str, DrawnDetections],
     imgsz: int,
     weights: str,
 ) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def _content(
         "label_errors": galleries.label_errors(issues),
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "most_errors": MOST_LABEL_ERRORS,
-        "drawn_score": DRAWN_SCORE,
+        "threshold": max((drawn.threshold for drawn in detections.values()), default=0.0),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
         "duplicates": galleries.duplicates(issues),

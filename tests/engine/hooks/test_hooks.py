@@ -178,10 +178,12 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
         hook.after_last_step(trainer, epoch)
         if ap is not None:
             scores = {"metrics": {"AP": ap}, "class_ap": np.array([ap]), "threshold": 0.5, "extras": {"val/box": 1.0}}
+            scores |= {"plain_confidence": 0.25, "scored_confidence": None}
             epoch.result = SimpleNamespace(**scores)
         hook.after_validation(trainer, epoch)
         bests.append(epoch.is_best)
         names = ["time", "train/box", *(["metrics/AP", "val/box"] if ap is not None else []), "lr/bias"]
         assert [name for name in epoch.row if name != "metrics/fitness"] == names
     assert bests == [True, False, False, True]
-    assert (trainer.progress.best_epoch, trainer.progress.confidence) == (4, 0.5)
+    progress = trainer.progress
+    assert (progress.best_epoch, progress.confidence, progress.plain_confidence) == (4, 0.5, 0.25)

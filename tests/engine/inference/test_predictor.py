@@ -11,6 +11,7 @@ import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -290,6 +291,7 @@ class FixedCanvas(torch.nn.Module):
     def __init__(self, model, input_hw):
         super().__init__()
         self.model, self.input_hw, self.batch, self.seen = model, input_hw, 2, []
+        self.canvases = partial(type(model).canvases, self)
 
     def __getattr__(self, name):
         return super().__getattr__(name) if name == "model" else getattr(self.model, name)

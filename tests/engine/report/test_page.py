@@ -82,7 +82,7 @@ def write_page(folder: Path, subject: Subject, history: dict, validation: Valida
 
 def scored(index: DatasetIndex, detections: DetectionTable, epoch: int = 2) -> Validation:
     result = score_detections(index.ground_truth(), detections, len(index.names))
-    return Validation(result, detections, epoch=epoch)
+    return Validation(result, detections, detections, epoch=epoch)
 
 
 @pytest.fixture
