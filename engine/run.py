@@ -26,7 +26,7 @@ from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
-from utils.program import write_result
+from utils.program import resume_flag, write_result
 from utils.strings import counted
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
@@ -96,7 +96,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             if former is None and done >= run.config.epochs:
                 few = f"--epochs {run.config.epochs}: {done} are done already"
                 what = few if run.config.epochs < done else f"all epochs are done ({done})"
-                raise UserError(f"{path}: {what}; to continue, set more: --resume --epochs N")
+                raise UserError(f"{path}: {what}; to continue, set more: {resume_flag(path)} --epochs N")
         if ctx.is_main:
             note_launch(folder, launchers)
         yield run

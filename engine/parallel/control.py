@@ -9,7 +9,6 @@ import faulthandler
 import logging
 import math
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -30,6 +29,7 @@ from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.files.safe_io import open_direct
 from utils.machine import decoder_warnings
 from utils.machine.stop_signals import StopSignals
+from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
 
@@ -296,12 +296,12 @@ class RunControl:
         """
         has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:
-            log.info("stopped by a signal after %s; continue with: --resume %s", where, shlex.quote(str(last)))
+            log.info("stopped by a signal after %s; continue with: %s", where, resume_flag(last))
             raise Stopped(self.exit_code)
         if has_failed:
             raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
         if self.is_stopped:
-            log.info("ended by a callback after %s; continue with: --resume %s", where, shlex.quote(str(last)))
+            log.info("ended by a callback after %s; continue with: %s", where, resume_flag(last))
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code, self.is_stopped = exit_code, True
