@@ -181,8 +181,13 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     for key, name, now in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
         if (before := checkpoint.run.get(key, now)) != now:
             lines.append(f"resume: {name} {before} -> {now}")
-    within = f" and {counted(checkpoint.progress.batch, 'batch')}" if checkpoint.progress.batch else ""
-    lines.insert(0, f"resuming {path} after epoch {checkpoint.progress.epoch} of {config.epochs}{within}")
+    progress = checkpoint.progress
+    within = ""
+    if progress.has_trained(checkpoint.run["epoch_batches"]):
+        within = f" and the steps of epoch {progress.epoch + 1}"
+    elif progress.batch:
+        within = f" and {counted(progress.batch, 'batch')}"
+    lines.insert(0, f"resuming {path} after epoch {progress.epoch} of {config.epochs}{within}")
     return Run(path.parent, config, hyp, checkpoint, lines, data_root=root if config.data == source else "")
 
 
