@@ -72,6 +72,9 @@ class Plots(Hook):
     def after_training(self, trainer: Training) -> None:
         self._drawing.finish()
 
+    def finish(self, trainer: Training) -> None:
+        self._page.log_path()
+
     def _draw_batches(self, loader: InfiniteDataLoader) -> None:
         """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
         for number in range(min(PICTURED_BATCHES, len(loader))):
@@ -117,6 +120,7 @@ def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: E
     page = ReportPage(folder, subject)
     page.validation = ScoredValidation(result, evaluator.detections, errors=errors)
     page.write({})
+    page.log_path()
     draw_preview(evaluator, subject.validated.names, folder / "predictions.jpg")
 
 

@@ -20,7 +20,7 @@ from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Hook
 from engine.hooks.progress_bar import ProgressBar
-from engine.hooks.results import ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
+from engine.hooks.results import ClassScores, ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
@@ -159,6 +159,7 @@ def build_trainer(
         *([ClassWeights(train)] if config.image_weights else []),
         *([TimeLimit(config.time)] if config.time else []),
         *([ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)] if ctx.is_main else []),
+        *([ClassScores(evaluator.ground_truth, model.names)] if ctx.is_main else []),
         *attached,
         validation,
         *([EarlyStopping(config.patience, fitness.name, validation.is_due)] if config.patience else []),

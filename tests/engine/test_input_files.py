@@ -45,4 +45,4 @@ def test_every_missing_file_is_named(tmp_path: Path, monkeypatch, command, given
 
 def test_all_flags_of_an_export_that_rule_each_other_out_are_named():
     with pytest.raises(UserError, match=r"^3 mistakes: \(1\) --half and --int8: .*; \(2\) --int8: .*; \(3\) --dynamic"):
-        export.main([*"--weights none.pt --half --int8 --format pt2 onnx".split(), "--dynamic", "--batch=2"])
+        export.main(["--weights=none.pt", "--half", "--int8", "--format", "pt2", "onnx", "--dynamic", "--batch=2"])
