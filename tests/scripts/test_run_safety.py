@@ -125,7 +125,7 @@ def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
         assert first.wait() == -signal.SIGKILL
         with Processes(tmp_path / "third.txt") as third:
             third.ranks(1, "--resume", str(tmp_path / "exp"))
-            third.until(lambda: "first step " in third.output())
+            third.until(lambda: " s after the start" in third.output())
             third.started[0].send_signal(signal.SIGTERM)
             assert third.codes() == [75], third.output()
             last_lines = [
