@@ -25,6 +25,7 @@ from utils.distributed.context import DistributedContext, gather_arrays, is_para
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import Bounds, Count, build
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
@@ -50,6 +51,18 @@ class Progress:
     plain_confidence: float | None = None
     scored_confidence: float | None = None
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
+
+    def has_trained(self, epoch_batches: int) -> bool:
+        """Whether all ``epoch_batches`` of the next epoch are taken, and only its validation is missing."""
+        return 0 < self.batch == epoch_batches
+
+    def describe(self, epoch_batches: int) -> str:
+        """How far the run has come: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
+        if not self.batch:
+            return counted(self.epoch, "epoch")
+        if self.has_trained(epoch_batches):
+            return f"the steps of epoch {self.epoch + 1}"
+        return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
 
     def record_fitness(self, fitness: float) -> bool:
         """Notes the ``fitness`` after the epochs completed; it may be nan. Returns whether it is the best so far."""

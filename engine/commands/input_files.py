@@ -13,7 +13,7 @@ from models.spec import load_spec
 from utils.config.parser import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import read_launch
-from utils.errors import UserError
+from utils.errors import UserError, all_mistakes
 
 
 def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:
@@ -27,13 +27,19 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
         if config.resume and not Path(config.resume).exists():
             raise UserError(f"{config.resume}: no such checkpoint")
         return
-    check_data(config.data, ("train",) if divides or config.val_fraction else ("train", "val"), config.classes)
-    if config.model:
-        load_spec(config.model)
-    if config.weights:
-        _check_weights(config.weights)
-    if has_recipe:
-        read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+    splits = ("train",) if divides or config.val_fraction else ("train", "val")
+    with all_mistakes() as mistakes:
+        with mistakes.noted():
+            check_data(config.data, splits, config.classes)
+        with mistakes.noted():
+            if config.model:
+                load_spec(config.model)
+        with mistakes.noted():
+            if config.weights:
+                _check_weights(config.weights)
+        with mistakes.noted():
+            if has_recipe:
+                read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
 
 def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
@@ -41,10 +47,13 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
     ``data`` "": that of the weights."""
     if read_launch() is not None:
         return
-    if data:
-        check_data(data, splits, classes)
-    if weights:
-        _check_weights(weights)
+    with all_mistakes() as mistakes:
+        with mistakes.noted():
+            if data:
+                check_data(data, splits, classes)
+        with mistakes.noted():
+            if weights:
+                _check_weights(weights)
 
 
 def _check_weights(path: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from utils.distributed.context import broadcast_object
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
 from utils.files.schema import suggestion
+from utils.program import resume_flag
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
 Callback = Callable[["RunState"], None]
@@ -131,7 +131,5 @@ class UserCallbacks(Hook):
             file.write("".join(traceback.format_exception(error)))
         self._failure = f"{self._flag}: {name} failed: {_place(error, self._path)}; the traceback is in {log}"
         if name != "on_end":
-            self._failure += (
-                f"; when it is fixed, continue with: --resume {shlex.quote(str(trainer.checkpointer.last))}"
-            )
+            self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
             trainer.control.fail(self._failure)

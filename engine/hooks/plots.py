@@ -74,6 +74,9 @@ class Plots(Hook):
     def after_training(self, trainer: Training) -> None:
         self._drawing.finish()
 
+    def finish(self, trainer: Training) -> None:
+        self._page.log_path()
+
     def _draw_batches(self, loader: InfiniteDataLoader) -> None:
         """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
         for number in range(min(PICTURED_BATCHES, len(loader))):
@@ -119,6 +122,7 @@ def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: E
     page = ReportPage(folder, subject)
     page.validation = ScoredValidation(result, evaluator.detections, evaluator.shown, errors=errors)
     page.write({})
+    page.log_path()
     draw_preview(evaluator, result, subject.validated.names, folder / "predictions.jpg")
 
 

@@ -12,6 +12,7 @@ from engine.parallel.step_values import StepValues
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
+from utils.program import resume_flag
 from utils.strings import counted
 
 log = logging.getLogger("lockstep")
@@ -72,9 +73,12 @@ class NonFiniteSteps(Hook):
         if progress.bad_steps >= MOST_BAD_STEPS:
             trainer.checkpointer.wait()
             last = trainer.checkpointer.last
-            what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
+            if last.exists():
+                remedy = f"To continue from the last good weights: {resume_flag(last)},"
+            else:
+                remedy = "There is no checkpoint yet: start again"
             raise UserError(
-                f"stopped: the last {progress.bad_steps} steps were not finite. {what} with a lower lr0 "
+                f"stopped: the last {progress.bad_steps} steps were not finite. {remedy} with a lower lr0 "
                 "(--set lr0=...) or with --amp off"
             )
 

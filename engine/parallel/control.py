@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
 
@@ -108,12 +108,12 @@ class RunControl:
         """
         has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:
-            log.info("stopped by a signal after %s; continue with: --resume %s", where, shlex.quote(str(last)))
+            log.info("stopped by a signal after %s; continue with: %s", where, resume_flag(last))
             raise Stopped(self.exit_code)
         if has_failed:
             raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
         if self.is_stopped:
-            log.info("ended by a callback after %s; continue with: --resume %s", where, shlex.quote(str(last)))
+            log.info("ended by a callback after %s; continue with: %s", where, resume_flag(last))
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code, self.is_stopped = exit_code, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.tables import silenced_text
+from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 from utils.structures import EvalResult
 
@@ -51,6 +53,7 @@ class Findings:
     suspects: int = 0  # probable label errors
     backgrounds: int = 0  # images without objects that have detections
     balances: bool = False  # whether the run weights classes or repeats images
+    last: Path = Path("last.pt")  # the checkpoint that continues the run
     fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
 
 
@@ -138,7 +141,7 @@ def what_to_do(found: Findings) -> Iterator[str]:
         return
     epochs, values = _column(found, found.fitness.column)
     if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, values):
-        yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
+        yield f"Train longer: {resume_flag(found.last)} --epochs {2 * found.epochs} continues this run."
     if _overfits(found):
         yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
     _, waits = _column(found, "speed/data_wait")

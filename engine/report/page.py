@@ -80,9 +80,11 @@ class ReportPage:
 
     def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
         self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
+        self.path = folder / FILE_NAME
         self.validation: Validation | None = None  # the newest
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
+        self.is_written = False  # whether the newest call of `write` has replaced the page
 
     def set_epochs(self, epochs: int) -> None:
         self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
@@ -90,9 +92,10 @@ class ReportPage:
     def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure costs
         a warning. ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch."""
+        self.is_written = False
         if self._is_resumed and self.validation is None:
             return
-        path, validation = self._folder / FILE_NAME, self.validation
+        path, validation = self.path, self.validation
         try:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():
@@ -101,11 +104,17 @@ class ReportPage:
             if validation is not None and validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
             page.write_page(path, TEMPLATE, self._subject.title, subtitle, **content)
+            self.is_written = True
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"
             if warning != self._warning:  # not after each epoch
                 get_logger().warning("%s", warning)
             self._warning = warning
+
+    def log_path(self) -> None:
+        """Logs where the page is, if the newest call of `write` has written it."""
+        if self.is_written:
+            get_logger().info("report: %s", self.path)
 
     def _content(self, history: dict[str, np.ndarray], validation: Validation | None) -> dict[str, Any]:
         subject = self._subject
@@ -121,6 +130,7 @@ class ReportPage:
             imgsz=subject.imgsz,
             stride=subject.stride,
             train=next((c for c in self._data["censuses"] if c.split == "train"), None),
+            last=self._folder / "last.pt",
             fitness=subject.fitness,
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
             result=validation and validation.result,

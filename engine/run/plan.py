@@ -100,6 +100,17 @@ def _new_hyperparameters(config: TrainConfig) -> tuple[Hyperparameters, list[str
     return hyp, messages
 
 
+def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
+    """How far a run has come, in words."""
+    progress = checkpoint.progress
+    epochs = f"epoch {progress.epoch} of {config.epochs}"
+    if progress.has_trained(checkpoint.run["epoch_batches"]):
+        return f"{epochs} and the steps of epoch {progress.epoch + 1}"
+    if progress.batch:
+        return f"{epochs} and {counted(progress.batch, 'batch')}"
+    return epochs
+
+
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
     """The checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
     if not config.resume:
@@ -130,8 +141,7 @@ def _continued(
         stored_config["data"] = source
     config, config_changes = resumed_config(stored_config, config, explicit_flags, path)
     config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
-    batches = f" and {counted(progress.batch, 'batch')}" if progress.batch else ""
-    messages = [f"resuming {path} after epoch {progress.epoch} of {config.epochs}{batches}"]
+    messages = [f"resuming {path} after {_position(checkpoint, config)}"]
     messages += config_changes + hyp_changes
     for key, name, current in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
         previous = checkpoint.run.get(key, current)

@@ -17,6 +17,7 @@ from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.files.schema import build
 from utils.logger import get_logger
+from utils.program import resume_flag
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
@@ -55,7 +56,7 @@ def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, given: Collectio
 def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, given: Collection[str]) -> None:
     """Raises UserError, with what continues the run, if it has ended. ``config``: with which it is to resume."""
     progress, path = checkpoint.progress, checkpoint.path
-    resume = f"--resume {shlex.quote(str(path.parent))}"
+    resume = resume_flag(path)
     done = progress.epoch
     if done >= config.epochs:
         if config.time:
@@ -158,25 +159,32 @@ def resumed_position(
 ) -> tuple[Progress, list[str]]:
     """The position at which a run continues, and a line for each reason why it is not the checkpoint's.
 
-    Another global batch keeps the position among the epoch's images, rounded down to a step; another number of images
-    begins the epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
+    Another global batch keeps the position among the epoch's images, rounded down to a step, or after its last step;
+    another number of images begins the epoch anew. The schedule is a function of the step among all steps, so steps are
+    counted again.
     """
     progress, plan = checkpoint.progress, step_plan(config, epoch_batches)
     where = dataclasses.replace(progress)
     lines = []
     same_data = checkpoint.data["fingerprint"] == fingerprint
-    same_batches = checkpoint.run["epoch_batches"] == epoch_batches
+    epoch_batches_before = checkpoint.run["epoch_batches"]
+    same_batches = epoch_batches_before == epoch_batches
     if not same_data:
         lines.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
     if same_batches and checkpoint.config["batch_size"] == config.batch_size:
         if where.batch < epoch_batches:
             where.batch -= where.batch % plan.accumulate
+    elif same_data and progress.has_trained(epoch_batches_before):
+        where.batch = epoch_batches
     elif where.batch:
         images = where.batch * checkpoint.config["batch_size"]
         where.begin_epoch()
         if same_data:
             where.batch = min(images // config.batch_size, epoch_batches) // plan.accumulate * plan.accumulate
-        lines.append(f"resume: continues at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
+        if where.batch:
+            lines.append(f"resume: continues at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
+        else:
+            lines.append(f"resume: begins epoch {where.epoch + 1} again")
     where.step = where.epoch * epoch_batches + where.batch
     where.updates = where.epoch * plan.steps + -(-where.batch // plan.accumulate)
     if checkpoint.config["epochs"] != config.epochs or where.updates != progress.updates:

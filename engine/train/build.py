@@ -26,7 +26,7 @@ from engine.hooks.hook import Hook
 from engine.hooks.plots import Plots
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.remote_validation import RemoteValidation
-from engine.hooks.results import ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
+from engine.hooks.results import ClassScores, ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.trackers import open_services
 from engine.optim.build import RULES, SHORT_RUN
@@ -403,6 +403,7 @@ def build_hooks(
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
         hooks += [ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)]
+        hooks.append(ClassScores(evaluator.ground_truth, step.ema.module.names))
     hooks += optional_hooks
     hooks.append(validation)
     if config.patience:

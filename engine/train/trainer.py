@@ -18,7 +18,6 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.run import Run
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
-from utils.strings import counted
 
 
 class Trainer:
@@ -69,12 +68,11 @@ class Trainer:
             self._train_epoch(batches)
             if not self._is_over:
                 self._end_epoch()
+        self.call("after_steps")
         if not self.control.exit_code:
             self.call("after_training")
         self.checkpointer.finish()
-        progress = self.progress
-        within = f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.loader)}"
-        self.control.finish(within if progress.batch else counted(progress.epoch, "epoch"), self.checkpointer.last)
+        self.control.finish(self.progress.describe(len(self.loader)), self.checkpointer.last)
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""

@@ -242,11 +242,11 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeyp
     given = [*flags(world), "--project", tmp_path, "--epochs", "2", "--weights", world / "runs" / "exp" / "best.pt"]
     diverges, last = ["--set", "lr0=1e30", "warmup_epochs=0"], tmp_path / "good" / "last.pt"
     line = error_of(capsys, train.main, *given, *diverges)
-    assert "No checkpoint yet: start again with a lower lr0" in line
+    assert "There is no checkpoint yet: start again with a lower lr0" in line
     call(train.main, *given, "--name", "good")
     kept = last.read_bytes()
     line = error_of(capsys, train.main, "--resume", last, "--epochs", "3", *diverges)
-    assert "last.pt holds the last good weights: resume with a lower lr0" in line
+    assert f"To continue from the last good weights: --resume {last}, with a lower lr0" in line
     assert last.read_bytes() == kept
 
 

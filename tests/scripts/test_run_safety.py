@@ -125,9 +125,16 @@ def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
         assert first.wait() == -signal.SIGKILL
         with Processes(tmp_path / "third.txt") as third:
             third.ranks(1, "--resume", str(tmp_path / "exp"))
-            third.until(lambda: "first step " in third.output())
+            third.until(lambda: " s after the start" in third.output())
             third.started[0].send_signal(signal.SIGTERM)
             assert third.codes() == [75], third.output()
+            last_lines = [
+                third.output().splitlines()[-1],
+                (tmp_path / "exp" / "train.log").read_text().splitlines()[-1],
+            ]
+        continues = f"; continue with: --resume {tmp_path / 'exp' / 'last.pt'}"
+        assert all(line.startswith("stopped by a signal after ") for line in last_lines), last_lines
+        assert all(line.endswith(continues) for line in last_lines), last_lines
 
 
 @pytest.mark.slow

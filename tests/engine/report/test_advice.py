@@ -1,6 +1,7 @@
 """Each rule of the report's text speaks on the numbers that it is about, and on no others."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,9 +58,9 @@ def test_nothing_is_said_about_what_is_not_known():
     ("ap", "rises"), [([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], True), ([0.1, 0.5, 0.6, 0.6, 0.6, 0.6], False)]
 )
 def test_more_epochs_are_advised_while_ap_rises(ap, rises):
-    found = replace(NOTHING, epochs=6, history=history(metrics__AP=ap))
+    found = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), last=Path("my runs/exp2/last.pt"))
     assert ("AP was still rising" in text(how_it_went(found))) == rises
-    assert ("--resume --epochs 12" in text(what_to_do(found))) == rises
+    assert ("--resume 'my runs/exp2/last.pt' --epochs 12 continues this run" in text(what_to_do(found))) == rises
     unfinished = replace(found, epochs=7)
     assert "--resume" not in text(what_to_do(unfinished))
 
@@ -113,7 +114,7 @@ def test_changes_within_the_interval_of_few_objects_are_no_reason_to_do_anything
     assert [*what_to_do(few)] == []
     assert not {"rising", "fallen"} & set(text(how_it_went(few)).split())
     assert "rising" in text(how_it_went(many))
-    assert [*what_to_do(many)] == ["Train longer: --resume --epochs 12 continues this run."]
+    assert [*what_to_do(many)] == ["Train longer: --resume last.pt --epochs 12 continues this run."]
 
 
 def test_without_validation_objects_the_one_thing_to_do_is_to_label_them():

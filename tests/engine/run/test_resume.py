@@ -64,6 +64,26 @@ def test_another_batch_size_keeps_the_position_among_the_images():
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
 
 
+@pytest.mark.parametrize(("batch_size", "epoch_batches"), [(16, 5), (4, 20), (3, 27), (80, 1), (100, 1)])
+def test_an_epoch_whose_steps_are_done_keeps_its_losses_with_another_batch_size(batch_size, epoch_batches):
+    """Only its validation is missing: no step follows from which its losses could come."""
+    trained = Progress(
+        epoch=2, batch=10, step=30, updates=30, loss_sums=[1.0, 2.0], finite_steps=10, buffers_averaged=True
+    )
+    where, lines = resumed(trained, batch_size=batch_size, epoch_batches=epoch_batches)
+    assert (where.epoch, where.batch) == (2, epoch_batches)
+    assert where.step == where.updates == 3 * epoch_batches
+    assert where.mean_losses(["box", "cls"]) == {"box": 0.1, "cls": 0.2}
+    assert where.buffers_averaged
+    assert "batch" not in "".join(lines)
+
+
+def test_the_position_is_said_in_words():
+    assert Progress(epoch=2).describe(10) == "2 epochs"
+    assert Progress(epoch=2, batch=5).describe(10) == "epoch 3, batch 5 of 10"
+    assert Progress(epoch=2, batch=10).describe(10) == "the steps of epoch 3"
+
+
 def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
     for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
         write_checkpoint(STORED | {"progress": {"epoch": epoch}}, tmp_path / name)
@@ -138,6 +158,7 @@ def test_changed_images_restart_the_epoch():
     where, lines = resumed(inside(), fingerprint="y", epoch_batches=12)
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
     assert "have changed since the run began" in lines[0]
+    assert lines[1] == "resume: begins epoch 3 again"
 
 
 def test_a_resumed_run_keeps_its_hyperparameters_unless_the_command_changes_them():

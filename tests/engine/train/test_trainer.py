@@ -130,7 +130,7 @@ def test_hooks_see_every_step_and_epoch_in_order():
     ]  # fmt: skip
     without_reads = [call for call in watch.calls if call[0] != "read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
-    assert without_reads[-2:] == [("after_training", 2, 0), ("finish", 2, 0)]
+    assert without_reads[-3:] == [("after_steps", 2, 0), ("after_training", 2, 0), ("finish", 2, 0)]
     assert len(watch.of("read")) == len(watch.of("after_step")) == 2 * BATCHES
     assert watch.of("read")[:3] == [("read", 0, 2), ("read", 0, 3), ("read", 0, 3)]  # a step late, all at the end
 
