@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
-from utils.machine.limits import require_package
+from utils.machine.limits import require_installed
 
 if TYPE_CHECKING:
     from models.detector import Detector
@@ -18,9 +18,9 @@ PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", 
 
 
 def require_packages(formats: Iterable[str]) -> None:
-    """Raises UserError if a package that writes or runs one of the formats is missing."""
-    for package in dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ())):
-        require_package(package, "export", "choose other formats")
+    """Raises UserError, which names all of them, if packages that write or run the formats are missing."""
+    packages = dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ()))
+    require_installed(packages, "export", "choose other formats")
 
 
 def check_flags(config: ExportConfig) -> None:

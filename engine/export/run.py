@@ -44,7 +44,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation, require_package
+from utils.machine.limits import explanation, require_installed
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -63,7 +63,7 @@ def export(config: ExportConfig) -> list[Path]:
     configure_logging(True)
     require_packages(config.format)
     if config.int8:
-        require_package("onnxruntime", "--int8", "leave it out")
+        require_installed(["onnxruntime"], "--int8", "leave it out")
     if is_exported(config.weights):
         raise UserError(f"{config.weights}: is exported already; name a checkpoint")
     ctx = DistributedContext.single(CPU)

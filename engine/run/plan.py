@@ -131,7 +131,7 @@ def _continued(
 ) -> RunPlan:
     """The plan of the run that wrote ``checkpoint``, with what the command line changes."""
     check_is_newest(checkpoint)
-    path, progress = checkpoint.path, checkpoint.progress
+    path = checkpoint.path
     stored_config: dict[str, Any] = dict(checkpoint.config)
     hyp, hyp_changes = resumed_hyperparameters(
         checkpoint.hyp, config, explicit_flags, path, pretrained=bool(stored_config.get("weights"))
