@@ -87,7 +87,9 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
     images cannot be decoded: OpenCV is missing or too old."""
     version, problem = opencv()
     yield f"OpenCV {version}{f'; {problem}' if problem else ''}, Python {platform.python_version()}"
-    installed = {package.name.lower(): package.version for package in metadata.distributions()}
+    installed: dict[str, str] = {}
+    for package in metadata.distributions():
+        installed.setdefault(package.name.lower(), package.version)  # the first one on the path is imported
     present = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
     missing = [name for name in PACKAGES if name not in installed]
     yield f"{', '.join(present)}; not installed: {', '.join(missing) or 'nothing'}"

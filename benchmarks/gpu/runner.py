@@ -55,18 +55,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     only = os.environ.get("ONLY", "")
     if only and only not in CALLS:
         sys.exit(f"ONLY={only}: expected one of {', '.join(CALLS)}")
-    pattern = os.environ.get("PARTS", "")
+    calls = [only] if only else list(CALLS if options.list else EVERYTHING)
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
         parts = Parts(DRY if options.dry else Sizes(), Path(folder), os.environ.get("PEER", ""))
+        chosen = chosen_by_call(calls, os.environ.get("PARTS", ""), parts)
         if options.list:
-            for call in [only] if only else CALLS:
-                print(listed(call, chosen_parts(call, pattern, parts), parts))
+            for call in calls:
+                print(listed(call, chosen[call], parts))
             return
         runner = Runner(parts, Path(os.environ.get("OUT", "runs/gpu")))
-        for call in [only] if only else EVERYTHING:
-            runner.run_call(call, chosen_parts(call, pattern, parts))
+        for call in calls:
+            runner.run_call(call, chosen[call])
     print(runner.table(), flush=True)
     sys.exit(any(outcome.verdict == "FAIL" for outcome in runner.outcomes))
+
+
+def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str, list[Part]]:
+    """The parts of each call (`chosen_parts`). SystemExit for a ``pattern`` that matches none."""
+    try:
+        chosen = {call: chosen_parts(call, pattern, parts) for call in calls}
+    except re.error as error:
+        sys.exit(f"PARTS={pattern}: not a regular expression ({error})")
+    if not any(chosen.values()):
+        sys.exit(f"PARTS={pattern}: matches no part of {', '.join(calls)}; --list has their names")
+    return chosen
 
 
 def chosen_parts(call: str, pattern: str, parts: Parts) -> list[Part]:

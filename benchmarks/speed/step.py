@@ -119,36 +119,42 @@ class Sides(AbstractContextManager):
 def compare(
     options: argparse.Namespace, sides: Sides, model: str, batch_size: int
 ) -> tuple[list[Comparison], list[str]]:
-    """Rows of a table, and the errors."""
-    ours = [(amp, optimizer) for amp in options.amp for optimizer in options.optimizer]
-    results: dict[tuple[str, str], list[dict]] = {key: [] for key in ours}
+    """Returns rows of a table, and errors."""
+    ours: dict[tuple[str, str], list[dict]] = {}
     peer: list[dict] = []
     for _ in range(options.rounds):
-        for amp, optimizer in ours:
-            turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
-            results[amp, optimizer].append(turn)
+        for amp in options.amp:
+            for optimizer in options.optimizer:
+                turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
+                ours.setdefault((amp, optimizer), []).append(turn)
         if PEER in sides:
             peer.append(sides.measure(PEER, model=f"{model}.yaml", batch_size=batch_size))
-    by_peer, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
+    peer_seconds, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
     rows = []
-    for (amp, optimizer), turns in results.items():
-        what = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
-        what += " compiled" if options.compile else ""
-        seconds, wrong = seconds_of(turns, what)
-        errors += wrong
-        if wrong:
+    for (amp, optimizer), turns in ours.items():
+        label = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
+        if options.compile:
+            label += " compiled"
+        if peer and peer[0].get("batches_per_update", 1) > 1:
+            label += f" (peer: an update in {peer[0]['batches_per_update']} batches)"
+        seconds, own_errors = seconds_of(turns, label)
+        if own_errors:
+            errors += own_errors
             continue
-        rows.append(Comparison(what, "s", seconds, by_peer))
+        rows.append(Comparison(label, "s", seconds, peer_seconds))
         if options.device != "cpu":
-            rates, peers = ([batch_size / s for s in some] for some in (seconds, by_peer))
-            rows.append(Comparison(what, "images/s", rates, peers, higher_is_better=True))
+            rates = [batch_size / value for value in seconds]
+            peer_rates = [batch_size / value for value in peer_seconds]
+            rows.append(Comparison(label, "images/s", rates, peer_rates, higher_is_better=True))
     return rows, errors
 
 
-def seconds_of(turns: Sequence[dict], what: str) -> tuple[list[float], list[str]]:
-    """The seconds of all turns; or none, and the error of one."""
+def seconds_of(turns: Sequence[dict], label: str) -> tuple[list[float], list[str]]:
+    """Returns the seconds of all turns and no error, or no seconds and the error of one turn."""
     errors = [turn["error"] for turn in turns if "error" in turn]
-    return ([], [f"{what}: {errors[0]}"]) if errors else ([turn["seconds"] for turn in turns], [])
+    if errors:
+        return [], [f"{label}: {errors[0]}"]
+    return [turn["seconds"] for turn in turns], []
 
 
 if __name__ == "__main__":

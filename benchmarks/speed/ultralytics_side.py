@@ -84,7 +84,8 @@ def step_turns(options: argparse.Namespace) -> None:
             if device.type == "cuda":
                 built[key]()  # allocates its memory again
             updates = max(round(options.steps / batches), 1)
-            return {"seconds": seconds_of(built[key], updates, device.type) / batches}
+            seconds = seconds_of(built[key], updates, device.type) / batches
+            return {"seconds": seconds, "batches_per_update": batches}
         except torch.OutOfMemoryError as error:
             built.pop(key, None)
             return {"error": str(error).splitlines()[0]}

@@ -20,7 +20,7 @@ import torch
 from benchmarks.gpu import checks, equal, profile, scripts, syncs
 from benchmarks.gpu.calls import CALLS, candidates, with_providers
 from benchmarks.gpu.parts import DRY, Part, Parts, Sizes, flags
-from benchmarks.gpu.runner import GRACE_S, Outcome, Runner, chosen_parts, judged, run_for
+from benchmarks.gpu.runner import GRACE_S, Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
 from benchmarks.speed import report, step
 from benchmarks.speed.training_step import build_step, loss_pass, make_batches
 from engine.eval_ranks.evaluators import Evaluators
@@ -122,6 +122,12 @@ def test_again_runs_any_part_of_the_first_call_by_its_name():
     exported = chosen_parts("again", "exported files", parts)
     made = [part.name for part in with_providers(exported, parts)]
     assert made == ["data set, small", "trains with one GPU", "exported files score as the checkpoint"]
+
+
+@pytest.mark.parametrize(("pattern", "message"), [("no such part", "matches no part of first"), ("(", "not a regular")])
+def test_a_pattern_without_parts_is_refused(pattern: str, message: str):
+    with pytest.raises(SystemExit, match=message):
+        chosen_by_call(["first"], pattern, all_parts())
 
 
 class Accepted(Exception):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.speed import our_side, turns
+from benchmarks.speed import our_side, step, turns
 from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.report import Comparison
@@ -82,8 +82,8 @@ def test_a_timed_step_searches_kernels_for_its_own_batch_size(images):
 @pytest.mark.parametrize(("is_short", "searched"), [(False, 64), (True, 0)])
 def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_short, searched):
     options = Namespace(device="cpu", amp="off", compile=False, short_run=is_short)
-    step = our_side.build_timed_step(options, TINY_MODEL, 64, "SGD")
-    assert step.settings.benchmark_images == searched
+    timed = our_side.build_timed_step(options, TINY_MODEL, 64, "SGD")
+    assert timed.settings.benchmark_images == searched
 
 
 class PeerModel(nn.Module):
@@ -159,9 +159,40 @@ def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch
     monkeypatch.setattr(peer.side, "take_turns", lambda measure: turn.append(measure("yolov8n.yaml", 16)))
     monkeypatch.setattr(peer.side, "seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
     peer.side.step_turns(Namespace(threads=0, device="cpu", imgsz=32, steps=20))
-    assert turn == [{"seconds": 2.0}]  # of 8 for an update, which has four batches
+    assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
     assert peer.calls["deterministic"] == 1
     assert not torch.backends.cudnn.benchmark
+
+
+class StandingSides:
+    """Stands in for `benchmarks.speed.step.Sides`: turns of known length, of ours and of the peer."""
+
+    def __init__(self, ours: dict, peer: dict) -> None:
+        self.turns = {"auto": ours, step.PEER: peer}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.turns
+
+    def measure(self, name: str, **arguments: object) -> dict:
+        return self.turns[name]
+
+
+@pytest.mark.parametrize(("updates", "note"), [(4, " (peer: an update in 4 batches)"), (1, "")])
+def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
+    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
+    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
+    rows, errors = step.compare(options, sides, "yolov8n", 16)
+    assert errors == []
+    assert [row.what for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
+    assert [row.advantage for row in rows] == [2.0, 2.0]
+
+
+def test_a_peer_that_fails_leaves_our_figures():
+    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
+    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
+    rows, errors = step.compare(options, sides, "yolov8n", 16)
+    assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
+    assert [row.advantage for row in rows] == [None, None]
 
 
 def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):
