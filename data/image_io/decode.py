@@ -52,6 +52,7 @@ _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
 # Files that lie next to images. They are not opened.
 _OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
 _OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
+_SIGNATURE_BYTES = 16
 # The first bytes of image files.
 _SIGNATURES = {
     ".jpg": rb"\xff\xd8\xff",
@@ -108,6 +109,14 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
+def _other_content(data: bytes) -> str:
+    """What an image is whose format is not supported, and what to do; "" for other content."""
+    kind = suffix_of(data[:_SIGNATURE_BYTES])
+    if kind not in _UNREAD_SUFFIXES:
+        return ""
+    return f"its content is that of a {kind} file, which is not supported; convert it to JPEG or PNG"
+
+
 def is_image_name(name: str) -> bool:
     """Whether a file has the suffix of an image, of one that is not supported, too."""
     suffix = os.path.splitext(name)[1].lower()
@@ -129,7 +138,7 @@ def unread_image(path: str | os.PathLike) -> str:
         return ""
     try:
         with open_regular(path) as file:
-            start = file.read(16)
+            start = file.read(_SIGNATURE_BYTES)
     except OSError as error:
         if explanation(error):
             raise
@@ -206,7 +215,7 @@ def imdecode(
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     image, kinds, blocks = found
     if image is None:
-        raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
+        raise UserError(f"{path}: cannot be decoded ({_other_content(data) or 'damaged, or not an image'})")
     if warning and on_warning is not None:
         on_warning(os.fspath(path), warning)
     exif = dict(zip(kinds, blocks)).get(cv2.IMAGE_METADATA_EXIF)

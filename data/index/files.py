@@ -21,7 +21,7 @@ from data.index.label_files import LabelSearch
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, BAD_LISTED, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
-from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
+from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource, labels_without_images
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.files.safe_io import read_text
@@ -84,7 +84,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     if not found:
         searched, unread = ", ".join(map(str, source.images)), unread_files(findings)
         text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
-        text += f"; {unread_summary(unread)}" if unread else ""
+        text += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
         raise UserError(text + (f"; add some, or {WITHOUT_VAL}" if split == "val" else ""))
     images = [found[name] for name in sorted(found)]
     label_format = _label_format(source, spec)
@@ -116,14 +116,23 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """``spec`` without those of ``splits`` that are folders without any image."""
+    """``spec`` without those of ``splits`` that are missing, folders without any image, or empty lists; a line in the
+    log tells of them."""
     suffixes = image_suffixes(spec.pixels)
 
-    def is_empty(source: SplitSource) -> bool:
-        entries = (entry for folder in source.images for visit in walk(folder) for entry in visit.entries)
-        return all(map(Path.is_dir, source.images)) and not any(_is_image(entry.name, suffixes) for entry in entries)
+    def has_images(entry: Path) -> bool:
+        if entry.is_dir():
+            return any(_is_image(each.name, suffixes) for visit in walk(entry) for each in visit.entries)
+        if entry.suffix.lower() == ".txt" and entry.is_file():
+            return bool(read_text(entry, most=_MAX_LIST_BYTES).strip())
+        return entry.exists()
 
-    kept = {name: s for name, s in spec.splits.items() if name not in splits or not s.images or not is_empty(s)}
+    kept = dict(spec.splits)
+    for name in splits:
+        images = kept[name].images if name in kept else ()
+        if images and not any(map(has_images, images)):
+            del kept[name]
+            get_logger().info("%s: '%s' (%s) has no images and is left out", spec.source, name, images[0])
     return replace(spec, splits=kept)
 
 
@@ -251,8 +260,8 @@ def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: fr
             get_logger().info(text, file, line, row, relative_name(fits[0], root))
             return folder, left_out
     line, row = rows[0]
-    text = f"{row[:200]!r} is not an image, and neither is any other row; give paths of images relative to {root}"
-    raise UserError(f"{file}:{line}: {text}")
+    advice = labels_without_images(root) or f"; give paths of images relative to {root}"
+    raise UserError(f"{file}:{line}: {row[:200]!r} is not an image, and neither is any other row{advice}")
 
 
 def _is_image(name: str, suffixes: frozenset[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -22,7 +23,8 @@ from utils.strings import counted
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
-_COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio has no images
+_COCO = re.compile(r'"categories"\s*:\s*\[')
+_COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
 
 
 def split_of(name: str) -> str:
@@ -118,7 +120,7 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     fallback = None
     for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
         text = read_text(path, most=1 << 32)
-        if _COCO.search(text) and '"images"' in text:
+        if _COCO.search(text) and _COCO_IMAGES.search(text):
             if '"bbox"' in text:
                 return path
             fallback = fallback or path  # such as image_info_test2017.json
@@ -148,10 +150,21 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
     for folder in folders:
         if path := next((path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))), None):
             found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+        if (notes := folder / "notes.json").is_file() and (names := _names_in_notes(notes)):
+            found[notes] = names
     first = next(iter(found), None)
     if other := next((path for path in found if found[path] != found[first]), None):
         raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
     return found.get(first, [])
+
+
+def _names_in_notes(path: Path) -> list[str]:
+    """The classes in the notes.json that Label Studio writes next to YOLO txt; none of another file of this name."""
+    try:
+        categories = json.loads(read_text(path, most=1 << 26))["categories"]
+        return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
 
 
 def _label_files(images: Path) -> bool:

@@ -186,7 +186,9 @@ class Output:
             name = frame.path
             if frame.is_video:
                 self._unit = "frame"
-                name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
+                name += f" frame {frame.index}" + (
+                    f" of {frame.total}" if frame.total else ""
+                )  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
     def _write(self, item: Detected) -> None:
