@@ -65,7 +65,7 @@ class ScannedImage(NamedTuple):
     table: np.ndarray  # float64 (R, 10), see data.labels.clean
     findings: list[Finding]
     num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
-    labeled_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
+    stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
     is_hidden: bool = False  # only decoding shows its damage
     largest: int = 0  # value of a 16-bit image; 0 for other images
     named_image: str = ""  # the image that the label file says it is of
@@ -84,8 +84,9 @@ def scan_split(
     found = [finding for image in images for finding in image.findings]
     found += (named_otherwise := _named_otherwise(source, images))
 
-    if labeled_hw := {i: image.labeled_hw for i, image in enumerate(images) if image.labeled_hw}:
-        table, problems = fit_to_images(table, image_hw, labeled_hw, partial(_orientation, spec, source))
+    stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
+    if stated_hw:
+        table, problems = fit_to_images(table, image_hw, stated_hw, partial(_orientation, spec, source))
         found += [_finding(source, image, problem) for image, problem in problems]
     unknown = [f for f in found if f.kind == kinds.UNKNOWN_CLASS]
     ids_advice = ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names))
@@ -184,7 +185,7 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> S
         table=row_table(i, raw.rows if raw else []),
         findings=[_finding(source, i, problem, scale) for problem in problems],
         num_labeled=num_labeled,
-        labeled_hw=None if raw is None or raw.size_hw == size else raw.size_hw,
+        stated_hw=None if raw is None or raw.size_hw == size else raw.size_hw,
         largest=max(largest),
         named_image="" if raw is None else raw.named_image,
     )

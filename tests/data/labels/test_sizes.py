@@ -83,7 +83,7 @@ def test_turned_boxes_are_where_the_decoder_turns_the_object(tmp_path, orientati
     assert orientation_of(tmp_path / "a.jpg") == orientation
     if orientation in (2, 3, 4):  # which the sides do not tell
         return
-    upright_hw = np.array(read_image(tmp_path / "a.jpg").shape[:2])
+    upright_hw = read_image(tmp_path / "a.jpg").shape[:2]
     found = turned_boxes(np.array([BOX], np.float64), upright_hw, orientation)
     np.testing.assert_allclose(found[0], bright_box(tmp_path / "a.jpg"), atol=1)
 
@@ -177,6 +177,15 @@ def test_boxes_that_contradict_the_stated_size_are_not_computed(tmp_path, reader
     write_labels(tmp_path, {"a.jpg": BOX}, {"a.jpg": (HEIGHT // 2, WIDTH // 2)})
     with pytest.raises(UserError, match=r"size mismatch: .*labels are for 48x32, the image is 96x64 upright"):
         load(tmp_path, reader)
+
+
+@PIXELS
+def test_a_pixel_more_or_less_is_rounding(tmp_path, reader):
+    write_photo(tmp_path / "images/a.jpg")
+    write_labels(tmp_path, {"a.jpg": BOX}, {"a.jpg": (HEIGHT + 1, WIDTH - 1)})
+    index = load(tmp_path, reader)
+    assert list(index.report.lines) == []
+    np.testing.assert_array_equal(corners(index), [BOX])
 
 
 def test_sizes_as_whole_floats_and_text_are_read_and_others_ignored(tmp_path):

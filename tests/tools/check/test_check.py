@@ -186,7 +186,9 @@ def test_a_line_break_in_a_file_name_does_not_split_the_line(data, capsys):
     data.image("train/a\nb").write_bytes(b"not an image")
     (data.root / "labels/train/0.txt").rename(data.root / "labels/train/a\nb.txt")
     _, out = check(capsys, data.yaml, "--noplots")
-    assert sum("images/train/a b.png: cannot be decoded" in line for line in out.splitlines()) == 1
+    found = [line.strip() for line in out.splitlines() if "cannot be decoded" in line]
+    assert sum(line.startswith("images/train/a b.png: cannot be decoded") for line in found) == 1
+    assert sum("first images/train/a b.png" in line or "image: images/train/a b.png" in line for line in found) == 1
 
 
 def test_json_is_alone_on_standard_output(data):
