@@ -30,6 +30,7 @@ from utils.config.settings import ALL_RANKS, Hyperparameters, TrainConfig, chang
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
+from utils.files.former_run import former_data, is_other_data
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
@@ -139,6 +140,10 @@ def _new_run(ctx: DistributedContext, run: Run) -> Iterator[Run]:
                 named, folder = folder, increment_path(config.project, config.name, config.exist_ok)
                 made = [folder, *(path for path in absent if path != named)] if folder != named or absent else []
                 stack.callback(_lock_run(folder).release)
+                former = former_data(folder)
+                if is_other_data(former, config.data):
+                    text = "%s: has a run on other data, %s, whose files stay until this run replaces them (--exist-ok)"
+                    get_logger().warning(text, folder, former)
                 if others := sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name)):
                     text = "%s: has %s of an earlier run; this run overwrites those of its own epochs"
                     get_logger().warning(text, folder, ", ".join(path.name for path in others))

@@ -25,6 +25,7 @@ from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
+from utils.files.former_run import former_data, is_other_data, listing_written, remove_written
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.program import write_result
@@ -46,7 +47,12 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if result is not None:
         imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
         rect = not model.squares if config.rect is None else config.rect
-        _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, model.stride)
+        config = replace(config, data=config.data or spec.source, imgsz=imgsz, rect=rect)
+        folder = _open_folder(config)
+        with listing_written(folder):
+            _report(folder, config, ctx, result, evaluator, index, model.stride)
+        get_logger().info("results are in %s", folder)
+        write_result(folder=str(folder))
 
 
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
@@ -134,7 +140,18 @@ def score(
     return evaluator.run(scored, loader), evaluator, loader.index
 
 
+def _open_folder(config: ValConfig) -> Path:
+    """The folder for the results. With ``--exist-ok``, what an earlier validation has written there is removed."""
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    former = former_data(folder)
+    if is_other_data(former, config.data):
+        get_logger().warning("%s: has results on other data, %s; they are replaced (--exist-ok)", folder, former)
+    remove_written(folder)
+    return folder
+
+
 def _report(
+    folder: Path,
     config: ValConfig,
     ctx: DistributedContext,
     result: EvalResult,
@@ -142,9 +159,8 @@ def _report(
     index: DatasetIndex,
     stride: int,
 ) -> None:
-    """Prints the tables and writes the run's folder."""
+    """Prints the tables and writes the files of ``folder``."""
     log, gt, names = get_logger(), evaluator.ground_truth, index.names
-    folder = increment_path(config.project, config.name, config.exist_ok)
     matches = match_detections(gt, evaluator.detections, len(names))
     rows, sizes = tables.result_rows(result, gt, names), tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)
@@ -161,5 +177,3 @@ def _report(
         title = f"Validation of {Path(config.weights).name}"
         subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
         write_plots(folder, subject, result, evaluator, errors)
-    log.info("results are in %s", folder)
-    write_result(folder=str(folder))

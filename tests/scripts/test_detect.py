@@ -32,6 +32,7 @@ from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.drawing.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
+from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.machine.threads import Ahead
 
@@ -80,7 +81,8 @@ def run(weights, source, tmp_path, *more):
 
 
 def names_in(folder):
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return sorted(str(p.relative_to(folder)) for p in files)
 
 
 def read_txt(path):
@@ -488,6 +490,36 @@ def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
     assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
     assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))
     assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
+
+
+def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weights, pictures, clip, tmp_path, capsys):
+    fixed = ["--name", "fixed", "--exist-ok"]
+    shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(clip, tmp_path / "in")
+    folder = run(weights, tmp_path / "in", tmp_path, *fixed, "--save-txt", "--save-json", "--save-crop")
+    before = names_in(folder)
+    assert {"clip.mp4", "a.jpg", "predictions.json", "labels/clip_000000.txt", "labels/a.txt"} <= set(before)
+    assert any(name.startswith("crops/") for name in before)
+    (folder / "labels" / "mine.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    capsys.readouterr()
+    assert run(weights, pictures / "a.png", tmp_path, *fixed) == folder
+    out = capsys.readouterr().out
+    assert f"{folder}: {len(before)} files of an earlier run removed (--exist-ok)" in out
+    assert f"warning: {folder}: has files that no run of detect.py lists, which stay beside the new ones: labels" in out
+    assert names_in(folder) == ["a.png", "labels/mine.txt"]
+    (folder / "labels" / "mine.txt").unlink()
+    assert run(weights, pictures / "a.png", tmp_path, *fixed, "--nosave", "--save-txt") == folder
+    assert names_in(folder) == ["labels/a.txt"]
+
+
+def test_detections_in_the_drawings_of_an_earlier_run_do_not_remove_them(weights, pictures, tmp_path):
+    """Whether the source is the folder, or a file in it."""
+    folder = run(weights, pictures, tmp_path, "--save-crop")
+    before = {name: (folder / name).read_bytes() for name in names_in(folder)}
+    for source in (folder, folder / "a.jpg", folder / "crops" / "*" / "*.jpg"):
+        with pytest.raises(UserError, match="is in the folder of the results and could be overwritten"):
+            run(weights, source, tmp_path, "--exist-ok")
+    assert {name: (folder / name).read_bytes() for name in names_in(folder)} == before
 
 
 def test_a_source_is_never_overwritten(weights, pictures, tmp_path):

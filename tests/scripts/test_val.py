@@ -94,6 +94,24 @@ def test_val_scores_a_checkpoint_as_pycocotools_scores_its_predictions_and_write
     np.testing.assert_allclose([results[k] for k in ("ap", "ap50", "ap75")], stats[:3], atol=1e-4)
 
 
+def test_exist_ok_says_what_it_replaces_and_leaves_nothing_of_it(tiny, tmp_path, capsys):
+    other = render_set(tmp_path / "other", images=5)
+    fixed = ["--name", "fixed", "--exist-ok"]
+    call(val.main, *flags(tiny, tmp_path, *fixed))
+    folder = tmp_path / "runs" / "fixed"
+    (folder / "notes.txt").write_text("mine")
+    before = {path.name for path in folder.iterdir()}
+    assert {"predictions.json", "predictions.jpg", "report.html", "results.json"} <= before
+    capsys.readouterr()
+    call(val.main, *flags(tiny, tmp_path, *fixed, "--data", other, "--noplots", "--no-save-json"))
+    line = f"warning: {folder}: has results on other data, {tiny[0]}; they are replaced (--exist-ok)"
+    assert line in capsys.readouterr().out
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"classes.csv", "sizes.csv", "results.json", "notes.txt", ".written"}
+    call(val.main, *flags(tiny, tmp_path, *fixed, "--data", other, "--noplots"))
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_half_on_a_cpu_and_nms_for_a_model_with_one_branch_do_nothing(tiny, tmp_path, capsys):
     for name, more in {"plain": [], "half": ["--half"], "nms": ["--nms"]}.items():
         val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
