@@ -20,6 +20,7 @@ from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
+from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -29,7 +30,7 @@ from utils.files.former_run import former_data, is_other_data, listing_written, 
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.program import write_result
-from utils.structures import EvalResult
+from utils.structures import EvalResult, GroundTruth
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -51,6 +52,9 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         folder = _open_folder(config)
         with listing_written(folder):
             _report(folder, config, ctx, result, evaluator, index, model.stride)
+            if config.save_json:
+                gt = with_coco_ids(evaluator.ground_truth, index, spec)
+                tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
         get_logger().info("results are in %s", folder)
         write_result(folder=str(folder))
 
@@ -150,6 +154,16 @@ def _open_folder(config: ValConfig) -> Path:
     return folder
 
 
+def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
+    """``gt`` with COCO's category ids if the labels of ``index`` are of COCO's classes, and not of a COCO JSON, which
+    has ids of its own."""
+    ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
+    if ids is None:
+        return gt
+    get_logger().info("predictions.json has COCO's category ids, as the classes are COCO's")
+    return replace(gt, category_ids=ids)
+
+
 def _report(
     folder: Path,
     config: ValConfig,
@@ -169,8 +183,6 @@ def _report(
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
-    if config.save_json:
-        tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
         from engine.report.plots import Subject, write_plots
 

@@ -16,6 +16,7 @@ from data.sources import source_files
 from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
+from utils.config.coco_classes import coco_category_ids
 from utils.config.parser import typed_classes
 from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
@@ -145,7 +146,8 @@ class Output:
 
     - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
     - ``save_txt``: labels/STEM.txt, empty if nothing was found; ``save_conf`` adds the confidence as a sixth number;
-    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
+      ids are COCO's for a model of its classes, else the numbers of the classes;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
     """
 
@@ -159,6 +161,7 @@ class Output:
         self._written = WrittenFiles(run_dir)
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
+        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
 
     def draw(self, item: Detected) -> Detected:
         """Draws and encodes; several threads may call it."""
@@ -223,7 +226,8 @@ class Output:
             write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
         if config.save_json:
             self._labels.append(label)
-            self._rows += coco_rows(found, self._names, frame.path, label, frame.index if is_video else None)
+            number = frame.index if is_video else None
+            self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number)
         if config.save_crop:
             names = [self._names[c] for c in found.classes]
             write_crops(self.run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)

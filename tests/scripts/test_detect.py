@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import detect
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.inference import detection
 from engine.inference.pipeline import Pipeline
 from engine.inference.predictor import Predictor
@@ -29,11 +30,13 @@ from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.config.coco_classes import COCO_IDS
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.drawing.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.folders import CONFIGS
 from utils.machine.threads import Ahead
 
 ROOT = Path(__file__).parents[2]
@@ -490,6 +493,17 @@ def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
     assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
     assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))
     assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
+
+
+def test_a_model_of_cocos_classes_writes_cocos_category_ids(pictures, tmp_path):
+    names = load_dataset_spec(CONFIGS / "data" / "coco.yaml").names
+    path = write_detector(tmp_path / "best.pt", build_detector(TINY_MODEL, 80, names=names, seed=1))
+    folder = run(path, pictures / "a.png", tmp_path, "--save-json", "--save-txt", "--max-det", "50")
+    rows = read(folder)
+    numbers = read_txt(folder / "labels" / "a.txt")[:, 0].astype(int)
+    assert len(set(numbers)) > 3
+    assert [row["category_id"] for row in rows] == [COCO_IDS[number] for number in numbers]
+    assert [row["category"] for row in rows] == [names[number] for number in numbers]
 
 
 def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weights, pictures, clip, tmp_path, capsys):

@@ -164,12 +164,13 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTab
 
 
 def coco_rows(
-    found: DetectionTable, names: Sequence[str], source: str, label: str, frame: int | None
+    found: DetectionTable, names: Sequence[str], ids: Sequence[int], source: str, label: str, frame: int | None
 ) -> list[dict[str, Any]]:
-    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id."""
+    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
+    ``ids``, by class, as those of the categories."""
     boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
     common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
     return [
-        {**common, "category_id": c, "category": names[c], "bbox": box, "score": round(score, 6)}
+        {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
         for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
     ]
