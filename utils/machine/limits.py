@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from utils.errors import UserError
+from utils.machine.quiet_import import import_quietly
 
 _NO_MEMORY = (
     "DefaultCPUAllocator: ",
@@ -93,7 +94,7 @@ def require_package(module: str, what: str, instead: str) -> None:
     Raises UserError, which says ``what`` needs the package, and what to do ``instead`` of installing it.
     """
     try:
-        importlib.import_module(module)
+        import_quietly(module)
     except ImportError as error:
         package = PACKAGES.get(module, module)
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
