@@ -24,15 +24,17 @@ from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
+from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
+from utils.files.former_run import former_data, is_other_data, listing_written, remove_written
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.program import write_result
-from utils.structures import EvalResult
+from utils.structures import EvalResult, GroundTruth
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -49,8 +51,15 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     result, evaluator, index = score(config, model, spec, ctx)
     if result is not None:
         canvases = canvases_of(config, model)
-        config = replace(config, imgsz=canvases.imgsz, rect=not canvases.is_square)
-        _report(config, ctx, result, evaluator, index, model.stride)
+        config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
+        folder = _open_folder(config)
+        with listing_written(folder):
+            _report(folder, config, ctx, result, evaluator, index, model.stride)
+            if config.save_json:
+                gt = with_coco_ids(evaluator.ground_truth, index, spec)
+                tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
+        get_logger().info("results are in %s", folder)
+        write_result(folder=str(folder))
 
 
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
@@ -146,7 +155,28 @@ def score(
     return evaluator.run(scored, loader), evaluator, loader.index
 
 
+def _open_folder(config: ValConfig) -> Path:
+    """The folder for the results. With ``--exist-ok``, what an earlier validation has written there is removed."""
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    former = former_data(folder)
+    if is_other_data(former, config.data):
+        get_logger().warning("%s: has results on other data, %s; they are replaced (--exist-ok)", folder, former)
+    remove_written(folder)
+    return folder
+
+
+def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
+    """``gt`` with COCO's category ids if the labels of ``index`` are of COCO's classes, and not of a COCO JSON, which
+    has ids of its own."""
+    ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
+    if ids is None:
+        return gt
+    get_logger().info("predictions.json has COCO's category ids, as the classes are COCO's")
+    return replace(gt, category_ids=ids)
+
+
 def _report(
+    folder: Path,
     config: ValConfig,
     ctx: DistributedContext,
     result: EvalResult,
@@ -154,9 +184,8 @@ def _report(
     index: DatasetIndex,
     stride: int,
 ) -> None:
-    """Prints the tables and writes the run's folder."""
+    """Prints the tables and writes the files of ``folder``."""
     log, gt, names = get_logger(), evaluator.ground_truth, index.names
-    folder = increment_path(config.project, config.name, config.exist_ok)
     matches = match_detections(gt, evaluator.detections, len(names))
     rows, sizes = tables.result_rows(result, gt, names), tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)
@@ -165,11 +194,7 @@ def _report(
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
-    if config.save_json:
-        tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
         title = f"Validation of {Path(config.weights).name}"
         subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
         write_plots(folder, subject, result, evaluator, errors)
-    log.info("results are in %s", folder)
-    write_result(folder=str(folder))

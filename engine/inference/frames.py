@@ -91,8 +91,12 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
 
 def check_source(source: str) -> None:
     """Raises UserError for files that `open_source` refuses for any pixels. Webcams and streams are not opened."""
-    if not _is_stream(source):
-        _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})
+    source_files(source)
+
+
+def source_files(source: str) -> list[Path]:
+    """The files that `open_source` reads, for any pixels; none of a webcam or a stream. Raises UserError."""
+    return [] if _is_stream(source) else _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})[0]
 
 
 def _is_stream(source: str) -> bool:

@@ -158,7 +158,9 @@ class _RunConfig:
     """Flags of all commands but export.py."""
 
     name: str = setting("exp", help="name of this run", is_line=True)
-    exist_ok: bool = setting(False, help="write into an existing run folder")
+    exist_ok: bool = setting(
+        False, help="write into an existing run folder; detect and val remove what they wrote there before"
+    )
     offline: bool = setting(False, help="never download weights")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from utils.errors import UserError
+from utils.machine.quiet_import import import_quietly
 
 _NO_MEMORY = (
     "DefaultCPUAllocator: ",
@@ -111,9 +112,9 @@ def require_installed(modules: Iterable[str], what: str, instead: str) -> None:
     if missing:
         packages = [PACKAGES.get(module, module) for module in missing]
         wanted = dict.fromkeys(_WITH_EXTRAS.get(module, package) for module, package in zip(missing, packages))
-        raise UserError(
-            f"{what}: the packages {', '.join(packages)} are not installed; pip install {' '.join(wanted)}, or {instead}"
-        )
+        listed = ", ".join(packages)
+        command = f"pip install {' '.join(wanted)}"
+        raise UserError(f"{what}: the packages {listed} are not installed; {command}, or {instead}")
 
 
 def require_package(module: str, what: str, instead: str) -> ModuleType:
@@ -123,7 +124,7 @@ def require_package(module: str, what: str, instead: str) -> ModuleType:
     """
     try:
         with _without_telemetry(module):
-            return importlib.import_module(module)
+            return import_quietly(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
         reason = "is not installed" if missing else f"cannot be loaded ({' '.join(str(error).split())})"
