@@ -48,5 +48,5 @@ def label_issues(
         table = tables[split.name] = detect_all(predictor, split.index)
         truth = replace(split.index.ground_truth(), max_det=max_det)
         result = results[split.name] = score_detections(truth, table, len(split.index.names))
-        issues += find_label_errors(split, table, result.class_metrics["AP50"], least_score)
+        issues += find_label_errors(split, table, result.class_metrics, least_score)
     return sorted(issues, key=lambda issue: -issue.score), tables, results
