@@ -15,6 +15,7 @@ import torch
 
 from data.check.census import census_content, take_census
 from data.check.gallery import LABEL_LEGEND, DrawnDetections, Galleries
+from data.check.photos import Album
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
@@ -39,6 +40,7 @@ from utils.structures import DetectionTable, EvalResult
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 LEAST_SCORE = 0.5  # of label errors: more probable than not
 MOST_PAIRS = 200  # of classes
+MOST_LABEL_BYTES = 700_000  # of JPEG files of label errors
 SHEET_COLUMNS = 4  # of charts in results.png
 
 
@@ -158,7 +160,7 @@ class ReportPage:
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
         errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
-        issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
+        issues = find_label_errors(checked, validation.detections, result.class_metrics, LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
         drawn = DrawnDetections(validation.shown, result.confusion_confidence)
         confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
@@ -179,7 +181,7 @@ class ReportPage:
                 "Errors of each class, at any confidence",
             ),
             "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues),
+            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MOST_LABEL_BYTES)),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }

@@ -39,13 +39,13 @@ def label_issues(
         result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
         table, shown = evaluator.detections, evaluator.shown
         truth, classes = evaluator.ground_truth, len(split.index.names)
-        class_ap50 = result.class_metrics["AP50"]
+        class_metrics = result.class_metrics
         if max_det > MAX_DETECTIONS:
             # All detections tell of labels; val.py scores fewer.
-            class_ap50 = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics["AP50"]
+            class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
             shown = shown.best_of_images(MAX_DETECTIONS)
             result = score_detections(truth, table.best_of_images(MAX_DETECTIONS), classes, shown=shown)
-        issues += find_label_errors(split, table, class_ap50, least_score)
+        issues += find_label_errors(split, table, class_metrics, least_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence
         drawn[split.name] = DrawnDetections(shown, threshold)
