@@ -88,7 +88,7 @@ def scan_split(
     notation_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
     advice = [ids_advice, notation_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
     misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
-    boxes, problems = clean_rows(table, image_hw, source.normalized, reverse=not notation_advice)
+    boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(notation_advice))
     found += [_finding(source, image, problem) for image, problem in problems]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda f: (f.image, f.line))
