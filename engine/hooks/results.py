@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger("lockstep")
+CONFIDENCE_COLUMN = "metrics/confidence"  # of results.csv: the threshold of precision, recall and F1
 
 
 class Validation(Hook):
@@ -74,6 +75,8 @@ class Results(Hook):
         if result is not None:
             losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
             epoch.metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+            if result.threshold is not None:
+                epoch.metrics[CONFIDENCE_COLUMN] = result.threshold
             epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
             first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
             epoch.row = {**first, **epoch.metrics, **epoch.row}
