@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
+from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from utils.config.coco_classes import COCO_IDS
 from utils.structures import DetectionTable, GroundTruth
 

@@ -99,7 +99,6 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         tiles=Tiles.of(config, model.tile) or False,
     )
     if config.conf_thres is None:
-        # The best F1 in validation is an estimate: its NMS leaves more boxes of an object than detection's.
         conf, is_stored = predictor.settings.conf, model.confidence is not None
         why = f"{conf:.3f}, of the best F1 in validation"
         text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"

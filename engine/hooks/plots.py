@@ -56,6 +56,7 @@ class Plots(Hook):
             stride=model.stride,
             indexes={"train": trainer.loader.index, "val": validation.loader.index},
             fitness=trainer.hooks.get(Results).fitness,
+            batches=len(trainer.loader),
         )
         self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)
         if run.checkpoint is None:
@@ -66,8 +67,8 @@ class Plots(Hook):
         self._page.set_epochs(trainer.epochs)
         evaluator = self._evaluator
         if epoch.result is not None and evaluator.detections is not None:
-            self._page.validation = ScoredValidation(
-                epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number
+            self._page.set_validation(
+                ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
             )
         self._drawing.after_epoch(epoch.number, epoch.result)
 

@@ -18,7 +18,7 @@ from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
-from utils.files.results_csv import ResultsTable
+from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
 from utils.strings import counted
 from utils.structures import GroundTruth
 
@@ -77,6 +77,8 @@ class Results(Hook):
         if result is not None:
             losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
             epoch.metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+            if result.threshold is not None:
+                epoch.metrics[CONFIDENCE_COLUMN] = result.threshold
             epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
             first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
             epoch.row = {**first, **epoch.metrics, **epoch.row}

@@ -40,8 +40,8 @@ class DetectionSettings:
     """What is detected, and how."""
 
     imgsz: int = 0  # pixels of the longer side on the canvas; 0: the model's
-    # Scores must be above it; None: the threshold with the best F1 in training's last validation if the checkpoint
-    # stores it, else 0.25.
+    # Scores must be above it; None: the threshold with the best F1 in training's last validation, with box voting or
+    # without, if the checkpoint stores it, else 0.25.
     conf: float | None = None
     iou: float | None = None  # overlap from which NMS suppresses a box; None: 0.45, no NMS for NMS-free models
     max_det: int = 300  # per image

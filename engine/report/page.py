@@ -19,10 +19,20 @@ from data.check.photos import Album
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
+from engine.evaluation.bootstrap import ap_of_draws
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
-from engine.report.advice import BALANCING, Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
+from engine.optim.schedule import few_steps_warning, step_plan
+from engine.report.advice import (
+    BALANCING,
+    FEW_OBJECTS,
+    Findings,
+    confused_pairs,
+    how_it_went,
+    what_to_do,
+    where_it_is_wrong,
+)
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
 from utils.config.flags import flag_name
@@ -41,6 +51,7 @@ FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 LEAST_SCORE = 0.5  # of label errors: more probable than not
 MOST_PAIRS = 200  # of classes
 MOST_LABEL_BYTES = 700_000  # of JPEG files of label errors
+DRAWS = 400  # of the images of a split with few objects
 SHEET_COLUMNS = 4  # of charts in results.png
 
 
@@ -65,11 +76,20 @@ class Subject:
     stride: int
     indexes: dict[str, DatasetIndex]  # by split: that of the training, if it is known, and last the validated one
     fitness: Fitness = Fitness("AP", "AP")
+    batches: int = 0  # of an epoch; 0 for the validation of a checkpoint
 
     @property
     def epochs(self) -> int:
         """Of the run; 0 for the validation of a checkpoint."""
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
+
+    @property
+    def few_steps(self) -> str:
+        """What to say if the run has too few steps; "" if it has enough, or if ``--time`` decides."""
+        config = self.config
+        if not isinstance(config, TrainConfig) or config.time or not self.batches:
+            return ""
+        return few_steps_warning(step_plan(config, self.batches), from_weights=bool(config.weights))
 
     @property
     def validated(self) -> DatasetIndex:
@@ -84,9 +104,19 @@ class ReportPage:
         self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
         self.path = folder / FILE_NAME
         self.validation: Validation | None = None  # the newest
+        self._ap_of_draws: dict[int, np.ndarray] = {}  # by epoch, of this process: `ap_of_draws`
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
         self.is_written = False  # whether the newest call of `write` has replaced the page
+
+    def set_validation(self, validation: Validation) -> None:
+        """Sets the newest one. With few objects, epochs are compared on the same draws of the images."""
+        self.validation = validation
+        index = self._subject.validated
+        if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
+            self._ap_of_draws[validation.epoch] = ap_of_draws(
+                index.ground_truth(), validation.detections, len(index.names), DRAWS
+            )
 
     def set_epochs(self, epochs: int) -> None:
         self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
@@ -137,6 +167,10 @@ class ReportPage:
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
             result=validation and validation.result,
             errors=content.get("error_split"),
+            ap_of_draws=self._ap_of_draws,
+            few_steps=subject.few_steps,
+            tile=subject.validated.tile,
+            ignored=tuple(subject.indexes["train"].names_ignored_everywhere()) if "train" in subject.indexes else (),
             suspects=len(content.get("issues", ())),
             backgrounds=content["errors"].backgrounds() if content else 0,
         )

@@ -170,10 +170,7 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
     for _ in range(2):
         seen = [i for loader in loaders for batch in loader for i in batch.indices.tolist()]
         assert sorted(seen) == list(range(22))
-    canvases = {
-        key.canvas_hw for loader in loaders for r in loader.samples.requests(8, CanvasRule(64, 32)) for key in r.keys
-    }
-    assert sum(len(loader) for loader in loaders) >= len(canvases) > 1
+    assert sum(len(loader) for loader in loaders) == 3
     if workers == 0:
         batches = {b.indices[0].item(): b for b in open_loader(training=False)}
         for loader in loaders:

@@ -182,7 +182,12 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
             epoch.result = SimpleNamespace(**scores)
         hook.after_validation(trainer, epoch)
         bests.append(epoch.is_best)
-        names = ["time", "train/box", *(["metrics/AP", "val/box"] if ap is not None else []), "lr/bias"]
+        names = [
+            "time",
+            "train/box",
+            *(["metrics/AP", "metrics/confidence", "val/box"] if ap is not None else []),
+            "lr/bias",
+        ]
         assert [name for name in epoch.row if name != "metrics/fitness"] == names
     assert bests == [True, False, False, True]
     progress = trainer.progress
