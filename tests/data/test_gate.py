@@ -357,6 +357,10 @@ def test_different_polygons_of_one_box_are_two_objects(root):
     edit_json(root, lambda content: content["annotations"].extend(extra))
     index = load(describe(root, "coco"))
     assert index.repeated.sum() == 1
+    odd = [[[1, 2], [3, 4]]], [{}], [], "", {"counts": [1, 2], "size": [60, 80]}, [[None] * 8]
+    extra = [object_of_both | {"id": 910 + i, "segmentation": each} for i, each in enumerate(odd)]
+    edit_json(root, lambda content: content["annotations"].extend(extra))
+    assert load(describe(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
 
 
 def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch):
