@@ -31,6 +31,8 @@ from engine.train.trainer import Trainer
 from models.build import build_starting_model
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
+from models.weights.load import check_shapes
+from models.weights.read import shapes_of
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -238,6 +240,7 @@ def build_model(
         from engine.checkpoint.resume import check_classes
 
         check_classes(checkpoint, names, spec.source)
+        check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
         with errors_of(checkpoint.path):
             model, _, _ = build_starting_model(ctx, config, names, channels, resumed=checkpoint.model_spec)
         origin = checkpoint.origin
