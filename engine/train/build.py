@@ -48,6 +48,8 @@ from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
+from models.weights.load import check_shapes
+from models.weights.read import shapes_of
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -200,6 +202,7 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
         loaded = [state[name] for name in start.pretrained]
     else:
         check_classes(checkpoint, names, spec.source)
+        check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
         with errors_of(checkpoint.path):
             model = rebuild_model(ctx, config, names, channels, checkpoint.model_spec)
         pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
