@@ -272,7 +272,7 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, ca
         assert len(rows) == sum(r["frame"] == frame for r in records) > 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0] for line in lines if " frame " in line] == [
-        f"{clip} frame {i} of 8" for i in (0, 2, 4, 6)
+        f"{clip} frame {i} of 7" for i in (0, 2, 4, 6)
     ]
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]

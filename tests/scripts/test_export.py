@@ -227,7 +227,7 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "invalid choice: 'onxx' (choose from 'onnx', 'openvino', 'torchscript', 'pt2')"),
+        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
             ["--include=ncnn", "tflite"],

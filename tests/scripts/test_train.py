@@ -111,7 +111,7 @@ def test_a_run_that_stopped_early_or_ran_out_of_time_continues(world, tmp_path, 
     last = tmp_path / "exp" / "last.pt"
     epoch = read_checkpoint(last)["progress"]["epoch"]
     line = error_of(capsys, train.main, "--resume", last)
-    assert f"(--patience 1); to continue, wait for longer: --resume {tmp_path / 'exp'} --patience N, above 1" in line
+    assert f"(--patience 1); to continue, wait for longer: --resume {last} --patience N, above 1" in line
     assert "above 1" in error_of(capsys, train.main, "--resume", last, "--epochs", "40")
     call(train.main, "--resume", last, "--patience", "2", "--time", "1e-9")
     out = capsys.readouterr().out

@@ -58,7 +58,9 @@ def decoded(monkeypatch) -> list[str]:
     """Names of the images that caches decode."""
     names: list[str] = []
     monkeypatch.setattr(
-        decoding, "read_source", lambda path, *sizes: names.append(Path(path).name) or read_source(path, *sizes)
+        decoding,
+        "read_source",
+        lambda path, *sizes, **options: names.append(Path(path).name) or read_source(path, *sizes, **options),
     )
     return names
 
@@ -231,7 +233,9 @@ def _fill_together(ctx, index, folder):
     file."""
     decoded = []
     plain = decoding.read_source
-    decoding.read_source = lambda path, *sizes: decoded.append(Path(path).name) or plain(path, *sizes)
+    decoding.read_source = lambda path, *sizes, **options: (
+        decoded.append(Path(path).name) or plain(path, *sizes, **options)
+    )
     place = f"{folder}/{ctx.node_rank}"
     for start in range(2):
         leaders = one_per_node_group(ctx)

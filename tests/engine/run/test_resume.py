@@ -118,7 +118,7 @@ def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, mess
     if message is None:
         check_can_continue(checkpoint, config, given)
         return
-    with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp'")):
+    with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
         check_can_continue(checkpoint, config, given)
 
 
