@@ -53,6 +53,7 @@ ADVICE = {
     scan_kinds.ORPHAN: ("these labels are not used", "rename it like its image, or delete it"),
     scan_kinds.SECOND_LABEL: ("these labels are not used", "keep the right one of the two label files"),
     scan_kinds.SHARED_LABEL: ("one of the images may be another one", "delete all but one of the images"),
+    scan_kinds.NAMED_OTHERWISE: ("training goes by the names of files", "correct its <filename>, or rename the file"),
     scan_kinds.UNSUPPORTED: ("training does not read these files", "convert it, or delete it"),
     scan_kinds.MISREAD: ("training reads them as the format says", "as its line says"),
     SMALL_OBJECTS: ("most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"),

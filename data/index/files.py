@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
-from data.image_io.decode import (
-    ARRAY_SUFFIX,
-    IMAGE_SUFFIXES,
-    SHARDS,
-    image_suffixes,
-    is_image_name,
-    unread_image,
-    unread_summary,
-)
+from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, SHARDS, image_suffixes, unread_image, unread_summary
 from data.index.folders import Folders, query, stamp_of, walk
 from data.index.label_files import LabelSearch
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, BAD_LISTED, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
@@ -293,46 +288,59 @@ def _label_search(
         annotations=source.annotations,
         folders=folders,
         entries=[str(entry) for entry in source.images if entry.is_dir()],
-        stems_elsewhere=lambda: _stems_of_other_splits(spec, split),
-        is_first=split == next(iter(spec.splits)),
+        others=_OtherSplits(spec, split),
         taken=spec.originals[split].taken if split in spec.originals else None,
     )
+
+
+class _OtherSplits:
+    """See `data.index.label_files.OtherSplits`."""
+
+    def __init__(self, spec: DatasetSpec, split: str) -> None:
+        self._spec = spec
+        self._split = split
+        self.is_first = split == next(iter(spec.splits))
+
+    @cached_property
+    def stems(self) -> frozenset[str]:
+        mine = self._spec.split(self._split).annotations
+        names = []
+        for other, source in self._spec.splits.items():
+            theirs = source.annotations
+            if other == self._split or (mine is None) != (theirs is None):
+                continue
+            if mine is None or theirs.is_relative_to(mine) or mine.is_relative_to(theirs):
+                names += [image.name for image in _images_of(self._spec, other, Folders(self._spec.root))]
+        return frozenset(loose(os.path.splitext(name.rpartition("/")[2])[0]) for name in names)
+
+    @cached_property
+    def folders_before(self) -> frozenset[str]:
+        names: set[str] = set()
+        for other in itertools.takewhile(lambda name: name != self._split, self._spec.splits):
+            images = _images_of(self._spec, other, Folders(self._spec.root))
+            names |= {image.name.rpartition("/")[0] for image in images}
+        return frozenset(path_of(name, self._spec.root) for name in names)
+
+
+def _images_of(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
+    """Returns the images of a split as far as they can be listed."""
+    suffixes = image_suffixes(spec.pixels)
+    found: list[ImageFile] = []
+    for entry in spec.split(split).images:
+        with contextlib.suppress(UserError):  # raised when that split is used
+            if entry.is_dir():
+                found += [image for _, image in _in_folder(entry, folders, [], suffixes, {})]
+            elif entry.suffix.lower() == ".txt" and entry.is_file():
+                found += [image for _, image in _in_list(entry, spec.root, folders, [], suffixes)]
+    return found
 
 
 def _images_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
     """Returns the images of splits that have the same annotation file as ``split``, without stamps, sorted by name."""
     mine = spec.split(split).annotations
-    suffixes = image_suffixes(spec.pixels)
-    found: dict[str, ImageFile] = {}
-    for other, source in spec.splits.items():
-        if other == split or source.annotations != mine:
-            continue
-        for entry in source.images:
-            files: Iterable[tuple[str, ImageFile]] = ()
-            if entry.is_dir():
-                files = _in_folder(entry, folders, [], suffixes, {})
-            elif entry.suffix.lower() == ".txt" and entry.is_file():
-                files = _in_list(entry, spec.root, folders, [], suffixes)
-            found |= {image.name: image._replace(stamp=None) for _, image in files}
+    others = [other for other, source in spec.splits.items() if other != split and source.annotations == mine]
+    found = {image.name: image._replace(stamp=None) for other in others for image in _images_of(spec, other, folders)}
     return [found[name] for name in sorted(found)]
-
-
-def _stems_of_other_splits(spec: DatasetSpec, split: str) -> frozenset[str]:
-    """Returns the `loose` names, without suffix, of the images of the splits whose labels may be in the same folders as
-    those of ``split``."""
-    mine, names = spec.split(split).annotations, []
-    for other, source in spec.splits.items():
-        theirs = source.annotations
-        if other == split or (mine is None) != (theirs is None):
-            continue
-        if mine is not None and not theirs.is_relative_to(mine) and not mine.is_relative_to(theirs):
-            continue
-        for entry in source.images:
-            if entry.is_dir():
-                names += [each.name for visit in walk(entry) for each in visit.entries if is_image_name(each.name)]
-            elif entry.suffix.lower() == ".txt" and entry.is_file():
-                names += [row.strip() for row in read_text(entry, most=_MAX_LIST_BYTES).splitlines()]
-    return frozenset(loose(os.path.splitext(_parts(name)[-1])[0]) for name in names if name)
 
 
 def _without_equal_views(

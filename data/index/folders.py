@@ -106,6 +106,9 @@ class Folders:
         """Keeps what a walk has found besides images in ``folder``, for `besides`."""
         self._besides[folder] = {entry.name: entry for entry in entries}
 
+    def was_walked(self, folder: str) -> bool:
+        return folder in self._besides
+
     def walked_below(self, folder: str) -> list[str]:
         """The folders below ``folder``, and itself, of which `keep_besides` knows, sorted."""
         return sorted(path for path in self._besides if path == folder or path.startswith(os.path.join(folder, "")))

@@ -8,10 +8,11 @@ before the suffix (``0003.jpg.txt``), and the image that the file itself names. 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from data.image_io.decode import IMAGE_SUFFIXES, is_image_name
 from data.index.folders import Folders, query, stamp_of
@@ -44,6 +45,14 @@ class _Group:
     missing: list[int] = field(default_factory=list)  # members without a label file in the usual place
 
 
+class OtherSplits(Protocol):
+    """What the search asks about the data set's other splits; found out only if it does."""
+
+    is_first: bool  # whether the data set names no split before this one
+    stems: frozenset[str]  # `loose` names, without suffix, of images whose labels may be where this split's are
+    folders_before: frozenset[str]  # of the images of splits that it names before this one, absolute
+
+
 class LabelSearch:
     """The search for the label files of a split.
 
@@ -53,8 +62,7 @@ class LabelSearch:
         annotations: the folder of the labels; None: where the format expects them.
         folders: entries on the disk; a walk through the images has kept what is besides them.
         entries: the folders that the split names (absolute), without its lists.
-        stems_elsewhere: returns `loose` names, without suffix, of the images of other splits; called if needed.
-        is_first: whether the data set names no split before this one.
+        others: the data set's other splits.
         taken: of a copy: `FoundLabels.taken` of the original, which has also told what is wrong with it.
     """
 
@@ -67,8 +75,7 @@ class LabelSearch:
         annotations: Path | None,
         folders: Folders,
         entries: Sequence[str],
-        stems_elsewhere: Callable[[], frozenset[str]],
-        is_first: bool,
+        others: OtherSplits,
         taken: Mapping[str, str] | None = None,
     ) -> None:
         self._images = images
@@ -77,8 +84,7 @@ class LabelSearch:
         self._annotations = annotations
         self._folders = folders
         self._entries = entries
-        self._stems_elsewhere = stems_elsewhere
-        self._is_first = is_first
+        self._others = others
         self._taken_before = taken
         self._files: list[LabelFile | None] = [None] * len(images)
         self._findings: list[Finding] = []
@@ -86,6 +92,7 @@ class LabelSearch:
         self._shared: set[str] = set()  # names of label files that several images have
         self._taken: dict[str, str] = {}  # see `FoundLabels`
         self._free_names: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
+        self._holding: dict[str, bool] = {}  # see `_holds_labels`
         self._on_disk: dict[str, dict[str, str]] = {}  # names of images by folder and loose stem
         self._doubtful: set[int] = set()  # images without a label file, of which an unused one may be
 
@@ -171,8 +178,9 @@ class LabelSearch:
             names = free.get(loose(usual_name)) or free.get(loose(base + self._format.suffix)) or []
             if usual_name in names:
                 names = [usual_name]
-            if names and (place == group.places[0] or self._holds_labels(place)):
-                fits += [(place, name) for name in names]
+            if place != group.places[0]:
+                names = [name for name in names if self._holds_labels(place) or self._has_labels(place, name)]
+            fits += [(place, name) for name in names]
         if len(fits) > 1 and len({_content(os.path.join(*each)) for each in fits}) == 1:
             return fits[:1]
         return fits
@@ -239,9 +247,15 @@ class LabelSearch:
         return self._free_names[place]
 
     def _holds_labels(self, place: str) -> bool:
-        """Returns whether files of a folder that may have labels have some: next to images there may be captions."""
-        sample = [name for names in list(self._free(place).values())[:_SAMPLED] for name in names]
-        return any(self._format.is_labels(_head(os.path.join(place, name))) for name in sample)
+        """Returns whether some of the free files in a folder have labels: next to images there may be captions."""
+        if place not in self._holding:
+            names = [name for names in self._free(place).values() for name in names]
+            sample = names[:: len(names) // _SAMPLED + 1]
+            self._holding[place] = any(self._has_labels(place, name) for name in sample)
+        return self._holding[place]
+
+    def _has_labels(self, place: str, name: str) -> bool:
+        return self._format.is_labels(_head(os.path.join(place, name)))
 
     def _list_unused(self, groups: Sequence[_Group]) -> None:
         """Reports the label files that no image has."""
@@ -251,7 +265,8 @@ class LabelSearch:
             for place in dict.fromkeys(places):
                 groups_of.setdefault(place, []).append(group)
         for place, owners in groups_of.items():
-            for name in self._free_files(place):
+            is_usual = any(place == group.places[0] for group in owners)
+            for name in self._free_files(place) if is_usual or self._holds_labels(place) else ():
                 head = _head(os.path.join(place, name))
                 if self._format.is_labels(head):
                     self._report(place, name, head, owners)
@@ -261,14 +276,16 @@ class LabelSearch:
                 if stem in self._images_on_disk(mirrored) or stem in self._labeled:
                     continue
                 is_mine = stem in self._unlabeled or not is_of_all
-                if not is_mine and not (self._is_first and stem not in self._stems_elsewhere()):
+                if not is_mine and not (self._others.is_first and stem not in self._others.stems):
                     continue
-                if self._format.is_labels(_head(os.path.join(place, name))):
+                if self._has_labels(place, name):
                     self._report_orphan(place, name)
 
     def _report(self, place: str, name: str, head: bytes, groups: Sequence[_Group]) -> None:
         """Reports a file with labels, unless nothing is wrong with it. ``groups``: those whose labels may be in
         ``place``."""
+        if not any(map(self._lists_unused, groups)):
+            return
         stems = {self._stem(name)}
         if self._format.named_image is not None and (named := self._format.named_image(head)):
             stems |= {loose(named), self._stem(named)}
@@ -277,8 +294,13 @@ class LabelSearch:
             if file := next((on_disk[stem] for stem in stems if stem in on_disk), ""):
                 self._report_of_image(place, name, self._folders.name_in(group.folder) + file)
                 return
-        if self._annotations is None or stems.isdisjoint(self._stems_elsewhere()):
+        if self._annotations is None or stems.isdisjoint(self._others.stems):
             self._report_orphan(place, name)
+
+    def _lists_unused(self, group: _Group) -> bool:
+        """Returns whether this split tells of label files without an image in a folder. Of several splits with lists of
+        the images in one folder, the first does: for a small one they would be a large share."""
+        return self._folders.was_walked(group.folder) or group.folder not in self._others.folders_before
 
     def _report_of_image(self, place: str, name: str, image: str) -> None:
         """Reports a file with labels of an image that exists, but has another label file or is not read."""
@@ -288,20 +310,21 @@ class LabelSearch:
                 self._add_orphan(place, name, f"its image, {image}, is not read")
             return  # it is in no list, or reported itself
         theirs = self._files[i]
-        if theirs is None or _content(os.path.join(place, name)) == _content(path_of(theirs.name, self._root)):
-            return
-        text = f"{image} has {theirs.name}, which is used; remove one of the two"
-        self._findings.append(Finding(self._full_name(place, name), SECOND_LABEL, text))
+        if self._is_unlabeled(i):
+            self._report_orphan(place, name)
+        elif theirs and _content(os.path.join(place, name)) != _content(path_of(theirs.name, self._root)):
+            text = f"{image} has {theirs.name}, which is used; remove one of the two"
+            self._findings.append(Finding(self._full_name(place, name), SECOND_LABEL, text))
 
     def _report_orphan(self, place: str, name: str) -> None:
-        """Reports a file with labels that belongs to no image. An image that it may be of is left out: as a background
-        it would teach the model to ignore its objects."""
-        image = self._resembling(self._stem(name))
-        if image is None:
+        """Reports a file with labels that belongs to no image. Images that it may be of are left out: as a background
+        such an image would teach the model to ignore its objects."""
+        images = self._resembling(self._stem(name))
+        if not images:
             self._add_orphan(place, name, "belongs to no image; rename it like its image, or remove it")
             return
-        self._doubtful.add(image)
-        theirs, usual = self._images[image].name, self._files[image].name
+        self._doubtful.update(images)
+        theirs, usual = self._images[images[0]].name, self._files[images[0]].name
         text = f"belongs to no image; if it is that of {theirs}, which is left out, rename it to {usual}"
         self._add_orphan(place, name, text)
 
@@ -312,13 +335,14 @@ class LabelSearch:
     def _num_objects(self, place: str, name: str) -> int:
         return self._format.num_objects(_content(os.path.join(place, name)) or b"")
 
-    def _resembling(self, stem: str) -> int | None:
-        """Returns the only image without labels whose loose stem is ``stem``, or begins or ends with it or the other
-        way around; None if there is none, or several are like it."""
+    def _resembling(self, stem: str) -> list[int]:
+        """Returns the images without labels whose loose stem is ``stem``; else the only one that begins or ends with
+        it, or the other way around."""
         if stem in self._unlabeled:
             return self._unlabeled[stem]
-        fits = {*self._unlabeled_by_part.get(stem, ()), *(self._unlabeled.get(part) for part in _parts(stem))} - {None}
-        return fits.pop() if len(fits) == 1 else None
+        fits = {*self._unlabeled_by_part.get(stem, ())}
+        fits.update(i for part in _parts(stem) for i in self._unlabeled.get(part, ()))
+        return list(fits) if len(fits) == 1 else []
 
     def _places_around(self, seen: Container[str]) -> Iterator[tuple[str, str, bool]]:
         """Yields folders, none of them in ``seen``, in which label files may be by mistake: below and above those of
@@ -341,17 +365,16 @@ class LabelSearch:
                     yield place, folder, True
 
     def _below(self, labels: str, images: str) -> Iterator[tuple[str, str]]:
-        """Yields the folders below ``labels``, each with the folder below ``images`` that it mirrors."""
+        """Yields ``labels`` and the folders below, each with the folder of ``images`` that it mirrors."""
         pending = [(labels, images)]
         while pending:
             place, mirrored = pending.pop()
+            yield place, mirrored
             entries = self._folders.entries(place)
             used = self._used.get(place, set())
             for name in sorted(entries.keys() - used) if len(entries) > len(used) else ():
                 if query(entries[name].is_dir) and not entries[name].is_symlink():
-                    inner = os.path.join(place, name), os.path.join(mirrored, name)
-                    pending.append(inner)
-                    yield inner
+                    pending.append((os.path.join(place, name), os.path.join(mirrored, name)))
 
     def _full_name(self, place: str, name: str) -> str:
         return self._folders.name_in(place) + name
@@ -371,17 +394,21 @@ class LabelSearch:
         return {image.name: i for i, image in enumerate(self._images)}
 
     @cached_property
-    def _unlabeled(self) -> dict[str, int]:
+    def _unlabeled(self) -> dict[str, list[int]]:
         """The images without a label file by loose stem."""
-        return {self._image_stem(i): i for i in range(len(self._files)) if self._is_unlabeled(i)}
+        by_stem: dict[str, list[int]] = {}
+        for i in range(len(self._files)):
+            if self._is_unlabeled(i):
+                by_stem.setdefault(self._image_stem(i), []).append(i)
+        return by_stem
 
     @cached_property
     def _unlabeled_by_part(self) -> dict[str, list[int]]:
         """The images without a label file by the `_parts` of their loose stems."""
         by_part: dict[str, list[int]] = {}
-        for stem, i in self._unlabeled.items():
+        for stem, images in self._unlabeled.items():
             for part in _parts(stem):
-                by_part.setdefault(part, []).append(i)
+                by_part.setdefault(part, []).extend(images)
         return by_part
 
     @cached_property

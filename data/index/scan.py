@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 from functools import partial
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +33,13 @@ from data.labels.clean import (
     too_dark,
 )
 from data.labels.findings import Finding
+from data.labels.image_names import loose
 from data.labels.label_format import LabelSource
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
 from data.spec.dataset_spec import DatasetSpec, class_names
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files.paths import path_of
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
@@ -52,6 +54,7 @@ _CORRECTIONS = {
     kinds.SCALED: "images with labels for another size, which are scaled",
     kinds.TURNED: "images with labels of the unturned photo, which are turned",
 }
+_WARNED_NAMES = 0.1  # of the label files, that name another image: a warning says so from here on
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
 
 
@@ -65,6 +68,7 @@ class ScannedImage(NamedTuple):
     stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
     is_hidden: bool = False  # only decoding shows its damage
     largest: int = 0  # value of a 16-bit image; 0 for other images
+    named_image: str = ""  # the image that the label file says it is of
 
 
 def scan_split(
@@ -78,6 +82,7 @@ def scan_split(
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])
     found = [finding for image in images for finding in image.findings]
+    found += (named_otherwise := _named_otherwise(source, images))
 
     stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
     if stated_hw:
@@ -87,6 +92,10 @@ def scan_split(
     ids_advice = ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names))
     notation_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
     advice = [ids_advice, notation_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
+    if len(named_otherwise) > _WARNED_NAMES * len(images):
+        count = f"{len(named_otherwise):,} of {counted(len(images), 'label file')}"
+        first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
+        advice.append(f"{count} name another image than they are called like, which decides; first {first}")
     misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
     boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(notation_advice))
     found += [_finding(source, image, problem) for image, problem in problems]
@@ -109,6 +118,22 @@ def scan_split(
         category_ids=source.category_ids,
     )
     return Scan(spec, index.recounted(), source, np.array(numbers, np.int64), findings)
+
+
+def _named_otherwise(source: LabelSource, images: list[ScannedImage]) -> list[Finding]:
+    """Findings about label files that are called like one image of the split and say that they are of another one."""
+    named = {i: image.named_image for i, image in enumerate(images) if image.named_image}
+    if not named:
+        return []
+    stem_of = [loose(PurePosixPath(image.name).stem) for image in source.images]
+    stems = set(stem_of)
+    found = []
+    for i, name in named.items():
+        stem = loose(PurePosixPath(name.replace("\\", "/")).stem)
+        if stem != stem_of[i] and stem in stems:
+            text = f"it names {one_line(name)[:200]}, its own name is that of {source.images[i].name}"
+            found.append(Finding(source.where(i), kinds.NAMED_OTHERWISE, text, i))
+    return found
 
 
 def _read_images(
@@ -162,6 +187,7 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> S
         num_labeled=num_labeled,
         stated_hw=None if raw is None or raw.size_hw == size else raw.size_hw,
         largest=max(largest),
+        named_image="" if raw is None else raw.named_image,
     )
 
 

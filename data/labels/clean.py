@@ -48,6 +48,7 @@ class RawLabels(NamedTuple):
     rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line, shape): numbers, in file order
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
+    named_image: str = ""  # the image that the file says it is of
 
     def add(self, parsed: tuple | RowProblem) -> None:
         (self.problems if isinstance(parsed, RowProblem) else self.rows).append(parsed)

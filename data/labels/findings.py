@@ -35,6 +35,7 @@ UNLISTED = "image without annotations entry"
 UNSUPPORTED = "file of an unsupported kind"
 SECOND_LABEL = "second label file of an image"
 SHARED_LABEL = "label file of several images"
+NAMED_OTHERWISE = "label file that names another image"
 NO_LABEL = "missing label file"
 MISREAD = "probably misread"  # of the split as a whole
 

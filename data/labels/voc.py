@@ -31,7 +31,8 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
     is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
-    labels = RawLabels([], [], (int(size[0]), int(size[1])) if is_known else None)
+    size_hw = (int(size[0]), int(size[1])) if is_known else None
+    labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
     for element in root:
         line = int(element.attrib[_LINE])
         if element.tag == "object":

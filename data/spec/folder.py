@@ -14,6 +14,7 @@ from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
 from data.labels.voc import is_voc, object_names
 from data.labels.yolo import has_row, label_folders
+from data.spec.dataset_spec import labels_without_images
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
@@ -185,6 +186,8 @@ def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
     images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
     others = sorted({path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if advice := labels_without_images(folder):
+        return advice.removeprefix("; ")
     there = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
     there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
     if any(_label_files(path) for path in splits.values()):

@@ -112,6 +112,20 @@ def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
     assert "2 of 8 training images are held out" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("val", ["images/gone", "gone.txt", "empty.txt", "images/val", ["images/gone", "empty.txt"]])
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_missing_or_empty_validation_split_may_be_held_out(world, tmp_path, capsys, val, is_staged):
+    data = write_dataset(tmp_path / "set", train=8, val=0)
+    (tmp_path / "set" / "empty.txt").write_text("\n")
+    data.write_text(yaml.safe_dump({"train": "images/train", "val": val, "names": ["light", "dark"]}))
+    given = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1", "--val-fraction", "0.25"]
+    call(train.main, *given, *(["--stage", tmp_path / "stage"] if is_staged else []))
+    out = capsys.readouterr().out
+    assert "2 of 8 training images are held out" in out
+    assert f"{data}: 'val' (" in out
+    assert ") has no images and is left out" in out
+
+
 def test_patience_counts_only_validated_epochs_and_older_files_are_named(world, tmp_path, capsys):
     """The third epoch is the first that is scored, the sixth is not better."""
     (tmp_path / "exp").mkdir()

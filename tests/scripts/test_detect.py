@@ -253,7 +253,7 @@ def frames_of(path):
     return frames
 
 
-def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
+def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, capsys):
     folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
     frames = frames_of(folder / "clip.mp4")
     assert len(frames) == 4
@@ -264,6 +264,10 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
     for frame in (0, 2, 4, 6):
         rows = read_txt(folder / "labels" / f"clip_{frame:06d}.txt")
         assert len(rows) == sum(r["frame"] == frame for r in records) > 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines if " frame " in line] == [
+        f"{clip} frame {i} of 8" for i in (0, 2, 4, 6)
+    ]
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]
 

@@ -227,6 +227,18 @@ def test_a_file_that_is_not_an_image_is_refused(tmp_path):
         read_image(tmp_path / "f.tif")
 
 
+@pytest.mark.parametrize(("start", "kind"), [(b"\0\0\0\x18ftypheic", ".heic"), (b"\0\0\0\x18ftypmif1", ".heic")])
+def test_the_content_of_another_format_is_named(tmp_path, start, kind):
+    """As phones write it, and apps rename it."""
+    (tmp_path / "photo.jpg").write_bytes(start + bytes(range(256)) * 4)
+    for read in (read_image, check_image):
+        text = (
+            rf"photo.jpg: cannot be decoded \(its content is that of a \{kind} file, which is not supported; convert it"
+        )
+        with pytest.raises(UserError, match=text):
+            read(tmp_path / "photo.jpg")
+
+
 def test_random_headers_raise_only_the_expected_error(tmp_path):
     rng = np.random.default_rng(1)
     whole = [jpeg_with_exif(gradient(), 6), png(40, 24, 8, 2, [r.tobytes() for r in gradient()])]

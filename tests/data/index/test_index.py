@@ -601,7 +601,7 @@ def test_any_change_of_the_files_causes_a_new_scan(root, tmp_path, lines, change
     before = load(root, tmp_path / "cache")
     told(lines)
     CHANGES[change](root)
-    after = load(root, tmp_path / "cache")
+    after = load(root, tmp_path / "cache", max_bad=0.5)  # a label file may be left without its image
     assert "(cached)" not in told(lines)[0]
     assert after.fingerprint != before.fingerprint
     assert len(list((tmp_path / "cache").glob("*.index"))) == 1

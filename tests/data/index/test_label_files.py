@@ -18,7 +18,7 @@ from data.check.scanned import scan_dataset, scan_issues
 from data.index.files import list_split
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL
+from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL
 from data.labels.yolo import label_folders
 from data.spec.dataset_spec import DataSource
 from data.spec.dataset_yaml import load_dataset_spec
@@ -251,13 +251,41 @@ def lengthened(folder: Folder) -> None:
     folder.label("labels/train/frame-03.txt")
 
 
+def flat_labels_of_folders(folder: Folder) -> None:
+    """One image is in a folder, its label is not."""
+    folder.write(but=3)
+    (folder.root / "images/train/sub").mkdir()
+    (folder.root / "images/train/03.png").rename(folder.root / "images/train/sub/03.png")
+    folder.label("labels/train/03.txt")
+
+
+def labels_above_all_images(folder: Folder) -> None:
+    folder.write(image="images/train/sub/{}.png", label="labels/train/sub/{}.txt", but=3)
+    folder.label("labels/train/03.txt")
+
+
+def beside_among_notes(folder: Folder) -> None:
+    """It is too far from its place to be looked for there."""
+    folder.write(but=3)
+    for i in range(300):
+        folder.label(f"images/train/more/note{i}.txt", "a note\n")
+    folder.label("labels/train/more/03.txt")
+
+
 def voc_deeper(folder: Folder) -> None:
     write_voc(folder, "voc/{}.xml", "unknown.png")
     (folder.root / "voc" / "more").mkdir()
     (folder.root / "voc" / "03.xml").rename(folder.root / "voc" / "more" / "03.xml")
 
 
-@pytest.mark.parametrize("make", [higher, deeper, shortened, lengthened, voc_deeper], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        higher, deeper, shortened, lengthened, flat_labels_of_folders, labels_above_all_images, beside_among_notes,
+        voc_deeper,
+    ],
+    ids=lambda make: make.__name__,
+)  # fmt: skip
 def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make, lines):
     """The line says how to rename the label file; after that nothing is wrong."""
     make(folder)
@@ -273,6 +301,7 @@ def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make,
     with pytest.raises(UserError, match=rf"can't be used \(--max-bad is 0\).*{label}: belongs to no image"):
         folder.index(max_bad=0.0)
     assert image not in index.paths
+    (folder.root / new_name).parent.mkdir(exist_ok=True)
     (folder.root / label).rename(folder.root / new_name)
     assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
 
@@ -354,6 +383,26 @@ def test_splits_may_share_a_folder_of_labels(folder, places, lines):
         assert {line.split(":")[0] for line in orphans} == {f"{places[1]}/y.xml"}
 
 
+def test_splits_of_lists_count_an_unused_label_file_once(folder):
+    """In a small split it would be a large share, as in the validation lists of cross-validation."""
+    folder.write()
+    folder.label("labels/train/x.txt")
+    folder.image("images/val/0.png")
+    folder.label("labels/val/0.txt")
+    folder.label("labels/val/y.txt")
+    splits = {"train": range(1, NUM_IMAGES), "val": range(1), "test": ()}
+    for split, numbers in splits.items():
+        rows = [f"images/train/{i:02}.png\n" for i in numbers] or ["images/val/0.png\n"]
+        (folder.root / f"{split}.txt").write_text("".join(rows))
+    yaml = folder.root / "data.yaml"
+    yaml.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [a]\n")
+    spec = load_dataset_spec(yaml)
+    indexes = {split: load_index(spec, split, progress=False, max_bad=0.5) for split in splits}
+    orphans = {split: [line for line in index.report.lines if ORPHAN in line] for split, index in indexes.items()}
+    assert {split: len(lines) for split, lines in orphans.items()} == {"train": 1, "val": 0, "test": 1}
+    assert orphans["test"][0].startswith("labels/val/y.txt")
+
+
 def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
     """An image of the same name in another split does not take another's boxes."""
     content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
@@ -372,6 +421,24 @@ def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
         assert index.report.problems == 0
         found |= {path: int(index.boxes_xywh_px[i, 0]) for i, path in enumerate(index.paths)}
     assert found == {"images/val/0.png": 0, "images/train/0.png": 1, "images/train/1.png": 2, "images/val/2.png": 3}
+
+
+def test_a_label_that_may_be_of_several_images_leaves_all_of_them_out(folder):
+    folder.write()
+    for name in ("a/x", "b/x"):
+        folder.image(f"images/train/{name}.png")
+    folder.label("labels/train/x.txt")
+    index = folder.index()
+    assert len(index) == NUM_IMAGES
+    assert index.report.ledger.lost_images == 1
+
+
+def test_one_label_beside_many_captions_is_found(folder):
+    folder.write(but=3)
+    for i in range(NUM_IMAGES):
+        folder.label(f"images/train/{i:02}.txt", "a photo of a cat\n")
+    folder.label("images/train/03.txt")
+    assert len(folder.index(max_bad=0.0).classes) == NUM_IMAGES
 
 
 def test_several_readings_leave_the_image_out(folder, lines):
@@ -426,6 +493,21 @@ def test_a_label_file_that_is_a_link_to_nothing_is_no_background(folder):
     index = folder.index()
     assert len(index) == NUM_IMAGES - 1
     assert index.report.lines[0].startswith("labels/train/03.txt: unusable label file: a link to nothing")
+
+
+@pytest.mark.parametrize("count", [2, NUM_IMAGES])
+def test_voc_files_that_name_each_others_images_are_reported(folder, lines, count):
+    """Their own names decide; a <filename> of no image is only old."""
+    write_voc(folder, "voc/{}.xml", "old{}.png")
+    for i in range(count):
+        path = folder.root / "voc" / f"{i:02}.xml"
+        path.write_text(path.read_text().replace(f"old{i:02}.png", f"C:\\x\\{(i + 1) % count:02}.JPG"))
+    index = folder.index(max_bad=0.0)
+    assert len(index.classes) == NUM_IMAGES
+    assert index.report.totals[NAMED_OTHERWISE] == count
+    text = r"voc/00.xml: it names C:\x\01.JPG, its own name is that of images/train/00.png"
+    warning = f"{count} of 20 label files name another image than they are called like, which decides; first {text}"
+    assert (warning in lines.text) == (count > 2)
 
 
 def test_captions_beside_images_are_no_labels(folder, lines):
