@@ -97,7 +97,7 @@ def scan_split(
         first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
         advice.append(f"{count} name another image than they are called like, which decides; first {first}")
     misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
-    boxes, problems = clean_rows(table, image_hw, source.normalized, reverse=not notation_advice)
+    boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(notation_advice))
     found += [_finding(source, image, problem) for image, problem in problems]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda f: (f.image, f.line))

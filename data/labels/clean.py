@@ -93,7 +93,7 @@ class Boxes(NamedTuple):
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
 def clean_rows(
-    table: np.ndarray, image_hw: np.ndarray, normalized: bool, *, reverse: bool = True
+    table: np.ndarray, image_hw: np.ndarray, normalized: bool, *, is_misread: bool = False
 ) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
     """Clips boxes to their images, removes boxes without area or outside the image, and marks exact repetitions.
 
@@ -101,7 +101,8 @@ def clean_rows(
         table: float64 (R, 10): `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
         normalized: corners and areas are fractions of the image size, not pixels.
-        reverse: corners in the wrong order and negative sizes are put in order; else such boxes have no area.
+        is_misread: the numbers seem to mean something else (`other_notation`): boxes that do not fit are left out,
+            which else are put in order and clipped.
 
     Returns the remaining boxes; and for each row that is removed, changed or repeated, its image and the problem.
     """
@@ -113,15 +114,16 @@ def clean_rows(
     if normalized:
         labeled, area = labeled * np.stack([width, height, width, height], 1), area * width * height
     is_reversed = (labeled[:, 2:] < labeled[:, :2]).any(1)
-    corners = _in_order(labeled) if reverse else labeled
-    if reverse:
-        area = np.where(is_reversed, np.abs(area), area)
+    corners = labeled if is_misread else _in_order(labeled)
+    area = area if is_misread else np.where(is_reversed, np.abs(area), area)
     size = corners[:, 2:] - corners[:, :2]
     has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
     fractions = has_area & (False if normalized else _are_fractions(corners, np.minimum(height, width)))
     inside = clip_xyxy(corners, width, height)
     inside_size = inside[:, 2:] - inside[:, :2]
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
+    if is_misread:
+        outside |= has_area & ~_fits(corners, np.stack([width, height, width, height], 1))
     kept = has_area & ~outside & ~fractions
     keys = np.column_stack([image, table[:, CLASS], table[:, CROWD], corners, table[:, SHAPE]])
     rows = np.flatnonzero(kept)

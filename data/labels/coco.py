@@ -295,13 +295,16 @@ def _parse_annotation(
 
 
 def _shape(segmentation: Any) -> int:
-    """See `shape_of`. Two polygons whose first has the same beginning and end are the same."""
+    """The `shape_of` polygons, of which only the first one's beginning and end are compared; 0 for other values."""
     if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
         return 0
     first = segmentation[0]
+    ends = (*first[:_COMPARED], *first[-_COMPARED:])
+    if not all(type(value) in (int, float) for value in ends):
+        return 0
     if len(first) == _NUMBERS_OF_BOX and len(set(first[::2])) == len(set(first[1::2])) == 2:
         return 0  # the box itself
-    return shape_of((len(segmentation), len(first), *first[:_COMPARED], *first[-_COMPARED:]))
+    return shape_of((len(segmentation), len(first), *ends))
 
 
 class LabelsPerSplit:

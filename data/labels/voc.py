@@ -33,8 +33,12 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
     size_hw = (int(size[0]), int(size[1])) if is_known else None
     labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
-    for element in root.findall("object"):
-        labels.add(_parse_object(element, int(element.attrib[_LINE]), class_ids))
+    for element in root:
+        line = int(element.attrib[_LINE])
+        if element.tag == "object":
+            labels.add(_parse_object(element, line, class_ids))
+        elif element.find("bndbox") is not None:
+            labels.add(RowProblem(line, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
     return labels
 
 

@@ -302,6 +302,33 @@ def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, mo
     np.testing.assert_allclose(after.area_px, before.area_px)
 
 
+@EACH_FORMAT
+def test_boxes_in_another_notation_are_lost_where_they_do_not_fit(root, reader):
+    """Corners in place of sizes, or sizes in place of corners: those that fit do so by chance."""
+
+    def rewritten(rows: list) -> list:
+        if reader == "voc":
+            return [(c, x1, y1, x2 - x1, y2 - y1) for c, x1, y1, x2, y2 in rows]
+        if reader == "coco":
+            return [(c, x1, y1, x1 + x2, y1 + y2) for c, x1, y1, x2, y2 in rows]
+        return [(c, x1 - x2 / 2, y1 - y2 / 2, x1 + x2 / 2, y1 + y2 / 2) for c, x1, y1, x2, y2 in rows]
+
+    path = describe(root, reader)
+    for name in IMAGES:
+        edit_rows(root, name, rewritten)
+    with pytest.raises(UserError, match=r"labeled objects can't be used.* boxes do not fit into their images as .* as"):
+        load(path)
+
+
+def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
+    path = describe(root, "voc")
+    for name in IMAGES[:5]:
+        file = root / "voc" / name.replace(".png", ".xml")
+        file.write_text(file.read_text().replace("<object>", "<Object>").replace("</object>", "</Object>"))
+    with pytest.raises(UserError, match=r"5 of 20 images.*<Object> with a box where VOC has <object>"):
+        load(path)
+
+
 @pytest.mark.parametrize("reader", ["voc", "coco"])
 def test_boxes_as_fractions_where_pixels_are_expected_are_named(root, reader):
     path = describe(root, reader)
@@ -330,6 +357,10 @@ def test_different_polygons_of_one_box_are_two_objects(root):
     edit_json(root, lambda content: content["annotations"].extend(extra))
     index = load(describe(root, "coco"))
     assert index.repeated.sum() == 1
+    odd = [[[1, 2], [3, 4]]], [{}], [], "", {"counts": [1, 2], "size": [60, 80]}, [[None] * 8]
+    extra = [object_of_both | {"id": 910 + i, "segmentation": each} for i, each in enumerate(odd)]
+    edit_json(root, lambda content: content["annotations"].extend(extra))
+    assert load(describe(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
 
 
 def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch):
