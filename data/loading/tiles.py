@@ -153,7 +153,7 @@ class TiledImages(LoadImagesAndLabels):
         self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
         """Batches of at most ``batch_size`` tiles of one image, of the images numbered rank, rank + world_size, ..."""
-        canvas_hw = canvases.canvas_hw((self.tiles.side, self.tiles.side))
+        canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
         bounds = np.searchsorted(self.tiles.image, np.arange(len(self.images) + 1)).tolist()
         requests = []
         for image in range(rank, len(self.images), world_size):

@@ -38,6 +38,7 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.folders import CONFIGS
 from utils.machine.threads import Ahead
+from utils.structures import GRAY
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")
@@ -149,15 +150,17 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
 
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
-    """If the image is its own canvas, the result is that of the model after NMS."""
+    """The image is seen with half a stride of padding; the result is that of the model after NMS."""
     monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = read(folder)
     assert names_in(folder) == ["predictions.json"]
     image = cv2.cvtColor(cv2.imread(str(pictures / "a.png")), cv2.COLOR_BGR2RGB)
+    canvas = np.pad(image, ((16, 16), (16, 16), (0, 0)), constant_values=GRAY)  # half a stride of padding
     with torch.no_grad():
         bare = model.fuse()
-        boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+        boxes, scores = bare.decode(bare(torch.from_numpy(canvas).permute(2, 0, 1)[None].float() / 255))
+    boxes = boxes - 16
     rules = {"conf_thres": 0.0, "iou_thres": 0.5, "max_det": 5, "multi_label": False}
     kept = select_detections(boxes, scores, **rules, box_voting=not voting)
     assert not torch.allclose(kept[0], select_detections(boxes, scores, **rules, box_voting=bool(voting))[0], atol=1e-2)
@@ -188,10 +191,12 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
     np.testing.assert_allclose([r["score"] for r in records], want.scores[0, : int(want.counts)], atol=1e-5)
 
 
-def test_an_image_of_one_tile_has_the_detections_of_the_image(weights, pictures, tmp_path):
-    tiles = ([], ["--tile", "64", "--imgsz", "96"])
-    plain, tiled = (read(run(weights, pictures / "a.png", tmp_path, "--save-json", *more)) for more in tiles)
-    assert plain == tiled
+def test_an_image_of_one_tile_is_seen_once_whatever_the_size_of_whole_images(weights, pictures, tmp_path):
+    sizes = (["--imgsz", "64"], ["--imgsz", "96"], ["--no-tile-full-image"])
+    flags = ("--save-json", "--tile", "64")
+    first, *others = (read(run(weights, pictures / "a.png", tmp_path, *flags, *more)) for more in sizes)
+    assert first
+    assert others == [first, first]
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
