@@ -165,6 +165,20 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
     return decode_image(data, read_header(data, path), path, on_warning=on_warning, pixels=pixels)
 
 
+def have_single_colors(paths: Sequence[str], pixels: PixelFormat = RGB8) -> bool:
+    """Whether each of the images has the same value everywhere, by channel. False for none, and if one cannot be read.
+    They are read up to the first one that varies."""
+
+    def is_single_color(path: str) -> bool:
+        values = read_image(path, lambda *_: None, pixels).reshape(-1, pixels.channels)
+        return bool((values == values[0]).all())
+
+    try:
+        return len(paths) > 0 and all(map(is_single_color, paths))
+    except UserError:
+        return False
+
+
 def read_reduced(
     path: str | os.PathLike, least_hw: tuple[int, int], on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8
 ) -> tuple[np.ndarray, tuple[int, int]]:

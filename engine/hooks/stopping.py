@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
+from data.image_io.decode import have_single_colors
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from engine.parallel.step_values import StepValues
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
-from utils.program import resume_flag
 from utils.strings import counted
 
 log = logging.getLogger("lockstep")
@@ -57,30 +58,57 @@ class Checkpoints(Hook):
 class NonFiniteSteps(Hook):
     """Names the files of a step that was skipped. Raises UserError if `MOST_BAD_STEPS` were in a row."""
 
+    def __init__(self) -> None:
+        self._are_blank: list[bool] = []  # of bad steps in a row: whether all images have a single color
+
     def read(self, trainer: Training, values: StepValues) -> None:
-        if values.finite:
-            return
         progress = trainer.progress
-        if not values.local_finite:
-            listed = trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
-            with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
-                file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
-            log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
-        elif trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
+        if values.finite:
+            self._are_blank = []
+            return
+        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
-        elif trainer.ctx.is_main:
-            log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
+        else:
+            self._name_files(trainer, values)
         if progress.bad_steps >= MOST_BAD_STEPS:
             trainer.checkpointer.wait()
-            last = trainer.checkpointer.last
-            if last.exists():
-                remedy = f"To continue from the last good weights: {resume_flag(last)},"
-            else:
-                remedy = "There is no checkpoint yet: start again"
-            raise UserError(
-                f"stopped: the last {progress.bad_steps} steps were not finite. {remedy} with a lower lr0 "
-                "(--set lr0=...) or with --amp off"
+            raise UserError(self._reason(trainer, values))
+
+    def _name_files(self, trainer: Training, values: StepValues) -> None:
+        file = _list_of_files(trainer)
+        with open(file, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as opened:
+            opened.write(one_line(f"epoch {trainer.progress.epoch}: {' '.join(values.paths)}") + "\n")
+        is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
+        self._are_blank.append(is_blank)
+        files = " ".join(values.paths) + (", all of a single color" if is_blank else "")
+        if not values.local_finite:
+            log.warning("non-finite loss, step skipped; its files: %s", files)
+        elif trainer.ctx.is_main or is_blank:
+            log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
+
+    def _reason(self, trainer: Training, values: StepValues) -> str:
+        """Why the run stops, and what to do."""
+        steps = trainer.progress.bad_steps
+        last = trainer.checkpointer.last
+        if self._are_blank and all(
+            self._are_blank
+        ):  # batch normalization divides by the deviation of what does not vary
+            named, again = "", "start again"
+            if last.exists():  # otherwise the folder goes with the run
+                named = f" ({_list_of_files(trainer)} names them)"
+                again = f"resume: {last} holds the last good weights"
+            return (
+                f"stopped: the last {steps} steps were not finite, since all of their images have a single color, such "
+                f"as {values.paths[0]}{named}. Remove them, or correct 'bits' and 'channels' in the data set's YAML if "
+                f"the files are not like that, and {again}"
             )
+        what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
+        advice = "with a lower lr0 (--set lr0=...) or with --amp off"
+        return f"stopped: the last {steps} steps were not finite. {what} {advice}"
+
+
+def _list_of_files(trainer: Training) -> Path:
+    return trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
 
 
 class EarlyStopping(Hook):
