@@ -123,6 +123,30 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
         raise PermissionError(errno.EPERM, "is a symbolic link or a pipe, not a file", os.fspath(path)) from None
 
 
+def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int:
+    """A descriptor of the folder ``name`` below ``root``, or of ``root`` itself for "". ``make``: create what is
+    missing. Raises PermissionError for a symbolic link below ``root``: what is written to the folder stays there, also
+    if another user replaces a part of its path."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = Path(root)
+    for part in Path(name).parts:
+        path /= part
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise PermissionError(errno.EPERM, "is a symbolic link or a file, not a folder", str(path)) from None
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor
+
+
 def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:
     """An open regular file of at most ``most`` bytes, and its status. Raises OSError, with a reason, for others."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
