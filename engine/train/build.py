@@ -136,7 +136,10 @@ def build_trainer(
     if ctx.is_main and not config.time:
         warn_of_few_steps(plan, from_weights=bool(config.weights))
     images = train.global_images(0)
-    step = build_step(ctx, run, model, criterion, pretrained=inputs.pretrained, plan=plan, images=images)
+    has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None  # moving tiles cut objects
+    step = build_step(
+        ctx, run, model, criterion, pretrained=inputs.pretrained, plan=plan, images=images, has_regions=has_regions
+    )
     log_plan(run, step, plan)
     # Fingerprints depend on modification times. Machines with copies of their own have others: rank 0's count.
     indexes = (train.samples.index, val.samples.index)
