@@ -112,7 +112,16 @@ def build_training(
     criterion = build_criterion(ctx, settings, model, data.teacher, loaders.train.index)
     warn_of_short_run(ctx, settings.config, steps)
     images = loaders.train.global_images(0)
-    step = build_step(ctx, settings, model, criterion, pretrained=start.pretrained, plan=steps, images=images)
+    step = build_step(
+        ctx,
+        settings,
+        model,
+        criterion,
+        pretrained=start.pretrained,
+        plan=steps,
+        images=images,
+        has_regions=may_have_regions(loaders.train),
+    )
     log_steps(plan, settings, step, steps)
     fingerprint = data_fingerprint(ctx, loaders)
     progress = Progress()
@@ -304,6 +313,11 @@ def build_criterion(
 def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
     if ctx.is_main and not config.time:
         warn_of_few_steps(steps, from_weights=bool(config.weights))
+
+
+def may_have_regions(train: InfiniteDataLoader) -> bool:
+    """Whether training batches may have regions to ignore: crowds, and objects that the borders of moving tiles cut."""
+    return bool(train.index.crowd.any()) or train.samples.tiles is not None
 
 
 def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
