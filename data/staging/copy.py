@@ -35,6 +35,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
+from utils.files.paths import normal_path, path_of, relative_name
 from utils.files.safe_io import open_below, read_text
 from utils.logger import get_logger
 from utils.strings import counted, format_bytes

@@ -14,6 +14,7 @@ from engine.parallel.step_values import StepValues
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
+from utils.program import resume_flag
 from utils.strings import counted
 
 log = logging.getLogger("lockstep")
@@ -90,21 +91,23 @@ class NonFiniteSteps(Hook):
         """Why the run stops, and what to do."""
         steps = trainer.progress.bad_steps
         last = trainer.checkpointer.last
-        if self._are_blank and all(
-            self._are_blank
-        ):  # batch normalization divides by the deviation of what does not vary
+        if self._are_blank and all(self._are_blank):
+            # batch normalization divides by the deviation of what does not vary
             named, again = "", "start again"
             if last.exists():  # otherwise the folder goes with the run
                 named = f" ({_list_of_files(trainer)} names them)"
-                again = f"resume: {last} holds the last good weights"
+                again = f"continue from the last good weights: {resume_flag(last)}"
             return (
                 f"stopped: the last {steps} steps were not finite, since all of their images have a single color, such "
                 f"as {values.paths[0]}{named}. Remove them, or correct 'bits' and 'channels' in the data set's YAML if "
                 f"the files are not like that, and {again}"
             )
-        what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
+        if last.exists():
+            remedy = f"To continue from the last good weights: {resume_flag(last)},"
+        else:
+            remedy = "There is no checkpoint yet: start again"
         advice = "with a lower lr0 (--set lr0=...) or with --amp off"
-        return f"stopped: the last {steps} steps were not finite. {what} {advice}"
+        return f"stopped: the last {steps} steps were not finite. {remedy} {advice}"
 
 
 def _list_of_files(trainer: Training) -> Path:
