@@ -293,7 +293,7 @@ def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world,
         cv2.imwrite(str(path), np.zeros((64, 64, 3), np.uint8))
     line = error_of(capsys, train.main, *flags(world), "--data", data, "--project", tmp_path / "runs")
     if blank == "one":
-        assert "No checkpoint yet: start again with a lower lr0" in line
+        assert "There is no checkpoint yet: start again with a lower lr0" in line
         return
     start, _, rest = line.partition(", such as ")
     assert start.endswith("the last 2 steps were not finite, since all of their images have a single color")

@@ -189,10 +189,10 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     script = (
         "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk\n"
         "disk._BATCH_BYTES, plain = 1, decoding.read_source\n"
-        "def read(path, *sizes):\n"
+        "def read(path, *sizes, **options):\n"
         "    if path.endswith('004.png'):\n"
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
-        "    return plain(path, *sizes)\n"
+        "    return plain(path, *sizes, **options)\n"
         "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
         "disk.open_disk_cache(index, sys.argv[2], 64, decoding.Decoding(1))\n"
     )

@@ -152,7 +152,7 @@ def test_epochs_with_few_objects_are_compared_on_the_same_draws_of_images(own, r
     assert [*what_to_do(few)] == []
     paired = replace(few, ap_of_draws=draws_of(ap, shared=0.2, own=own))
     assert ("was still rising" in text(how_it_went(paired))) == rises
-    assert ("--resume --epochs 12" in text(what_to_do(paired))) == rises
+    assert ("--resume last.pt --epochs 12" in text(what_to_do(paired))) == rises
     fallen = replace(paired, history=history(**{column: ap[::-1]}), ap_of_draws=draws_of(ap[::-1], shared=0.2, own=own))
     assert ("has fallen by 0.300 since the best epoch" in text(how_it_went(fallen))) == rises
     resumed = replace(paired, ap_of_draws={6: paired.ap_of_draws[6]})
