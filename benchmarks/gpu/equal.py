@@ -253,9 +253,12 @@ class StepSeries(NamedTuple):
 
 
 def data_parallel(options: argparse.Namespace) -> Iterator[str]:
-    """Compares steps of DataParallel with the model twice on one device with plain steps: with once, torch calls the
-    model directly, without threads. torch may refuse two on one device. SystemExit if losses or types differ, or if a
-    step takes `SEARCHING` times as long: new threads in each step would search cuDNN's kernels again in each."""
+    """Compares plain steps with those of DataParallel that has the model twice on one device: with a single replica,
+    torch would call the model directly, without threads. torch may refuse two on one device.
+
+    SystemExit if losses or types differ, or if a step takes `SEARCHING` times as long: with new threads in each step,
+    cuDNN would search its kernels again and again.
+    """
     plain = series_of_steps(options, replicas=1)
     yield described_series("plain", plain)
     try:
