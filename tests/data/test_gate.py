@@ -597,7 +597,7 @@ def test_a_background_class_is_named_before_training(root, caplog, monkeypatch, 
     assert caplog.messages == []
     load(path)
     (said,) = caplog.messages
-    assert "'__Background__' is one of the classes (" in said
-    assert ("1 box of it are learned" if used else "'ignore: [__Background__]'") in said
+    assert f"'__Background__' is one of the classes, with {'1 box' if used else '0 boxes'}: " in said
+    assert ("its boxes are learned as objects" if used else "'ignore: [__Background__]'") in said
     if not used:
         assert load(describe(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES
