@@ -8,6 +8,7 @@ before the suffix (``0003.jpg.txt``), and the image that the file itself names. 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -165,8 +166,11 @@ class LabelSearch:
             for i in owners:
                 self._take(i, place, name)
         if self._format.named_image is not None:
-            for i, (place, name) in self._claims_by_content(groups).items():
-                self._take(i, place, name)
+            for i, fits in self._claims_by_content(groups).items():
+                if len(fits) == 1:
+                    self._take(i, *fits[0])
+                else:
+                    self._refuse(i, fits)
 
     def _readings(self, image: int, group: _Group) -> list[tuple[str, str]]:
         """Returns folders and names of the files that may be the labels of an image."""
@@ -181,12 +185,10 @@ class LabelSearch:
             if place != group.places[0]:
                 names = [name for name in names if self._holds_labels(place) or self._has_labels(place, name)]
             fits += [(place, name) for name in names]
-        if len(fits) > 1 and len({_content(os.path.join(*each)) for each in fits}) == 1:
-            return fits[:1]
-        return fits
+        return _different(fits)
 
-    def _claims_by_content(self, groups: Sequence[_Group]) -> dict[int, tuple[str, str]]:
-        """Returns the label files that name an image without labels, where exactly one does, by image."""
+    def _claims_by_content(self, groups: Sequence[_Group]) -> dict[int, list[tuple[str, str]]]:
+        """Returns folders and names of the label files that name an image without labels, by image."""
         missing = [i for group in groups for i in group.missing if self._is_unlabeled(i)]
         names = ImageNames([self._images[i].name for i in missing])
         claims: dict[int, list[tuple[str, str]]] = {}
@@ -196,7 +198,7 @@ class LabelSearch:
                 fits = names.find(named) if named else []
                 if len(fits) == 1:
                     claims.setdefault(missing[fits[0]], []).append((place, name))
-        return {i: fits[0] for i, fits in claims.items() if len(fits) == 1}
+        return {i: _different(fits) for i, fits in claims.items()}
 
     def _take(self, image: int, place: str, name: str) -> None:
         """Makes a file the label file of an image."""
@@ -329,18 +331,23 @@ class LabelSearch:
         self._add_orphan(place, name, text)
 
     def _add_orphan(self, place: str, name: str, text: str) -> None:
-        objects = self._num_objects(place, name)
-        self._findings.append(Finding(self._full_name(place, name), ORPHAN, text, lost_images=1, lost_objects=objects))
+        """Adds a finding, which counts as a lost image unless the split lists its images: then the folder may hold
+        the labels of many other images."""
+        names_folders = bool(self._entries)
+        images = 1 if names_folders else 0
+        objects = self._num_objects(place, name) if names_folders else 0
+        finding = Finding(self._full_name(place, name), ORPHAN, text, lost_images=images, lost_objects=objects)
+        self._findings.append(finding)
 
     def _num_objects(self, place: str, name: str) -> int:
         return self._format.num_objects(_content(os.path.join(place, name)) or b"")
 
     def _resembling(self, stem: str) -> list[int]:
-        """Returns the images without labels whose loose stem is ``stem``; else the only one that begins or ends with
-        it, or the other way around."""
+        """Returns the images without labels whose loose stem is ``stem``; else the only one that has another sign or
+        other leading zeros, or that begins or ends with it, or the other way around."""
         if stem in self._unlabeled:
             return self._unlabeled[stem]
-        fits = {*self._unlabeled_by_part.get(stem, ())}
+        fits = {*self._unlabeled_by_part.get(stem, ()), *self._unlabeled_plain.get(_plain(stem), ())}
         fits.update(i for part in _parts(stem) for i in self._unlabeled.get(part, ()))
         return list(fits) if len(fits) == 1 else []
 
@@ -412,6 +419,14 @@ class LabelSearch:
         return by_part
 
     @cached_property
+    def _unlabeled_plain(self) -> dict[str, list[int]]:
+        """The images without a label file by the `_plain` form of their loose stems."""
+        by_plain: dict[str, list[int]] = {}
+        for stem, images in self._unlabeled.items():
+            by_plain.setdefault(_plain(stem), []).extend(images)
+        return by_plain
+
+    @cached_property
     def _labeled(self) -> frozenset[str]:
         """The loose stems of the images with a label file."""
         return frozenset(self._image_stem(i) for i in range(len(self._files)) if not self._is_unlabeled(i))
@@ -440,6 +455,18 @@ def _parts(stem: str) -> set[str]:
     """Returns the beginnings and ends of a name, cut where it has a sign: of ``0000_7436``, ``0000`` and ``7436``."""
     signs = [i for i, character in enumerate(stem) if not character.isalnum()]
     return {stem[:i] for i in signs} | {stem[i + 1 :] for i in signs} - {""}
+
+
+def _plain(stem: str) -> str:
+    """Returns what names have in common that differ in signs and leading zeros: ``img-007`` and ``img 7``."""
+    return re.sub(r"0+(?=\d)", "", re.sub(r"[\W_]+", "_", stem))
+
+
+def _different(files: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the first of ``files``, folders and names, if all have the same content, else all."""
+    if len(files) > 1 and len({_content(os.path.join(*each)) for each in files}) == 1:
+        return files[:1]
+    return files
 
 
 def _head(path: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import numpy as np
 
 from data.image_io.decode import unread_summary
 from data.index.files import Listing, list_split, shards_of, unread_files
+from data.index.folders import walk
 from data.index.index import CACHE_VERSION, DatasetIndex, Scan, digest_of, index_of, open_cached, write_cache
 from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
@@ -31,6 +33,7 @@ from utils.logger import get_logger
 from utils.strings import counted, listed
 
 _BACKGROUND = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
+_MOST_FOLDERS = 1000  # that are searched for label files if there are none where they are expected
 MAX_UNLABELED = 0.1  # of the images, without a label file; COCO has 0.9 %
 # What to do with files that are not where labels are read: with the images' stems (True), and others.
 _ELSEWHERE = {
@@ -153,6 +156,7 @@ def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
     if spec.root in image.parents:
         above = dict.fromkeys((image.parent.parent, spec.root))
         folders += [*above, *(path for folder in above for path in sorted(folder.glob("[!.]*/")))]
+        folders += (Path(visit.path) for visit in itertools.islice(walk(spec.root), _MOST_FOLDERS))
     for folder in folders if spec.splits[split].annotations is None else ():
         files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
         for (suffix, of_images), advice in _ELSEWHERE.items():

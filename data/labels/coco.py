@@ -366,10 +366,14 @@ def _match(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> tuple[
             entry_of[i] = entry
     names = ImageNames([image.name for image in images])
     fits = {number: names.find(entries[number].file_name) for number in others}
-    # A file of several splits may name images of another one that has the same file names in another folder.
-    agreement = {n: names.agreement(entries[n].file_name, each[0]) for n, each in fits.items() if len(each) == 1}
-    for number in sorted(agreement, key=lambda number: (-agreement[number], number)):
-        entry_of.setdefault(fits[number][0], entries[number])
+    claims: dict[int, list[int]] = {}
+    for number, positions in fits.items():
+        if len(positions) == 1 and positions[0] not in entry_of:
+            claims.setdefault(positions[0], []).append(number)
+    for i, numbers in claims.items():
+        # A file of several splits may name images of another one that has the same file names in another folder.
+        best = max(numbers, key=lambda n: names.agreement(entries[n].file_name, i)) if len(numbers) > 1 else numbers[0]
+        entry_of[i] = entries[best]
     reasons = {}
     for number, positions in fits.items():
         if len(positions) > 1:

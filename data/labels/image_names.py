@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Sequence
-from functools import cached_property
 from urllib.parse import unquote
 
 
@@ -44,6 +43,7 @@ class ImageNames:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
+        self._found: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
 
     def find(self, name: str) -> list[int]:
         """Returns the positions of the images that ``name`` fits best: none, one, or several if it is ambiguous.
@@ -51,11 +51,16 @@ class ImageNames:
         A file name that fits literally wins over one in another case or composition of accents, and that over one
         without its suffix. Several images of that file name are told apart by as many folders as it takes.
         """
+        usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
+        if len(usual) == 1:
+            return usual
         readings = readings_of(name)
         for is_stem in (False, True):
-            for index, key in ((self._literal, str), (self._loose, loose)):
+            for is_loose in (False, True):
+                positions = self._positions(is_stem=is_stem, is_loose=is_loose)
                 for parts in readings:
-                    if fits := index.get((is_stem, key(parts[-1]))):
+                    fits = positions.get(loose(parts[-1]) if is_loose else parts[-1])
+                    if fits:
                         return self._narrowed(fits, parts)
         return []
 
@@ -72,7 +77,8 @@ class ImageNames:
     def same_stem(self, name: str) -> str:
         """Returns the name of an image that differs from ``name`` only in its suffix, for messages; "" if none does."""
         for parts in readings_of(name):
-            if fits := self._loose.get((True, loose(os.path.splitext(parts[-1])[0]))):
+            fits = self._positions(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
+            if fits:
                 return self._names[fits[0]]
         return ""
 
@@ -84,22 +90,17 @@ class ImageNames:
             fits = [i for i in fits if [loose(part) for part in _parts(self._names[i])[-kept:-1]] == tail]
         return fits
 
-    @cached_property
-    def _literal(self) -> dict[tuple[bool, str], list[int]]:
-        """Positions by whether the suffix is left out, and file name."""
-        found: dict[tuple[bool, str], list[int]] = {}
-        for i, name in enumerate(self._names):
-            base = name.rpartition("/")[2]
-            for key in ((False, base), (True, os.path.splitext(base)[0])):
-                found.setdefault(key, []).append(i)
-        return found
-
-    @cached_property
-    def _loose(self) -> dict[tuple[bool, str], list[int]]:
-        found: dict[tuple[bool, str], list[int]] = {}
-        for (is_stem, base), positions in self._literal.items():
-            found.setdefault((is_stem, loose(base)), []).extend(positions)
-        return found
+    def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
+        """Returns positions by file name, with or without its suffix, as it is or `loose`."""
+        kind = is_stem, is_loose
+        if kind not in self._found:
+            found: dict[str, list[int]] = {}
+            for i, name in enumerate(self._names):
+                base = name.rpartition("/")[2]
+                base = os.path.splitext(base)[0] if is_stem else base
+                found.setdefault(loose(base) if is_loose else base, []).append(i)
+            self._found[kind] = found
+        return self._found[kind]
 
 
 def _parts(text: str) -> tuple[str, ...]:

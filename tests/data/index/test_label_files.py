@@ -251,6 +251,16 @@ def lengthened(folder: Folder) -> None:
     folder.label("labels/train/frame-03.txt")
 
 
+def padded(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/0003.txt")
+
+
+def with_another_sign(folder: Folder) -> None:
+    folder.write(image="images/train/img {}.png", label="labels/train/img {}.txt", but=3)
+    folder.label("labels/train/img_03.txt")
+
+
 def flat_labels_of_folders(folder: Folder) -> None:
     """One image is in a folder, its label is not."""
     folder.write(but=3)
@@ -281,8 +291,8 @@ def voc_deeper(folder: Folder) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        higher, deeper, shortened, lengthened, flat_labels_of_folders, labels_above_all_images, beside_among_notes,
-        voc_deeper,
+        higher, deeper, shortened, lengthened, padded, with_another_sign, flat_labels_of_folders,
+        labels_above_all_images, beside_among_notes, voc_deeper,
     ],
     ids=lambda make: make.__name__,
 )  # fmt: skip
@@ -508,6 +518,34 @@ def test_voc_files_that_name_each_others_images_are_reported(folder, lines, coun
     text = r"voc/00.xml: it names C:\x\01.JPG, its own name is that of images/train/00.png"
     warning = f"{count} of 20 label files name another image than they are called like, which decides; first {text}"
     assert (warning in lines.text) == (count > 2)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_two_voc_files_that_name_one_image(folder, is_same):
+    write_voc(folder, "voc/annotation{}.xml")
+    text = (folder.root / "voc/annotation03.xml").read_text()
+    folder.label("voc/second.xml", text if is_same else text.replace(">30<", ">31<"))
+    index = folder.index()
+    assert len(index) == len(index.classes) == (NUM_IMAGES if is_same else NUM_IMAGES - 1)
+    assert index.report.ledger.lost_images == (0 if is_same else 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "label"),
+    [
+        ("images/train/{}.png", "train/labels/{}.txt"),
+        ("train/images/{}.png", "labels/train/{}.txt"),
+        ("images/train/{}.png", "labels/val/{}.txt"),
+        ("pics/{}.png", "a/b/c/{}.TXT"),
+    ],
+)
+def test_the_folder_of_all_label_files_is_named_wherever_it_is(folder, image, label):
+    folder.write(image=image, label=label)
+    folder.images = os.path.dirname(image)
+    there = folder.root / os.path.dirname(label)
+    usual = label_folders(str(folder.root / folder.images))[0]
+    with pytest.raises(UserError, match=rf"; {there} has 20 \.\w+ files: move them to {usual}$"):
+        folder.index()
 
 
 def test_captions_beside_images_are_no_labels(folder, lines):
