@@ -54,7 +54,7 @@ def load_index(spec: DatasetSpec, split: str, *, checked: list[Scan] | None = No
         settings: of `IndexSettings`.
 
     Raises UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
-    the labels, or more than ``max_bad`` of the images are bad.
+    the labels, or more than the fraction ``max_bad`` of the labels or images is lost.
     """
     use = IndexSettings(**settings)
     source = _source(spec, split, use.single_cls, use.fraction)
@@ -232,17 +232,14 @@ def _warn_of_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:
         if not _BACKGROUND.fullmatch(name):
             continue
         boxes = int(((index.classes == number) & ~index.crowd).sum())
+        remedy = f"leave it out with 'ignore: [{name}]' in the YAML"
         if boxes:
-            use = f"{counted(boxes, 'box')} of it are learned as objects"
-            remedy = "if they are none, leave it out with --classes or 'ignore:'"
-        else:
-            use = "no box has it"
-            remedy = f"leave it out with 'ignore: [{name}]' in the YAML"
+            remedy = "its boxes are learned as objects; if they are none, leave it out with --classes or 'ignore:'"
         get_logger().warning(
-            "%s: '%s' is one of the classes (%s): what is in no box is background already; %s",
+            "%s: '%s' is one of the classes, with %s: what is in no box is background already; %s",
             spec.source,
             name,
-            use,
+            counted(boxes, "box"),
             remedy,
         )
 

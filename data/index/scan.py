@@ -26,6 +26,7 @@ from data.labels.clean import (
     LabelFileError,
     RawLabels,
     RowProblem,
+    beyond_images,
     clean_rows,
     ids_from_1,
     other_notation,
@@ -90,14 +91,15 @@ def scan_split(
         found += [_finding(source, image, problem) for image, problem in problems]
     unknown = [f for f in found if f.kind == kinds.UNKNOWN_CLASS]
     ids_advice = ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names))
-    notation_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
-    advice = [ids_advice, notation_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
+    box_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
+    box_advice = box_advice or beyond_images(table, image_hw, normalized=source.normalized)
+    advice = [ids_advice, box_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
     if len(named_otherwise) > _WARNED_NAMES * len(images):
         count = f"{len(named_otherwise):,} of {counted(len(images), 'label file')}"
         first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
         advice.append(f"{count} name another image than they are called like, which decides; first {first}")
     misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
-    boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(notation_advice))
+    boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(box_advice))
     found += [_finding(source, image, problem) for image, problem in problems]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda f: (f.image, f.line))

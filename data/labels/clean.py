@@ -29,6 +29,8 @@ _SLACK = 0.01  # of the image's size, by which boxes may exceed it
 _MOST_REVERSED = 1 / 3  # of the boxes; if more corners are reversed, they may be no corners
 _LEAST_PIXELS = 16  # of an image's shorter side, from which on a box within its first pixel is no box in pixels
 _LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
+_FAR = 0.1  # of a side: boxes that exceed their image by more
+_MOST_BEYOND = 0.25  # of the boxes: if more do, they are not cut off by the border of the image
 _MOST_LEFT = 0.05  # of these, that do not fit the other reading either
 
 
@@ -101,8 +103,8 @@ def clean_rows(
         table: float64 (R, 10): `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
         normalized: corners and areas are fractions of the image size, not pixels.
-        is_misread: the numbers seem to mean something else (`other_notation`): boxes that do not fit are left out,
-            which else are put in order and clipped.
+        is_misread: the numbers seem to mean something else (`other_notation`, `beyond_images`): boxes that do not fit
+            are left out, which else are put in order and clipped.
 
     Returns the remaining boxes; and for each row that is removed, changed or repeated, its image and the problem.
     """
@@ -118,7 +120,9 @@ def clean_rows(
     area = area if is_misread else np.where(is_reversed, np.abs(area), area)
     size = corners[:, 2:] - corners[:, :2]
     has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
-    fractions = has_area & (False if normalized else _are_fractions(corners, np.minimum(height, width)))
+    fractions = np.zeros(len(table), bool)
+    if not normalized:
+        fractions[has_area] = _are_fractions(corners[has_area], np.minimum(height, width)[has_area])
     inside = clip_xyxy(corners, width, height)
     inside_size = inside[:, 2:] - inside[:, :2]
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
@@ -159,11 +163,11 @@ def _in_order(corners: np.ndarray) -> np.ndarray:
 
 
 def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:
-    """Which boxes in pixels are given as fractions of the image: those within the first pixel of a larger image, unless
-    all of these have whole numbers."""
+    """Which boxes in pixels are given as fractions of the image: those within the first pixel of a larger image, if all
+    boxes are, or one of these does not have whole numbers."""
     in_pixel = (corners >= 0).all(1) & (corners <= 1).all(1) & (shorter_side >= _LEAST_PIXELS)
     is_whole = (corners == corners.round()).all(1)
-    return in_pixel & (in_pixel & ~is_whole).any()
+    return in_pixel & (in_pixel.all() or (in_pixel & ~is_whole).any())
 
 
 def _findings(
@@ -211,6 +215,23 @@ def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, no
     return (
         f"{mine:,} of {counted(len(numbers), 'box')} do not fit into their images as {notation}, but "
         f"{f'all but {best:,}' if best else 'all'} do as {others}: convert them to {notation}"
+    )
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def beyond_images(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool) -> str:
+    """A message about labels that seem to be for other images or sizes, or ""; arguments as of `clean_rows`. Boxes that
+    are wholly outside of their images tell enough by themselves."""
+    corners = _in_order(table[:, X1 : Y2 + 1])
+    size = np.ones((len(table), 4)) if normalized else np.tile(image_hw[table[:, IMAGE].astype(np.int64), ::-1], 2)
+    exceeds = ((corners < -_FAR * size) | (corners > (1 + _FAR) * size)).any(1)
+    overlaps = ((corners[:, 2:] > 0) & (corners[:, :2] < size[:, :2])).all(1)
+    beyond = int((exceeds & overlaps).sum())
+    if beyond < max(_LEAST_MISFITS, _MOST_BEYOND * len(table)):
+        return ""
+    return (
+        f"{beyond:,} of {counted(len(table), 'box')} exceed their images by more than {_FAR:.0%} of a side: are the "
+        "labels for these images, and for this size of them?"
     )
 
 

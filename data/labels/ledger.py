@@ -50,7 +50,7 @@ class Ledger:
                 kind,
                 sum(finding.lost_images for finding in group),
                 sum(finding.lost_objects for finding in group),
-                f"{group[0].where}: {_without_result(group[0].text)}",
+                _example(group[0]),
             )
             for (kind, _), group in groups.items()
         ]
@@ -153,5 +153,8 @@ def _cause(finding: Finding) -> str:
     return ""  # the texts name files and boxes
 
 
-def _without_result(text: str) -> str:
-    return text.removesuffix("; image left out").removesuffix("; left out")
+def _example(finding: Finding) -> str:
+    """The place and what is wrong, without what is done about it."""
+    text = finding.text.removesuffix("; image left out").removesuffix("; left out")
+    begins_with_line = re.match(r"\d+: ", text) is not None
+    return f"{finding.where}:{text}" if begins_with_line else f"{finding.where}: {text}"

@@ -329,6 +329,17 @@ def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
         load(path)
 
 
+@EACH_FORMAT
+def test_boxes_far_beyond_their_images_are_lost(root, reader):
+    """As of labels for a larger image that do not state its size."""
+    path = describe(root, reader)
+    edit_json(root, entries("images", lambda entry: entry.pop("width")))
+    for name in IMAGES:
+        edit_rows(root, name, lambda rows: [(c, 1.4 * x1, y1, 1.4 * x2, 1.3 * y2) for c, x1, y1, x2, y2 in rows])
+    with pytest.raises(UserError, match="20 of 40 boxes exceed their images by more than 10% of a side"):
+        load(path)
+
+
 @pytest.mark.parametrize("reader", ["voc", "coco"])
 def test_boxes_as_fractions_where_pixels_are_expected_are_named(root, reader):
     path = describe(root, reader)
@@ -337,6 +348,10 @@ def test_boxes_as_fractions_where_pixels_are_expected_are_named(root, reader):
     with pytest.raises(UserError, match="the boxes are fractions of the image, expected pixels"):
         load(path)
     assert len(load(path, max_bad=0.5)) == 13
+    for name in IMAGES:
+        edit_rows(root, name, lambda _: [(0, 0, 0, 1, 1)])  # whole images
+    with pytest.raises(UserError, match="the boxes are fractions of the image, expected pixels"):
+        load(path)
 
 
 def polygon(points: list[tuple[float, float]]) -> str:
@@ -582,7 +597,7 @@ def test_a_background_class_is_named_before_training(root, caplog, monkeypatch, 
     assert caplog.messages == []
     load(path)
     (said,) = caplog.messages
-    assert "'__Background__' is one of the classes (" in said
-    assert ("1 box of it are learned" if used else "'ignore: [__Background__]'") in said
+    assert f"'__Background__' is one of the classes, with {'1 box' if used else '0 boxes'}: " in said
+    assert ("its boxes are learned as objects" if used else "'ignore: [__Background__]'") in said
     if not used:
         assert load(describe(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES
