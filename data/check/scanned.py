@@ -146,7 +146,7 @@ def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
     median = median_side(np.concatenate(all_sizes))
-    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP):
+    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile):
         text = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
         issues.append(Issue(SMALL_OBJECTS, f"{text}, fewer than {SMALL_PX:.0f} px: {remedy}"))
     return issues

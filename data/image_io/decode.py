@@ -165,6 +165,20 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
     return decode_image(data, read_header(data, path), path, on_warning=on_warning, pixels=pixels)
 
 
+def have_single_colors(paths: Sequence[str], pixels: PixelFormat = RGB8) -> bool:
+    """Whether each of the images has the same value everywhere, by channel. False for none, and if one cannot be read.
+    They are read up to the first one that varies."""
+
+    def is_single_color(path: str) -> bool:
+        values = read_image(path, lambda *_: None, pixels).reshape(-1, pixels.channels)
+        return bool((values == values[0]).all())
+
+    try:
+        return len(paths) > 0 and all(map(is_single_color, paths))
+    except UserError:
+        return False
+
+
 def read_reduced(
     path: str | os.PathLike, least_hw: tuple[int, int], on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8
 ) -> tuple[np.ndarray, tuple[int, int]]:
@@ -265,12 +279,16 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
     return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
 
 
-def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8) -> np.ndarray:
-    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). Raises UserError: the
-    file cannot be decoded, or its size is not ``image_hw``, that of the index."""
+def read_source(
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, reduces: bool = True
+) -> np.ndarray:
+    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). ``reduces``: whether
+    a JPEG may be decoded at a fraction of its size. Raises UserError: the file cannot be decoded, or its size is not
+    ``image_hw``, that of the index."""
     height, width = (int(v) for v in source_hw)
+    least_h, least_w = (int(v) for v in (source_hw if reduces else image_hw))
     try:
-        image, stored_hw = read_reduced(path, (height, width), log_damage, pixels)
+        image, stored_hw = read_reduced(path, (least_h, least_w), log_damage, pixels)
     except UserError as error:
         raise UserError(f"{error}; restore or remove it, and start again") from None
     if stored_hw != tuple(image_hw):

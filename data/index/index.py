@@ -120,6 +120,13 @@ class DatasetIndex(LabelArrays):
         labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / size_wh, boxes[:, 2:] / size_wh
         return labels, position
 
+    def names_ignored_everywhere(self) -> list[str]:
+        """The classes that no image labels: each image has a region in which they are ignored."""
+        named = self.crowd & (self.classes >= 0)
+        regions = np.bincount(self.classes[named], minlength=len(self.names))
+        is_ignored = (self.boxes_of_classes(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
+
     def ground_truth(self) -> GroundTruth:
         """The labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file stem, as a
         number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is multiplied
@@ -162,12 +169,17 @@ def median_side(sides_px: np.ndarray) -> float | None:
     return float(np.median(sides_px)) if sides_px.size else None
 
 
-def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int) -> str | None:
+def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int, *, tile: int = 0) -> str | None:
     """What to do about a median side that is too small for most models: the smallest multiple of ``stride`` at which it
-    reaches `SMALL_PX`, or tiles; None if it is large enough."""
+    reaches `SMALL_PX`, or (smaller) tiles; None if it is large enough. ``tile``: side of the tiles that the model sees,
+    pixels of the images; 0: it sees whole images."""
     if median_side_px is None or median_side_px >= SMALL_PX:
         return None
     better = int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
+    if tile:
+        smaller = max(int(tile * median_side_px / SMALL_PX // stride), 1) * stride
+        tiles = f"smaller tiles ('tile: {smaller}' in the data set's YAML)"
+        return f"use {tiles}" if better > LARGEST_ADVISED else f"use --imgsz {better} or more, or {tiles}"
     if better > LARGEST_ADVISED:
         return "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
     return f"use --imgsz {better} or more, or cut large images into tiles ('tile: {imgsz}' in the data set's YAML)"
@@ -176,7 +188,7 @@ def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
     """Warns if the median training box is too small for most models, and says what to do."""
     median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
-    if remedy := remedy_for_small_boxes(median, imgsz, stride):
+    if remedy := remedy_for_small_boxes(median, imgsz, stride, tile=train.tile):
         get_logger().warning(
             "half of the training boxes have sides below %.3g px at --imgsz %d, too small for most models: %s",
             median, imgsz, remedy,

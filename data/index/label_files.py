@@ -332,8 +332,13 @@ class LabelSearch:
         self._add_orphan(place, name, text)
 
     def _add_orphan(self, place: str, name: str, text: str) -> None:
-        objects = self._num_objects(place, name)
-        self._findings.append(Finding(self._full_name(place, name), ORPHAN, text, lost_images=1, lost_objects=objects))
+        """Adds a finding, which counts as a lost image unless the split lists its images: then the folder may hold
+        the labels of many other images."""
+        names_folders = bool(self._entries)
+        images = 1 if names_folders else 0
+        objects = self._num_objects(place, name) if names_folders else 0
+        finding = Finding(self._full_name(place, name), ORPHAN, text, lost_images=images, lost_objects=objects)
+        self._findings.append(finding)
 
     def _num_objects(self, place: str, name: str) -> int:
         return self._format.num_objects(_content(os.path.join(place, name)) or b"")

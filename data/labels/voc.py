@@ -14,15 +14,14 @@ from html import unescape
 from math import isfinite
 from pathlib import Path
 from xml.etree import ElementTree
-from xml.parsers import expat
 
 from data.labels.clean import CORNERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.files.schema import suggestion
+from utils.files.xml_files import LINE, XmlError, parse_xml
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_LINE = "line"  # attribute of elements
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -34,7 +33,7 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     size_hw = (int(size[0]), int(size[1])) if is_known else None
     labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
     for element in root:
-        line = int(element.attrib[_LINE])
+        line = int(element.attrib[LINE])
         if element.tag == "object":
             labels.add(_parse_object(element, line, class_ids))
         elif element.find("bndbox") is not None:
@@ -52,28 +51,12 @@ def object_names(data: bytes) -> set[str]:
 
 
 def _parse(data: bytes) -> ElementTree.Element:
-    """The root element. All have the line where they begin, which ElementTree's own parser does not provide."""
-    parser, builder = expat.ParserCreate(), ElementTree.TreeBuilder()
-
-    def start(tag: str, _: dict) -> None:
-        builder.start(tag, {_LINE: str(parser.CurrentLineNumber)})
-
-    def refuse(name: str, *_: object) -> None:
-        """Entities can include other files or expand to gigabytes."""
-        raise LabelFileError(f"{parser.CurrentLineNumber}: declares the entity '{name}'")
-
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = start, builder.end
-    parser.CharacterDataHandler, parser.EntityDeclHandler = builder.data, refuse
     try:
-        parser.Parse(data, True)
-    except expat.ExpatError as error:
-        raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
-    except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
-        raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
-    root = builder.close()
+        root = parse_xml(data)
+    except XmlError as error:
+        raise LabelFileError(str(error)) from None
     if root.tag != "annotation":
-        raise LabelFileError(f"{root.attrib[_LINE]}: <{root.tag}> where VOC has <annotation>")
+        raise LabelFileError(f"{root.attrib[LINE]}: <{root.tag}> where VOC has <annotation>")
     return root
 
 

@@ -26,6 +26,7 @@ from data.labels.label_format import (
     LabelSource,
 )
 from utils.errors import UserError
+from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.strings import counted
@@ -40,9 +41,9 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
     """Parses a file to rows in fractions of the image size. ``num_classes``: rows with this or a higher class are
     reported; None: every object is of class 0. Raises LabelFileError if the file is not text."""
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelFileError(f"not text ({error.reason} at byte {error.start})") from None
+        text = decode_utf8(data)
+    except EncodingError as error:
+        raise LabelFileError(str(error)) from None
     labels = RawLabels([], [])
     is_plain = is_plain_number_text(text)
     for line, row in enumerate(text.splitlines(), 1):
@@ -182,7 +183,7 @@ def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
 
 def has_row(head: bytes) -> bool:
     """Whether a file that begins with ``head`` has a row like those of YOLO txt."""
-    return _ROW.match(head.decode("utf-8-sig", "replace")) is not None
+    return _ROW.match(decode_loosely(head)) is not None
 
 
 def _num_rows(data: bytes) -> int:

@@ -26,6 +26,7 @@ from data.cache.ram import RamCache, open_full_cache, open_ram_cache
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.loading.augmented import AugmentedImages
+from data.render.letterbox import CanvasRule
 from data.sampler import BatchRequest
 from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
@@ -149,17 +150,10 @@ class TiledImages(LoadImagesAndLabels):
         self.source_hw = tiles.index.image_hw
 
     def requests(
-        self,
-        batch_size: int,
-        stride: int,
-        *,
-        rect: bool,
-        canvas_hw: tuple[int, int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
         """Batches of at most ``batch_size`` tiles of one image, of the images numbered rank, rank + world_size, ..."""
-        canvas_hw = canvas_hw or (self.imgsz, self.imgsz)
+        canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
         bounds = np.searchsorted(self.tiles.image, np.arange(len(self.images) + 1)).tolist()
         requests = []
         for image in range(rank, len(self.images), world_size):

@@ -19,7 +19,7 @@ from data.labels.yolo import has_row
 from utils.config.parser import class_numbers
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
-from utils.errors import UserError, look_alike
+from utils.errors import UserError, look_alike, one_line
 from utils.files.safe_io import open_regular
 from utils.strings import counted
 
@@ -90,7 +90,7 @@ class DatasetSpec:
     held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
     label_names: tuple[str, ...] = ()  # of the classes in the labels, by number; empty: `names`
     class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
-    summary: str = ""  # of a folder: what has been found there
+    notes: tuple[str, ...] = ()  # lines for the log: what has been found in a folder, which keys are not used
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
     pixels: PixelFormat = RGB8  # of the images
     tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
@@ -203,6 +203,10 @@ def what_exists(path: Path) -> str:
     suffix = path.suffix if is_last else ""
     if "*" in missing:
         return f"; patterns are not expanded: name the folder, {parent}"
+    if "\\" in missing:
+        return "; folders are separated by / here, not by \\"
+    if one_line(missing) != missing:
+        return f"; {missing!r} has a control character: in double quotes, YAML takes \\t for a tab; write / for \\"
     try:
         with os.scandir(parent) as entries:
             found = [e for e in entries if not e.name.startswith(".")]

@@ -15,6 +15,8 @@ from data.labels.label_format import MAX_BYTES
 from data.labels.voc import is_voc, object_names
 from data.labels.yolo import has_row, label_folders
 from data.spec.dataset_spec import labels_without_images
+from data.spec.other_exports import first_unread_export
+from data.spec.yaml_keys import CLASS_KEYS
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
@@ -45,7 +47,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], Path | None, str]:
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     if len(yamls) > 1:
         yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
-    content = load_yaml(yamls[0]) if yamls else None
+    content = load_yaml(yamls[0], text_under=CLASS_KEYS) if yamls else None
     # Supervision writes the names alone.
     values = content if isinstance(content, dict) and {"names"} <= content.keys() <= {"names", "nc"} else {}
     if yamls and not values:
@@ -182,7 +184,9 @@ def _label_files(images: Path) -> bool:
 
 
 def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
-    entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in each.iterdir()]
+    entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in sorted(each.iterdir())]
+    if text := first_unread_export(entries):
+        return text
     images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
     others = sorted({path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir())

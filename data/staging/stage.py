@@ -49,6 +49,8 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
                 sent: list[StagePlan | None] = [None]
                 if leaders.local_group_rank == 0:
                     spec = without_empty(load_dataset_spec(source.data, source.known_root), source.optional)
+                    for note in spec.notes:
+                        get_logger().info("%s", note)
                     optional = (split for split in source.optional if split in spec.splits)
                     sent[0] = plan_stage(spec, (*source.splits, *optional))
                 barrier.wait_all()

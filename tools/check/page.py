@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from data.check.census import census_content, take_census
-from data.check.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS, Galleries, corners_of
+from data.check.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
 from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from data.check.scanned import SIZE_STEP, CheckedSplit
@@ -27,14 +27,14 @@ from utils.files.folders import cache_folder, increment_path
 from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger
 from utils.strings import listed
-from utils.structures import DetectionTable
 
 FILE_NAME, TEMPLATE = "report.html", "tools/check/page.html"
 PROJECT = "runs/check"
 MOST_LISTED = 400  # findings in the table
 MOST_PAIRS, MOST_OF_KIND = 30, 24
 MOST_TEXTS = 6  # on the card of an image
-MOST_BYTES = {"pairs": 500_000, "boxes": 1_000_000}  # of JPEG files, by gallery
+# Of JPEG files, by gallery, in the order in which they are drawn; each may also use what those before it have left.
+MOST_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 PAIR_SIDE = 240  # pixels
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def write_page(
     spec: DatasetSpec,
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
-    detections: Mapping[str, DetectionTable],
+    detections: Mapping[str, DrawnDetections],
     trust: Sequence[str] = (),
     *,
     imgsz: int,
@@ -107,12 +107,18 @@ def _content(
     spec: DatasetSpec,
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
-    detections: Mapping[str, DetectionTable],
+    detections: Mapping[str, DrawnDetections],
     imgsz: int,
     weights: str,
 ) -> dict[str, Any]:
     galleries = IssueGalleries(splits, detections)
-    kinds = by_kind(issues)
+    kinds, album = by_kind(issues), Album()
+    album.add_bytes(MOST_BYTES["errors"])
+    label_errors = galleries.label_errors(issues, album)
+    album.add_bytes(MOST_BYTES["pairs"])
+    duplicates = galleries.duplicates(issues, album)
+    album.add_bytes(MOST_BYTES["boxes"])
+    boxes = galleries.boxes(issues, album)
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
     censuses = [take_census(split.index, split.name, imgsz) for split in splits]
@@ -129,14 +135,14 @@ def _content(
         "kinds": page.Table(("finding", "number", "what to do", "what it means", "splits"), rows, "Findings by kind"),
         "facts": [*facts, ("model that examined the labels", weights or "none (--weights)")],
         "model": Path(weights).name,
-        "label_errors": galleries.label_errors(issues),
+        "label_errors": label_errors,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "most_errors": MOST_LABEL_ERRORS,
-        "drawn_score": DRAWN_SCORE,
+        "threshold": max((drawn.threshold for drawn in detections.values()), default=0.0),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
-        "duplicates": galleries.duplicates(issues),
-        "boxes": galleries.boxes(issues),
+        "duplicates": duplicates,
+        "boxes": boxes,
         "data": census_content(censuses, [split.index for split in splits], imgsz=imgsz, stride=SIZE_STEP),
         "findings": page.Table(
             ("finding", "split", "where", "what", "probability"),
@@ -156,13 +162,12 @@ def _content(
 
 
 class IssueGalleries(Galleries):
-    def duplicates(self, issues: Sequence[Issue]) -> list[Card]:
+    def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
-        album = Album(MOST_BYTES["pairs"])
         return [self._pair(issue, album) for issue in drawn]
 
-    def boxes(self, issues: Sequence[Issue]) -> list[Card]:
+    def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """Images and boxes with findings that need no model."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         of_image: dict[tuple[str, str], list[Issue]] = {}
@@ -170,7 +175,6 @@ class IssueGalleries(Galleries):
             by_split = [[issue for issue in group if issue.split == split] for split in self._splits]
             for issue in alternating(by_split)[:MOST_OF_KIND]:
                 of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
-        album = Album(MOST_BYTES["boxes"])
         return [card for group in of_image.values() if (card := self._image_card(group, album))]
 
     def _pair(self, issue: Issue, album: Album) -> Card:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
+from data.labels.clean import MIN_SIDE_PX
 from data.labels.image_names import ImageNames, loose
 from data.spec.folder import split_of
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
+from utils.strings import counted
 
 
 class Box(NamedTuple):
@@ -72,7 +75,7 @@ class Annotations:
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
         """
-        boxes = list(boxes)
+        boxes = [box and self._checked(box, where) for box in boxes]
         if boxes and not any(boxes):
             return
         path = image if isinstance(image, Path) else self.find(image, where, near, split)
@@ -80,12 +83,18 @@ class Annotations:
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in filter(None, boxes):
-            box = box._replace(name=box.name.strip())
-            check_box(box, where)
             if (other := picked.files.setdefault(box, near)) != near:
                 raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
             self.objects[box.name] += 1
             picked.boxes.append(box)
+
+    def _checked(self, box: Box, where: str) -> Box | None:
+        """``box`` with a trimmed name; None, and counted, if it has no area. Raises UserError if it is not valid."""
+        box = box._replace(name=box.name.strip())
+        check_box(box, where)
+        if min(box.x2 - box.x1, box.y2 - box.y1) < MIN_SIDE_PX:
+            return self.skip("box", where)
+        return box
 
     def skip(self, kind: str, where: str) -> None:
         """Counts a shape without an area."""
@@ -165,6 +174,22 @@ def number(value: Any, where: str) -> float:
 def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
     xs, ys = zip(*points)
     return Box(name, min(xs), min(ys), max(xs), max(ys))
+
+
+def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, where: str) -> Box:
+    """The box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError for fewer
+    points: what they mean is not known."""
+    if len(points) < 3:
+        raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
+    return around(name, points)
+
+
+def parse_row(row: str, where: str) -> Any:
+    """A line of a file with JSON in each. Raises UserError."""
+    try:
+        return json.loads(row)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: malformed JSON") from None
 
 
 def check_box(box: Box, where: str) -> None:

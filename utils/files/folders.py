@@ -33,7 +33,7 @@ RANDOM = Origin("random weights", "yours to choose (trained from random weights)
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
     """Raises the UserError that `increment_path` would raise, as far as that can be predicted without side effects."""
-    base = _base(project, name, exist_ok)
+    base = _base(project, name)
     try:
         if exist_ok and base.exists() and not base.is_dir():
             raise FileExistsError
@@ -52,7 +52,7 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
 
     Raises UserError if the folder cannot be created.
     """
-    base = _base(project, name, exist_ok)
+    base = _base(project, name)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         path, number = base, 1
@@ -69,11 +69,10 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
         raise _refusal(base, error) from None
 
 
-def _base(project: str | Path, name: str, exist_ok: bool) -> Path:
-    base = Path(project) / name
-    if not base.name and not exist_ok:  # "." or "/"
-        raise UserError(f"{base}: is an existing folder; choose another --name, or write into it with --exist-ok")
-    return base
+def _base(project: str | Path, name: str) -> Path:
+    if not Path(name).name.strip() or ".." in Path(name).parts:  # "", "." and "/" have no name
+        raise UserError(f"--name {name!r}: is not the name of a new folder; choose another, such as --name exp")
+    return Path(project) / name
 
 
 def _refusal(base: Path, error: OSError) -> UserError:

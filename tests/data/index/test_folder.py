@@ -271,7 +271,7 @@ def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkey
     roboflow_coco(source, tmp_path / "export")
     monkeypatch.chdir(tmp_path / where)
     assert boxes_of(name) == boxes_of(source / "data.yaml")
-    assert load_dataset_spec(name).summary.startswith(f"{tmp_path / 'export'}: COCO JSON")
+    assert load_dataset_spec(name).notes[0].startswith(f"{tmp_path / 'export'}: COCO JSON")
 
 
 def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):

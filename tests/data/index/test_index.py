@@ -353,7 +353,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
         "labels/train/a.txt:8: box without area: corners",
         "labels/train/a.txt:9: bad row: not numbers",
         "labels/train/a.txt:10: box outside the image",
-        "labels/train/b.txt: unusable label file: not text",
+        "labels/train/b.txt: unusable label file: not UTF-8 but, as it seems, UTF-16; save it as UTF-8",
         "images/train/d.png: unreadable image: damaged image",
         "labels/train/sub/c.txt:1: unknown class: class 5",
         "labels/train/sub/c.txt:2: box outside the image",

@@ -20,6 +20,7 @@ from data.check.scanned import scan_dataset, scan_issues
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.loading.build import build_val_loader
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DataSource
 from data.spec.dataset_yaml import load_dataset_spec
 from data.staging.stage import stage_dataset
@@ -133,7 +134,7 @@ def test_they_are_written_as_shards(proj, tmp_path, way):
 def test_their_tiles_are_read(proj):
     spec = load_dataset_spec(described(proj, by_folder, tile=32))
     config = ValConfig(weights="none.pt", data=str(proj / "data.yaml"), imgsz=32, batch_size=1, workers=0)
-    loader = build_val_loader(DistributedContext.single(), config, spec, stride=32, tile=32)
+    loader = build_val_loader(DistributedContext.single(), config, spec, CanvasRule(32, 32), tile=32)
     assert sum(len(batch.indices) for batch in loader) > len(OBJECTS)
 
 

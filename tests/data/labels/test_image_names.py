@@ -120,7 +120,10 @@ def test_a_message_shows_a_name_of_each_side(root, tmp_path):
     assert any("p.jpg is not among the split's images, but images/p.png is" in line for line in index.report.lines)
     data.unlink()
     (root / "all.json").unlink()
-    content = {"imagePath": "gone.jpg", "shapes": [{"label": "a", "points": [[1, 0], [10, 9]]}]}
+    content = {
+        "imagePath": "gone.jpg",
+        "shapes": [{"label": "a", "points": [[1, 0], [10, 9]], "shape_type": "rectangle"}],
+    }
     (root / "images" / "one.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"'gone.jpg': not found below .*, where images are called like images/p.png"):
         convert(root, tmp_path / "out.json")

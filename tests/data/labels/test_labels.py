@@ -29,11 +29,12 @@ from data.labels.findings import (
     UNKNOWN_CLASS,
 )
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
-from data.labels.voc import parse_voc
+from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from utils.errors import UserError
 
 
 def kinds(problems):
@@ -181,6 +182,30 @@ def test_malformed_voc_objects_are_reported():
 def test_files_that_are_not_voc_or_have_entities_are_refused(data):
     with refused(LabelFileError):
         parse_voc(data, {"a": 0})
+
+
+@pytest.mark.parametrize("encoding", ["GB2312", "GBK", "Big5", "Shift_JIS", "EUC-KR", "UTF-16", "ISO-8859-1"])
+def test_voc_is_read_in_the_encoding_that_it_declares(encoding):
+    word = "caf\u00e9" if encoding == "ISO-8859-1" else "車"
+    word = "车" if encoding.startswith("GB") else word
+    text = f'<?xml version="1.0" encoding="{encoding}"?>' + voc((word, 1, 2, 30, 40)).decode()
+    assert object_names(text.encode(encoding)) == {word}
+    assert parse_voc(text.encode(encoding), {word: 0}).rows == [(0, 1, 2, 30, 40, 1102, 0, 3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"), [("行人 车辆".encode("gbk"), "GBK"), ("0 0.5".encode("utf-16"), "UTF-16")]
+)
+def test_label_files_in_another_encoding_say_which_it_is(data, encoding, tmp_path):
+    reason = f"not UTF-8 but, as it seems, {encoding}; save it as UTF-8"
+    with pytest.raises(LabelFileError, match=f"^{reason}"):
+        parse_yolo(data, 2)
+    (tmp_path / "a.json").write_bytes(data)
+    with pytest.raises(UserError, match=f"a.json: {reason}"):
+        read_coco(tmp_path / "a.json", None)
+    if encoding == "GBK":
+        with pytest.raises(LabelFileError, match=rf"^3: malformed XML \({reason}"):
+            parse_voc(b"<annotation>\n\n<object>" + data + b"</object></annotation>", {})
 
 
 def test_coco_keeps_crowd_area_and_ids(tmp_path):
