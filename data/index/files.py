@@ -38,9 +38,7 @@ class Listing:
     lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
     taken: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
     hidden: int = 0  # images that are left out, since symbolic links show them under another name
-    others: list[ImageFile] = field(
-        default_factory=list
-    )  # images of other splits, of which one file has the labels, too
+    others: list[ImageFile] = field(default_factory=list)  # images of other splits with the same annotation file
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -50,51 +48,23 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         raise UserError(
             f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
         )
-    found: dict[str, ImageFile] = {}
-    findings: list[Finding] = []
-    lists: dict[Path, list[str]] = {}
-    suffixes = image_suffixes(spec.pixels)
     folders = Folders(spec.root)
-    views: dict[str, list[str]] = {}  # what the names of images in a folder begin with, by its real path
-    for entry in source.images:
-        if entry.suffix == SHARDS:
-            raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
-        if entry == Path(entry.anchor):
-            raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
-        files: Iterable[tuple[str, ImageFile]]
-        if entry.is_dir():
-            files = _in_folder(entry, folders, findings, suffixes, views)
-        elif entry.suffix.lower() == ".txt" and entry.is_file():
-            files = list(_in_list(entry, spec.root, folders, findings, suffixes))
-            lists[entry] = [image.name for _, image in files]
-        elif entry.exists():
-            raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-        else:
-            raise spec.missing_error(entry)
-        for where, image in files:
-            if image.name in found:
-                findings.append(Finding(where, REPEATED_IMAGE, f"{image.name} is there already; used once"))
-            else:
-                found[image.name] = image
-    if not found:
-        searched, unread = ", ".join(map(str, source.images)), unread_files(findings)
-        text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
-        text += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
-        raise UserError(text + (f"; add some, or {WITHOUT_VAL}" if split == "val" else ""))
-    images = [found[name] for name in sorted(found)]
+    found = _find_images(spec, split, folders)
+    findings = found.findings
+    images = [found.images[name] for name in sorted(found.images)]
     label_format = _label_format(source, spec)
     original = spec.originals.get(split)
     if original:
         findings += original.findings
-    if label_format.folders is None:
+    if label_format.per_image is None:
         annotations = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
-        images, _, hidden = _without_equal_views(images, None, views, spec.root)
+        images, _, hidden = _without_equal_views(images, None, found.views, spec.root)
         others = list(original.others) if original else _images_of_other_splits(spec, split, folders)
-        others = [image for image in others if image.name not in found]
-        return Listing(images, [annotations], label_format, findings, lists, hidden=hidden, others=others)
+        others = [image for image in others if image.name not in found.images]
+        return Listing(images, [annotations], label_format, findings, found.lists, hidden=hidden, others=others)
     found_labels = _label_search(images, label_format, spec, split, folders).run()
     findings += found_labels.findings
-    images, labels, hidden = _without_equal_views(images, found_labels.files, views, spec.root)
+    images, labels, hidden = _without_equal_views(images, found_labels.files, found.views, spec.root)
     kept = [i for i, file in enumerate(labels) if file is not None]
     if not kept:
         first = next(finding for finding in findings if finding.kind == BAD_LABEL)
@@ -104,10 +74,51 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         labels=[labels[i] for i in kept],
         label_format=label_format,
         findings=findings,
-        lists=lists,
+        lists=found.lists,
         taken=found_labels.taken,
         hidden=hidden,
     )
+
+
+@dataclass(slots=True)
+class _FoundImages:
+    images: dict[str, ImageFile] = field(default_factory=dict)  # by name
+    findings: list[Finding] = field(default_factory=list)
+    lists: dict[Path, list[str]] = field(default_factory=dict)  # see `Listing`
+    views: dict[str, list[str]] = field(default_factory=dict)  # what names in a folder begin with, by its real path
+
+
+def _find_images(spec: DatasetSpec, split: str, folders: Folders) -> _FoundImages:
+    """Returns the images of a split, at least one. Raises UserError as `list_split`."""
+    source = spec.split(split)
+    suffixes = image_suffixes(spec.pixels)
+    found = _FoundImages()
+    for entry in source.images:
+        if entry.suffix == SHARDS:
+            raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
+        if entry == Path(entry.anchor):
+            raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
+        files: Iterable[tuple[str, ImageFile]]
+        if entry.is_dir():
+            files = _in_folder(entry, folders, found.findings, suffixes, found.views)
+        elif entry.suffix.lower() == ".txt" and entry.is_file():
+            files = list(_in_list(entry, spec.root, folders, found.findings, suffixes))
+            found.lists[entry] = [image.name for _, image in files]
+        elif entry.exists():
+            raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
+        else:
+            raise spec.missing_error(entry)
+        for where, image in files:
+            if image.name in found.images:
+                found.findings.append(Finding(where, REPEATED_IMAGE, f"{image.name} is there already; used once"))
+            else:
+                found.images[image.name] = image
+    if not found.images:
+        searched, unread = ", ".join(map(str, source.images)), unread_files(found.findings)
+        text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
+        text += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
+        raise UserError(text + (f"; add some, or {WITHOUT_VAL}" if split == "val" else ""))
+    return found
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
@@ -270,7 +281,7 @@ def _parts(row: str) -> list[str]:
 def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     """Returns the format of the labels of a split. Raises UserError if its annotations are missing or of no format."""
     annotations, label_format = source.annotations, source.label_format
-    if label_format is None or (label_format.folders is None and not annotations.is_file()):
+    if label_format is None or (label_format.per_image is None and not annotations.is_file()):
         if not annotations.exists():
             raise spec.missing_error(annotations)
         raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
@@ -283,7 +294,7 @@ def _label_search(
     source = spec.split(split)
     return LabelSearch(
         images,
-        label_format,
+        label_format.per_image,
         root=spec.root,
         annotations=source.annotations,
         folders=folders,

@@ -19,7 +19,7 @@ from data.image_io.decode import IMAGE_SUFFIXES, is_image_name
 from data.index.folders import Folders, query, stamp_of
 from data.labels.findings import BAD_LABEL, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat
+from data.labels.label_format import MAX_BYTES, FilesPerImage, ImageFile, LabelFile
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
 
@@ -59,6 +59,7 @@ class LabelSearch:
 
     Args:
         images: sorted by name.
+        files: of the format of the labels.
         root: the data set's folder.
         annotations: the folder of the labels; None: where the format expects them.
         folders: entries on the disk; a walk through the images has kept what is besides them.
@@ -70,7 +71,7 @@ class LabelSearch:
     def __init__(
         self,
         images: Sequence[ImageFile],
-        label_format: LabelFormat,
+        files: FilesPerImage,
         *,
         root: Path,
         annotations: Path | None,
@@ -80,7 +81,7 @@ class LabelSearch:
         taken: Mapping[str, str] | None = None,
     ) -> None:
         self._images = images
-        self._format = label_format
+        self._format = files
         self._root = root
         self._annotations = annotations
         self._folders = folders

@@ -54,6 +54,19 @@ class LabelSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FilesPerImage:
+    """How the label files of a format that has one per image are found, and told from other files."""
+
+    suffix: str  # lower case
+    # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
+    # these images may be, the usual one first; absolute paths.
+    folders: Callable[[str, str, Path | None], list[str]]
+    is_labels: Callable[[bytes], bool]  # whether a file that begins like this has labels
+    num_objects: Callable[[bytes], int]  # of a whole file
+    named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
+
+
+@dataclass(frozen=True, slots=True)
 class LabelFormat:
     """A label format. All functions are module-level functions, so that a format can be pickled; they raise UserError
     for labels that cannot be used."""
@@ -62,13 +75,7 @@ class LabelFormat:
     notation: str  # what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`
     # (images, label files, root, class names): the labels of a split. With names None every object is of class 0.
     read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
-    # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
-    # these images may be, the usual one first; absolute paths. None: one file for all.
-    folders: Callable[[str, str, Path | None], list[str]] | None = None
-    suffix: str = ""  # of label files, lower case
-    is_labels: Callable[[bytes], bool] = bool  # whether a file that begins like this has labels
-    num_objects: Callable[[bytes], int] = len  # of a whole file
-    named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
+    per_image: FilesPerImage | None = None  # None: a split has one label file
     # The class names, by id, of the annotations of the splits. None: they define none.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 

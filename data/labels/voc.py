@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from data.labels.clean import CORNERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.files.schema import suggestion
 from utils.files.xml_files import LINE, XmlError, parse_xml
 
@@ -119,13 +119,7 @@ def _num_objects(data: bytes) -> int:
     return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
 
 
-VOC = LabelFormat(
-    "voc",
-    CORNERS,
-    _read,
-    folders=_folders,
-    suffix=".xml",
-    is_labels=is_voc,
-    num_objects=_num_objects,
-    named_image=named_image,
+_FILES = FilesPerImage(
+    suffix=".xml", folders=_folders, is_labels=is_voc, num_objects=_num_objects, named_image=named_image
 )
+VOC = LabelFormat("voc", CORNERS, _read, _FILES)

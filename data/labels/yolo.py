@@ -16,7 +16,15 @@ import numpy as np
 
 from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.label_format import (
+    MAX_BYTES,
+    FilesPerImage,
+    ImageFile,
+    LabelFile,
+    LabelFormat,
+    LabelPerImage,
+    LabelSource,
+)
 from utils.errors import UserError
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of
@@ -182,4 +190,5 @@ def _num_rows(data: bytes) -> int:
     return sum(not row.isspace() for row in data.splitlines(keepends=True))
 
 
-YOLO = LabelFormat("yolo", CENTERS, _read, folders=_folders, suffix=".txt", is_labels=has_row, num_objects=_num_rows)
+_FILES = FilesPerImage(suffix=".txt", folders=_folders, is_labels=has_row, num_objects=_num_rows)
+YOLO = LabelFormat("yolo", CENTERS, _read, _FILES)
