@@ -124,7 +124,7 @@ def work(config: TrainConfig, working_folder: str) -> str:
     rank = context.get_world_rank()
     if rank == 0:
         wait_for_former(folder)
-        last, done = former_training(folder, config.epochs)
+        last, done = former_training(folder, config)
         plan = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(folder)))
     address, port, last, done, reported = broadcast_from_rank_zero(plan)
     if done:

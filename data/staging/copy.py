@@ -4,21 +4,23 @@ The copy mirrors the data set's part of the file tree. Every file keeps its name
 its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
 images are rewritten, because they may name paths outside the copy.
 
-The folder contains ``tree/``, the copied files, and ``<splits>.yaml``, which describes the copy. A file is written in
-``incoming/`` and moved to the tree when its bytes are known to be on the disk, so a file in the tree that has the
-original's size and modification time is complete, also after a crash.
+The folder contains ``tree/``, the copied files, ``<splits>.yaml``, which describes the copy, and ``<splits>.json``,
+what the copy does not show of the original, such as label files without an image. A file is written in ``incoming/``
+and moved to the tree when its bytes are known to be on the disk, so a file in the tree that has the original's size and
+modification time is complete, also after a crash.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +28,15 @@ import yaml
 
 from data.image_io.decode import image_suffixes
 from data.index.files import list_split
-from data.labels.findings import relative_name
-from data.labels.label_format import FileStamp
-from data.spec.dataset_spec import DatasetSpec
+from data.labels.findings import REPEATED_IMAGE, Finding
+from data.labels.label_format import FileStamp, ImageFile
+from data.spec.dataset_spec import DatasetSpec, Original
+from data.spec.dataset_yaml import load_dataset_spec
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
-from utils.files.safe_io import open_below
+from utils.files.paths import normal_path, path_of, relative_name
+from utils.files.safe_io import open_below, read_text
 from utils.logger import get_logger
 from utils.strings import counted, format_bytes
 
@@ -50,6 +54,7 @@ class StagePlan:
     sizes: np.ndarray  # int64 (F,), bytes
     mtimes_ns: np.ndarray  # int64 (F,)
     lists: dict[str, str]  # text of the .txt lists in the copy, by name
+    originals: dict[str, Original]  # by split
     folders: tuple[str, ...]  # of images and annotations: created even if empty; other images in them are removed
     absent: frozenset[str]  # missing label files
 
@@ -63,7 +68,7 @@ class StagePlan:
     @property
     def key(self) -> str:
         """A folder name that is unique to this data set."""
-        source = Path(self.spec.source).absolute()
+        source = normal_path(self.spec.source)
         digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
         return f"{source.stem}-{digest.hexdigest()}"
 
@@ -82,12 +87,15 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     """Lists the splits. Raises UserError as `list_split` does."""
     stamps: dict[str, FileStamp] = {}
     lists: dict[str, str] = {}
+    originals: dict[str, Original] = {}
     absent: set[str] = set()
     folders: list[str] = []
     for split in splits:
         listing = list_split(spec, split)
-        if listing.findings:
-            first, count = listing.findings[0], counted(len(listing.findings), "file")
+        findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
+        originals[split] = Original(tuple(findings), listing.taken, tuple(listing.others))
+        if findings:
+            first, count = findings[0], counted(len(findings), "file")
             text = "--stage: not copied: %s of '%s', the first: %s: %s"
             get_logger().warning(text, count, split, first.where, first.text)
         stamps |= {image.name: image.stamp for image in listing.images}
@@ -108,6 +116,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         sizes=np.array([stamps[n].size for n in names], np.int64),
         mtimes_ns=np.array([stamps[n].mtime_ns for n in names], np.int64),
         lists=lists,
+        originals=originals,
         folders=tuple(dict.fromkeys(folders)),
         absent=frozenset(absent),
     )
@@ -184,7 +193,7 @@ class StageCopy:
 
         def load(item: int) -> bytes:
             name = self.plan.names[item]
-            original = os.path.normpath(os.path.join(self.plan.spec.root, name))
+            original = path_of(name, self.plan.spec.root)
             return _read_checked(self.path(name) if local[item] else original, self._stamps[item])
 
         return load
@@ -236,6 +245,7 @@ class StageCopy:
         self._remove_other_images()
         for name, text in self.plan.lists.items():
             self._write_text(self._name(name), text)
+        self._write_text(_originals_file(self.yaml).name, json.dumps(self.plan.originals))
         self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
 
     def _remove_other_images(self) -> None:
@@ -254,6 +264,20 @@ class StageCopy:
         self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
         with self._opened(os.path.dirname(name)) as folder:
             os.replace("text", os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)
+
+
+def open_copy(path: Path, source: str) -> DatasetSpec:
+    """Opens the copy of the data set ``source`` that the YAML ``path`` describes."""
+    content = json.loads(read_text(_originals_file(path)))
+    originals = {
+        split: Original(tuple(Finding(*each) for each in findings), taken, tuple(ImageFile(*each) for each in others))
+        for split, (findings, taken, others) in content.items()
+    }
+    return replace(load_dataset_spec(path), source=source, originals=originals)
+
+
+def _originals_file(path: Path) -> Path:
+    return path.with_suffix(".json")
 
 
 def _read_checked(path: str, stamp: FileStamp) -> bytes:

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.weights.layouts import to_public_names, usual_image_size
 from models.weights.safe_torch_file import ForeignFile, is_module
 from utils.errors import UserError
-from utils.files.checkpoint import FORMAT, VERSION, checkpoint_in, is_safetensors, read_safetensors
+from utils.files.checkpoint_file import FORMAT, VERSION, checkpoint_in, is_safetensors, read_safetensors
 from utils.files.schema import check
 from utils.files.torch_file import Record
 from utils.strings import counted

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UserError
+from utils.files.encoding import EncodingError, decode_utf8
 
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
@@ -100,11 +101,11 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
 def read_text(path: str | os.PathLike, most: int | None = None) -> str:
     """The text of a UTF-8 file, without a byte order mark. Raises UserError if it cannot be read."""
     try:
-        return read_regular(path, most).decode("utf-8-sig")
+        return decode_utf8(read_regular(path, most))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except EncodingError as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except MemoryError:

@@ -8,10 +8,11 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 from utils.errors import UserError
+from utils.machine.quiet_import import import_quietly
 
 _NO_MEMORY = (
     "DefaultCPUAllocator: ",
@@ -100,13 +101,20 @@ def _explain_import(error: ImportError, advice: str) -> str | None:
     return None
 
 
-def require_installed(module: str, what: str, instead: str) -> None:
-    """Reports a missing package before the work starts. Does not import it.
+def require_installed(modules: Iterable[str], what: str, instead: str) -> None:
+    """Reports missing packages before the work starts. Does not import them.
 
-    Raises UserError, which says ``what`` needs the package, and what to do ``instead`` of installing it.
+    Raises UserError, which says ``what`` needs the packages, and what to do ``instead`` of installing them.
     """
-    if importlib.util.find_spec(module) is None:
-        raise _without_package(module, "is not installed", what, instead)
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if len(missing) == 1:
+        raise _without_package(missing[0], "is not installed", what, instead)
+    if missing:
+        packages = [PACKAGES.get(module, module) for module in missing]
+        wanted = dict.fromkeys(_WITH_EXTRAS.get(module, package) for module, package in zip(missing, packages))
+        listed = ", ".join(packages)
+        command = f"pip install {' '.join(wanted)}"
+        raise UserError(f"{what}: the packages {listed} are not installed; {command}, or {instead}")
 
 
 def require_package(module: str, what: str, instead: str) -> ModuleType:
@@ -116,7 +124,7 @@ def require_package(module: str, what: str, instead: str) -> ModuleType:
     """
     try:
         with _without_telemetry(module):
-            return importlib.import_module(module)
+            return import_quietly(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
         reason = "is not installed" if missing else f"cannot be loaded ({' '.join(str(error).split())})"

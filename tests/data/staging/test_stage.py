@@ -203,6 +203,7 @@ def test_changes_of_the_original_are_copied(tmp_path):
     (images / "001.png").write_bytes((images / "002.png").read_bytes())
     (labels / "003.txt").unlink()
     (images / "000.png").unlink()
+    (labels / "000.txt").unlink()
     shutil.copy(images / "002.png", images / "new.png")
     stage(source, tmp_path / "stage", ("val",))  # is not of the training images
     spec = stage(source, tmp_path / "stage")

@@ -17,7 +17,7 @@ from tests.helpers.hostile_files import greedy_programs, write_greedy_files
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.torch_file import read_program
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ import resource, sys, time
 from pathlib import Path
 import torch
 from engine.checkpoint.checkpoint import Checkpoint
-from models.build import build_starting_model
+from engine.train.starting_model import build_starting_model
 from models.weights.load import check_shapes, load_detector
 from models.weights.read import shapes_of, read_weights
 from models.weights.load import model_of
@@ -160,7 +160,7 @@ def test_the_memory_of_a_checkpoint_is_that_of_its_tensors(tmp_path):
     """Reading does not hold the file twice."""
     write_checkpoint({"model": {"w": torch.zeros(10_000_000)}}, tmp_path / "x.pt")
     program = (
-        "import resource, sys\nfrom utils.files.checkpoint import read_checkpoint\n"
+        "import resource, sys\nfrom utils.files.checkpoint_file import read_checkpoint\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\nread = read_checkpoint(sys.argv[1])\nprint(peak() - before)"
     )

@@ -1,0 +1,63 @@
+"""Resampled AP against pycocotools on repeated images."""
+
+import numpy as np
+import pytest
+
+from engine.evaluation import bootstrap
+from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+from engine.evaluation.metrics import score_detections
+from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
+
+
+def repeated(gt, table, times):
+    """The data set that holds image i ``times[i]`` times, the copies next to each other."""
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    copies = [i for i, count in enumerate(times) for _ in range(count)]
+    objects = [np.flatnonzero(image == i) for i in copies]
+    rows = [np.flatnonzero(table.image_index == i) for i in copies]
+    number = np.arange(len(copies))
+    at, found = np.concatenate(objects), np.concatenate(rows)
+    many = make_ground_truth(
+        gt.boxes_xywh_px[at],
+        gt.classes[at],
+        gt.crowd[at],
+        gt.area_px[at],
+        np.repeat(number, [len(o) for o in objects]),
+        len(copies),
+        len(gt.category_ids),
+    )
+    image_index = np.repeat(number, [len(r) for r in rows])
+    return many, make_table(image_index, table.boxes_xyxy_px[found], table.scores[found], table.classes[found])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ap_of_a_draw_equals_pycocotools_on_the_repeated_images(seed):
+    gt, table, num_classes = random_case(seed, per_image=60)
+    rank = np.random.default_rng(seed).permutation(len(table.scores))
+    table = make_table(table.image_index, table.boxes_xyxy_px, 1 / (2 + rank), table.classes)
+    times = draw_images(gt.num_images, 3, seed)
+    ap = resampled_ap(class_outcomes(gt, table, num_classes), times)
+    for draw, of_classes in zip(times, ap):
+        many = repeated(gt, table, draw)
+        _, precision = coco_evaluate(*many)
+        expected = precision[:, :, :, 0].mean((0, 1))
+        np.testing.assert_allclose(np.where(np.isnan(of_classes), -1, of_classes), expected, rtol=0, atol=1e-12)
+
+
+def test_each_image_once_is_the_metric_itself_and_chunks_change_nothing(monkeypatch):
+    gt, table, num_classes = random_case(7)
+    outcomes, times = class_outcomes(gt, table, num_classes), draw_images(gt.num_images, 20)
+    ap = resampled_ap(outcomes, np.ones((1, gt.num_images), np.int64))
+    assert mean_ap(ap)[0] == pytest.approx(score_detections(gt, table, num_classes).ap, abs=1e-12)
+    whole = resampled_ap(outcomes, times)
+    monkeypatch.setattr(bootstrap, "_CELLS", 1)
+    np.testing.assert_array_equal(resampled_ap(outcomes, times), whole)
+
+
+def test_without_detections_or_objects():
+    gt, _, num_classes = random_case(1)
+    times = draw_images(gt.num_images, 5)
+    nothing = make_table([], [], [], [])
+    ap = resampled_ap(class_outcomes(gt, nothing, num_classes), times)
+    assert ((ap == 0) | np.isnan(ap)).all()
+    assert np.isnan(ap[:, -1]).all()  # the class without objects
