@@ -18,6 +18,7 @@ from utils.files.folders import cache_folder
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
+from utils.machine.standard_streams import keep_standard_streams, output_error
 from utils.program import report_error, write_result
 
 SPIN_COUNT = "20000"
@@ -36,9 +37,12 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     Exit codes: 2 with one ``error:`` line for user errors and for limits of the machine (a full disk, memory, open
     files, a missing package); 1 with such a line if a result did not pass its check; 2 without a line if another
     process failed and has printed it; 130 after Ctrl-C; 75 after another stop signal during training (EX_TEMPFAIL of
-    sysexits.h, on which a batch system can requeue); 141 if the reader of the output is gone. Other exceptions are bugs
-    and propagate.
+    sysexits.h, on which a batch system can requeue). Other exceptions are bugs and propagate.
+
+    A command whose output cannot be written completes its work; then it exits with 141 if the reader of the output is
+    gone, else with 2 and a line.
     """
+    keep_standard_streams()
     # By default OpenMP's threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
     # process next to a training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
@@ -51,8 +55,12 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     keep_freed_memory()
     threading.excepthook, sys.unraisablehook = _thread_ended, _not_raised
     try:
-        main(argv)
-        sys.stdout.flush()
+        try:
+            main(argv)
+        except SystemExit:  # --help, or issues that tools.check has found
+            _check_output()
+            raise
+        _check_output()
     except PeerFailure:
         # The process that failed prints why. Launchers stop all processes when the first exits: let that one finish.
         with contextlib.suppress(KeyboardInterrupt):
@@ -66,8 +74,6 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         signal.signal(signal.SIGINT, lambda *_: None)  # a parent that forwards it sends it twice
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it exits; redirect that to /dev/null.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
     except Exception as error:
         line = explanation(error) or _refusal(error)
@@ -75,6 +81,15 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             write_result(error=f"{type(error).__name__}: {first_line(error)}")
             raise
         _fail(line)
+
+
+def _check_output() -> None:
+    """Raises an error if standard output could not be written, so that the exit code says that some of it is lost."""
+    error = output_error()
+    if isinstance(error, BrokenPipeError):
+        raise error
+    if error is not None:
+        raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
 
 
 def _refusal(error: Exception) -> str | None:

@@ -17,6 +17,8 @@ from utils.boxes import xywh_to_xyxy
 from utils.files.paths import path_of, relative_name
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
+MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # of the left edges of two such boxes, by the width of either
+MOST_PAIRS = 2  # of a box with earlier ones of its class, or of other classes
 TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
 MIN_RATIO, MIN_DEVIATIONS = 2.0, 4.0  # of a class's frequency in two splits: how different, how significant
@@ -53,9 +55,11 @@ class CheckedSplit(NamedTuple):
 
     def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
         """An issue about boxes of one image."""
-        boxes = tuple(map(self.box, rows))
-        image = self.index.paths[self.image_of(rows[0])]
-        return Issue(kind, text, self.name, (image,), boxes[-1].where or "", boxes)
+        return self.issue_of(kind, text, self.image_of(rows[0]), tuple(map(self.box, rows)))
+
+    def issue_of(self, kind: str, text: str, image: int, boxes: tuple[Box, ...]) -> Issue:
+        """An issue about ``boxes`` of the image with this number."""
+        return Issue(kind, text, self.name, (self.index.paths[image],), boxes[-1].where or "", boxes)
 
     def relative(self, part: Scan, name: str) -> str:
         """``name``, relative to the folder of ``part``, relative to that of the data set."""
@@ -114,26 +118,86 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
 
 
 def box_pairs(split: CheckedSplit) -> list[Issue]:
-    """Pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions."""
+    """Pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions. A box is
+    paired with a few earlier ones of its class, and of other classes: all pairs of n copies would be n * n / 2."""
     index = split.index
     rows = np.flatnonzero(~index.crowd & ~index.repeated)
     image = index.image_of_box[rows]
-    x, y, w, h = index.boxes_xywh_px[rows].T
-    issues, distance = [], 1
-    while (a := np.flatnonzero(image[distance:] == image[:-distance])).size:  # rows of an image are adjacent
-        b, distance = a + distance, distance + 1
-        width = np.minimum(x[a] + w[a], x[b] + w[b]) - np.maximum(x[a], x[b])
-        height = np.minimum(y[a] + h[a], y[b] + h[b]) - np.maximum(y[a], y[b])
-        overlap = np.maximum(width, 0) * np.maximum(height, 0)
-        iou = overlap / (w[a] * h[a] + w[b] * h[b] - overlap)
-        for i in np.flatnonzero(iou > SAME_IOU).tolist():
-            pair = int(rows[a[i]]), int(rows[b[i]])
-            name, other = (index.names[index.classes[row]] for row in pair)
-            box = split.box(pair[0])
-            earlier = box.where or f"box {box.number}"
-            kind, what = (DOUBLED, earlier) if name == other else (TWO_CLASSES, f"{name} in {earlier}")
-            issues.append(split.issue(kind, f"{other}, IoU {iou[i]:.2f} with {what}", pair))
-    return sorted(issues, key=lambda issue: (issue.kind, issue.images, issue.boxes[0].number))
+    classes = index.classes[rows]
+    xywh = index.boxes_xywh_px[rows]
+    same_class = _overlapping(xywh, image * len(index.names) + classes, classes, differing=False)
+    other_class = _overlapping(xywh, image, classes, differing=True)
+    in_pairs = np.unique(np.concatenate([*same_class[:2], *other_class[:2]]))
+    boxes = {number: split.box(int(rows[number])) for number in in_pairs.tolist()}
+    issues = []
+    for kind, pairs in ((DOUBLED, same_class), (TWO_CLASSES, other_class)):
+        for first, second, iou in zip(*(array.tolist() for array in pairs)):
+            earlier, later = boxes[first], boxes[second]
+            place = earlier.where or f"box {earlier.number}"
+            what = place if kind == DOUBLED else f"{earlier.class_name} in {place}"
+            text = f"{later.class_name}, IoU {iou:.2f} with {what}"
+            issues.append(split.issue_of(kind, text, int(image[second]), (earlier, later)))
+    return sorted(issues, key=lambda issue: (issue.kind, issue.images, *(box.number for box in issue.boxes)))
+
+
+def _overlapping(
+    xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray, *, differing: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of boxes (n, 4) with an IoU above `SAME_IOU`: the number of the earlier box (p,), that of the later one,
+    and their IoU. Each box has at most `MOST_PAIRS` earlier partners.
+
+    Args:
+        groups: (n,), the boxes of which are compared with each other.
+        classes: (n,).
+        differing: compare only boxes of different classes.
+    """
+    position, size = _along_longer_side(xywh, groups)
+    order = np.lexsort((position, groups))  # all partners of a box are near it in this order
+    position, size, group, kind = position[order], size[order], groups[order], classes[order]
+    x, y, w, h = xywh[order].T
+    run = np.cumsum(np.diff(kind, prepend=kind[:1]) != 0)  # boxes of one class that follow each other
+    partners = np.zeros(len(order), np.int64)  # of each box, so far
+    found = [(order[:0], order[:0], position[:0])]
+    for direction in (-1, 1):
+        next_run = np.searchsorted(run, run, side="right") if direction > 0 else np.searchsorted(run, run) - 1
+        box = np.flatnonzero(partners < MOST_PAIRS)
+        other = box.copy()
+        while box.size:
+            other += direction
+            inside = (other >= 0) & (other < len(order))
+            box, other = box[inside], other[inside]
+            if differing:
+                other = np.where(kind[other] == kind[box], next_run[other], other)
+                inside = (other >= 0) & (other < len(order))
+                box, other = box[inside], other[inside]
+            near = (group[other] == group[box]) & (np.abs(position[other] - position[box]) <= MAX_SHIFT * size[box])
+            box, other = box[near], other[near]
+            width = np.minimum(x[box] + w[box], x[other] + w[other]) - np.maximum(x[box], x[other])
+            height = np.minimum(y[box] + h[box], y[other] + h[other]) - np.maximum(y[box], y[other])
+            overlap = np.maximum(width, 0) * np.maximum(height, 0)
+            iou = overlap / (w[box] * h[box] + w[other] * h[other] - overlap)
+            is_pair = (iou > SAME_IOU) & (order[other] < order[box])
+            found.append((order[other[is_pair]], order[box[is_pair]], iou[is_pair]))
+            partners[box[is_pair]] += 1
+            unpaired = partners[box] < MOST_PAIRS
+            box, other = box[unpaired], other[unpaired]
+    earlier, later, iou = (np.concatenate(arrays) for arrays in zip(*found))
+    return earlier, later, iou
+
+
+def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Left edges and widths of boxes (n, 4), or top edges and heights where the boxes of a group, (n,), are spread more
+    in that direction: rows of a table all begin at the same x."""
+    if not len(xywh):
+        return xywh[:, 0], xywh[:, 2]
+    _, group = np.unique(groups, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    corners, sizes = xywh[order, :2], xywh[order, 2:]
+    extent = np.maximum.reduceat(corners, starts) - np.minimum.reduceat(corners, starts)
+    spread = extent / np.maximum.reduceat(sizes, starts)
+    along_y = (spread[:, 1] > spread[:, 0])[group]
+    return np.where(along_y, xywh[:, 1], xywh[:, 0]), np.where(along_y, xywh[:, 3], xywh[:, 2])
 
 
 def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:

@@ -20,7 +20,7 @@ from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.files.former_run import former_data, is_other_data
 from utils.files.locks import FileLock
-from utils.files.safe_io import open_direct, write_whole
+from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.program import write_result
 
@@ -86,8 +86,7 @@ def _lock(folder: Path) -> FileLock:
             f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "
             "with another --name"
         )
-    for half_written in folder.glob(".*.tmp"):  # by `utils.files.safe_io`
-        half_written.unlink(missing_ok=True)
+    remove_half_written(folder)
     return lock
 
 

@@ -43,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             get_logger().info("%s", line)
     write_result(**content)
     if content["issues"]:
-        sys.stdout.flush()
         raise SystemExit(FOUND)
 
 

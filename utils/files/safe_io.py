@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, BinaryIO
 from utils.errors import UserError
 from utils.files.encoding import EncodingError, decode_utf8
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8,16}\.tmp")  # names of `atomic_write`
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
@@ -31,6 +34,8 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
     temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     try:
         with open(temporary, "x+b") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             if durable:
                 file.flush()
@@ -49,6 +54,18 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def remove_half_written(folder: str | Path) -> None:
+    """Removes what a killed process has left of its `atomic_write` in ``folder``. Files that a process is writing are
+    locked, and stay, as do those of other programs."""
+    for path in Path(folder).glob(".*.tmp"):
+        if not _TEMPORARY.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError), open(path, "rb", opener=open_direct) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                path.unlink()
 
 
 def write_whole(path: str | Path, content: bytes | str) -> None:

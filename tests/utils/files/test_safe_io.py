@@ -2,14 +2,19 @@
 
 import csv
 import errno
+import os
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.safe_io import atomic_write, read_text, write_csv, write_whole
+from utils.files.safe_io import atomic_write, read_text, remove_half_written, write_csv, write_whole
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
@@ -69,3 +74,26 @@ def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
     for name in ("none.txt", ".", "latin.txt", "large.txt"):
         with refused():
             read_text(tmp_path / name, most=5)
+
+
+def test_only_half_written_files_of_killed_processes_are_removed(tmp_path):
+    """Not those of other programs, nor those that a process is writing just now, such as an export next to a run."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom utils.files.safe_io import atomic_write\n"
+        "context = atomic_write(Path(sys.argv[1]))\ncontext.__enter__().write(b'half')\nos._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "last.pt")], cwd=ROOT, check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.endswith(".tmp")
+    others = [".notes.tmp", ".0123abcd.tmp", ".report.html.swap.tmp", "last.pt.0123abcd.tmp"]
+    for name in others:
+        (tmp_path / name).write_text("of somebody")
+    (tmp_path / "elsewhere").write_text("of somebody")
+    (tmp_path / ".link.0123456789abcdef.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".folder.0123456789abcdef.tmp").mkdir()
+    kept = {*os.listdir(tmp_path)} - {left.name}
+    with atomic_write(tmp_path / "best.onnx") as file:
+        remove_half_written(tmp_path)
+        file.write(b"whole")
+    assert {*os.listdir(tmp_path)} == kept | {"best.onnx"}
+    assert (tmp_path / "best.onnx").read_bytes() == b"whole"

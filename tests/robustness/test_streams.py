@@ -1,0 +1,104 @@
+"""Standard streams that are closed, full or no longer read: a command completes its work, and its exit code says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+
+ROOT = Path(__file__).parents[2]
+# Logs, prints and writes a file, as commands do; the file must not get what is printed.
+COMMAND = """
+import os, sys
+from utils.entrypoint import run_main
+from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
+
+def main(argv):
+    configure_logging(True)
+    with open(sys.argv[1], "w") as file:
+        for number in range(3):
+            get_logger().info("line %d", number)
+            try:
+                os.write(2, b"of a library\\n")
+            except OSError:
+                pass
+        print("printed")
+        file.write("whole")
+    if sys.argv[2:]:
+        raise {"fails": UserError("a mistake"), "finds": SystemExit(1)}[sys.argv[2]]
+
+run_main(main)
+"""
+CODE_OF_FIRST = "; exit ${PIPESTATUS[0]}"
+LINES = "line 0\nline 1\nline 2\nprinted\n"
+FULL = "error: standard output cannot be written (no space left on device)\n"
+OF_LIBRARY = "of a library\n" * 3
+
+
+def run(redirection: str, *argv: object, program: str = COMMAND) -> subprocess.CompletedProcess[str]:
+    """Runs ``program`` in a shell that redirects its streams."""
+    command = ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", program, *map(str, argv)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "out", "error"),
+    [
+        ("", 0, LINES, OF_LIBRARY),
+        (">&-", 0, "", OF_LIBRARY),
+        ("2>&-", 0, LINES, ""),
+        ("<&- >&- 2>&-", 0, "", ""),
+        (f"| true{CODE_OF_FIRST}", 141, "", OF_LIBRARY),
+        ("> /dev/full", 2, "", OF_LIBRARY + FULL),
+        ("2> /dev/full", 0, LINES, ""),
+        ("> /dev/full 2> /dev/full", 2, "", ""),
+    ],
+)
+def test_a_command_completes_without_a_stream(tmp_path, redirection, code, out, error):
+    done = run(redirection, tmp_path / "result")
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, error)
+    assert (tmp_path / "result").read_text() == "whole"
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-", "2> /dev/full", "> /dev/full"])
+def test_a_mistake_has_its_exit_code_without_a_stream(tmp_path, redirection):
+    done = run(redirection, tmp_path / "result", "fails")
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: a mistake\n") == ("2>" not in redirection)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("redirection", "code"), [("", 1), (f"| true{CODE_OF_FIRST}", 141), ("> /dev/full", 2)])
+def test_lost_output_counts_more_than_what_a_command_has_found(tmp_path, redirection, code):
+    assert run(redirection, tmp_path / "result", "finds").returncode == code
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [("> /dev/full", 2), (f"| true{CODE_OF_FIRST}", 141), (">&-", 0), ("| cat", 0)]
+)
+def test_help_without_a_reader(redirection, code):
+    program = "import train; from utils.entrypoint import run_main; run_main(train.main, ['--help'])"
+    done = run(redirection, program=program)
+    assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [(">&- 2>&-", 0), (f"| head -1{CODE_OF_FIRST}", 141), ("> /dev/full", 2)]
+)
+def test_a_training_completes_without_a_reader(tmp_path, redirection, code):
+    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    flags = ["--data", data, "--model", model, *SMALL, "--epochs", "2", "--project", tmp_path / "runs"]
+    done = run(redirection, *flags, program="import train; from utils.entrypoint import run_main; run_main(train.main)")
+    assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
+    folder = tmp_path / "runs" / "exp"
+    assert (folder / "results.csv").read_text().count("\n") == 3
+    assert "done: 2 epochs" in (folder / "train.log").read_text()
+    assert (folder / "last.pt").stat().st_size > 10_000

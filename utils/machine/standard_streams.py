@@ -1,0 +1,79 @@
+"""Standard streams that are closed, full or no longer read. A command completes its work without them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+_errors: list[OSError] = []  # of standard output in this process
+
+
+class _Output(io.FileIO):
+    """The file of a standard stream. What cannot be written is dropped, and the error noted if it ``is_output``, not
+    standard error."""
+
+    def __init__(self, descriptor: int, *, is_output: bool) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._is_output = is_output
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self._is_output:
+                _errors.append(error)
+            return memoryview(data).nbytes
+
+
+def keep_standard_streams() -> None:
+    """Makes standard output and standard error ignore errors, which `output_error` tells, and opens /dev/null in place
+    of streams that were closed: the next file would get the number of such a stream, and what a library prints."""
+    _errors.clear()
+    for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            _open_null(number, name, flags)
+        elif number and getattr(sys, name) is getattr(sys, f"__{name}__"):  # else a notebook or a test reads it
+            _replace(name)
+
+
+def output_error() -> OSError | None:
+    """The first error of standard output, whose content is flushed; None if all of it could be written."""
+    with contextlib.suppress(ValueError):  # closed
+        sys.stdout.flush()
+    return _errors[0] if _errors else None
+
+
+def _open_null(number: int, name: str, flags: int) -> None:
+    null = os.open(os.devnull, flags)
+    if null != number:
+        try:
+            os.fstat(number)  # in use: an import has opened a file that stays open
+        except OSError:
+            os.dup2(null, number)
+    os.set_inheritable(null, True)
+    _set(name, os.fdopen(null, "r" if flags == os.O_RDONLY else "w", encoding="utf-8", closefd=False))
+
+
+def _replace(name: str) -> None:
+    stream = getattr(sys, name)
+    try:
+        stream.flush()
+        output = _Output(stream.fileno(), is_output=name == "stdout")
+    except (OSError, ValueError):
+        return
+    text = io.TextIOWrapper(
+        io.BufferedWriter(output),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    _set(name, text)
+
+
+def _set(name: str, stream: Any) -> None:
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
