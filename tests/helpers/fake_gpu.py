@@ -1,7 +1,7 @@
 """A GPU for machines without one: its tensors have shapes, types, strides and devices, but no values.
 
-An operation on tensors of different devices raises; so does one whose value or shape the host would have to wait for
-(`.item()`, `nonzero`, indexing by a mask).
+An operation on tensors of different devices raises; so does one on the GPU whose value or shape the host would have to
+wait for (`.item()`, `nonzero`, indexing by a mask). What has been copied to the host reads as zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._device import _device_constructors
 
 
@@ -24,9 +25,14 @@ class _Mode(FakeTensorMode):
     def __deepcopy__(self, memo: dict) -> _Mode:  # tensors refer to it
         return self
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
+            return 0.0 if args[0].is_floating_point() else 0
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
 
 class _Event:
-    """Stands in for `torch.cuda.Event`."""
+    """Stands in for `torch.cuda.Event`. `tests.helpers.fake_streams` has one that knows the order of work."""
 
     def __init__(self, *, blocking: bool) -> None: ...
 
@@ -64,6 +70,8 @@ def fake_gpu() -> Iterator[None]:
         warnings.catch_warnings(),
         mock.patch.object(Tensor, "backward", _backward),
         mock.patch.object(Tensor, "pin_memory", lambda tensor: tensor),
+        mock.patch.object(Tensor, "numpy", _read_on_host(Tensor.numpy)),
+        mock.patch.object(Tensor, "tolist", _read_on_host(Tensor.tolist)),
         mock.patch.object(nn.Module, "_apply", _converted),
         mock.patch("torch.cuda.Event", _Event),
         mock.patch("torch.cuda.is_bf16_supported", return_value=True),
@@ -76,6 +84,18 @@ def fake_gpu() -> Iterator[None]:
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copy.deepcopy does
         yield
+
+
+def _read_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, a method that reads values, which also takes tensors of the host without values: it reads zeros."""
+
+    def read(tensor: Tensor, **options: bool) -> Any:
+        with unset_fake_temporarily():  # else torch makes a copy without values, also of a tensor that has some
+            if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+                tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
+            return function(tensor, **options)
+
+    return read
 
 
 def _check_devices(*lists: list[Tensor], **options: Any) -> None:
