@@ -20,6 +20,9 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._device import _device_constructors
 
+_select_conv_backend = torch._C._select_conv_backend
+_CONV_BACKENDS = torch._C._ConvBackend
+
 
 class _Mode(FakeTensorMode):
     def __deepcopy__(self, memo: dict) -> _Mode:  # tensors refer to it
@@ -27,7 +30,9 @@ class _Mode(FakeTensorMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
-            return 0.0 if args[0].is_floating_point() else 0
+            is_known = getattr(args[0], "constant", None) is not None  # as of `torch.tensor(3)`
+            if not is_known:
+                return 0.0 if args[0].is_floating_point() else 0
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -78,7 +83,9 @@ def fake_gpu() -> Iterator[None]:
         mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),  # broadcast asks
         mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
         mock.patch("torch.empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options)),
-        mock.patch("torch._fused_sgd_", _check_devices),  # as of torch 2.15 its result is not known without a GPU
+        mock.patch("torch._fused_sgd_", _check_fused_sgd),  # as of torch 2.15 its result is not known without a GPU
+        mock.patch("torch.nn.utils.clip_grad._has_foreach_support", return_value=True),  # not of tensors of this kind
+        mock.patch("torch._C._select_conv_backend", _conv_backend),
         mock.patch.multiple(torch, **_SYNC_BN),
         _mode(),
     ):
@@ -98,10 +105,18 @@ def _read_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
-def _check_devices(*lists: list[Tensor], **options: Any) -> None:
+def _check_fused_sgd(*lists: list[Tensor], **options: Any) -> None:
     tensors = [tensor for tensors in lists for tensor in tensors]
     tensors += [value for value in options.values() if isinstance(value, Tensor)]
     assert len({tensor.device for tensor in tensors}) == 1, "tensors of different devices"
+    for same in zip(*lists):  # parameter, gradient, momentum: the kernel does not check it
+        assert len({tensor.stride() for tensor in same}) == 1, "tensors of different strides"
+
+
+def _conv_backend(*tensors: Tensor, **options: Any) -> Any:
+    """What computes a convolution. Without a GPU, torch does not know that cuDNN takes bfloat16."""
+    chosen = _select_conv_backend(*tensors, **options)
+    return _CONV_BACKENDS.Cudnn if chosen == _CONV_BACKENDS.Slow2d else chosen
 
 
 def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
