@@ -200,7 +200,7 @@ class Pipeline:
 
     def _check_outputs(self, raw: list[Tensor]) -> None:
         """Warns once of outputs that are not numbers, in which nothing can be found."""
-        if not self._has_warned and any(bool(level.isnan().any()) for level in raw):
+        if not self._has_warned and bool(torch.stack([level.isnan().any() for level in raw]).any()):
             self._has_warned = True
             get_logger().warning(
                 "%s: its outputs are not numbers (NaN), so nothing is found; its weights are damaged, or too large for "

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from engine.parallel.ddp import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from utils.config.settings import TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 
@@ -37,6 +39,19 @@ def prepare_process(ctx: DistributedContext, settings: RunSettings, startup_mess
 def _listing(values: dict[str, Any]) -> str:
     pairs = [f"{name}={'null' if value is None else value}" for name, value in values.items()]
     return ", ".join(pairs) or "defaults"
+
+
+def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
+    """Raises UserError for a layer whose gradient torch cannot compute deterministically on a GPU, with
+    ``--deterministic``."""
+    if not config.deterministic or device.type != "cuda":
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Upsample) and module.mode == "bicubic":
+            raise UserError(
+                f"--deterministic: layer {name} (Upsample, bicubic) has no deterministic gradient on a GPU; "
+                "make it nearest or bilinear in the model YAML, or leave out --deterministic"
+            )
 
 
 def choose_kernels(config: TrainConfig) -> None:

@@ -35,7 +35,7 @@ from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
-from engine.run.process import prepare_process
+from engine.run.process import check_kernels, prepare_process
 from engine.run.resume import check_classes, restore_run
 from engine.run.run import Run, RunPlan, RunSettings
 from engine.run.unused_settings import unused_settings
@@ -201,7 +201,8 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
 
 def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> StartingModel:
     """Builds the model on its device: with starting weights, or, for a run that continues, as its checkpoint describes
-    it (`restore_run` loads the weights). Raises UserError when the processes do not have the same."""
+    it (`restore_run` loads the weights). Raises UserError when the processes do not have the same, and for layers that
+    other settings rule out."""
     config, spec, checkpoint = plan.settings.config, data.spec, plan.checkpoint
     names = class_names(spec, config.single_cls)
     channels = spec.pixels.channels
@@ -218,6 +219,7 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
         start = StartingModel(model, pretrained, checkpoint.origin)
         loaded = list(checkpoint.model.values())
     check_same_model(ctx, start.model, loaded)
+    check_kernels(config, start.model, ctx.device)
     if data.teacher is not None:
         data.teacher.check(spec, start.model)
     return start

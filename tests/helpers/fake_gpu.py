@@ -1,7 +1,7 @@
 """A GPU for machines without one: its tensors have shapes, types, strides and devices, but no values.
 
-An operation on tensors of different devices raises; so does one whose value or shape the host would have to wait for
-(`.item()`, `nonzero`, indexing by a mask).
+An operation on tensors of different devices raises; so does one on the GPU whose value or shape the host would have to
+wait for (`.item()`, `nonzero`, indexing by a mask). What has been copied to the host reads as zeros.
 """
 
 from __future__ import annotations
@@ -16,17 +16,28 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._device import _device_constructors
+
+_select_conv_backend = torch._C._select_conv_backend
+_CONV_BACKENDS = torch._C._ConvBackend
 
 
 class _Mode(FakeTensorMode):
     def __deepcopy__(self, memo: dict) -> _Mode:  # tensors refer to it
         return self
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
+            is_known = getattr(args[0], "constant", None) is not None  # as of `torch.tensor(3)`
+            if not is_known:
+                return 0.0 if args[0].is_floating_point() else 0
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
 
 class _Event:
-    """Stands in for `torch.cuda.Event`."""
+    """Stands in for `torch.cuda.Event`. `tests.helpers.fake_streams` has one that knows the order of work."""
 
     def __init__(self, *, blocking: bool) -> None: ...
 
@@ -64,13 +75,17 @@ def fake_gpu() -> Iterator[None]:
         warnings.catch_warnings(),
         mock.patch.object(Tensor, "backward", _backward),
         mock.patch.object(Tensor, "pin_memory", lambda tensor: tensor),
+        mock.patch.object(Tensor, "numpy", _read_on_host(Tensor.numpy)),
+        mock.patch.object(Tensor, "tolist", _read_on_host(Tensor.tolist)),
         mock.patch.object(nn.Module, "_apply", _converted),
         mock.patch("torch.cuda.Event", _Event),
         mock.patch("torch.cuda.is_bf16_supported", return_value=True),
         mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),  # broadcast asks
         mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
         mock.patch("torch.empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options)),
-        mock.patch("torch._fused_sgd_", _check_devices),  # as of torch 2.15 its result is not known without a GPU
+        mock.patch("torch._fused_sgd_", _check_fused_sgd),  # as of torch 2.15 its result is not known without a GPU
+        mock.patch("torch.nn.utils.clip_grad._has_foreach_support", return_value=True),  # not of tensors of this kind
+        mock.patch("torch._C._select_conv_backend", _conv_backend),
         mock.patch.multiple(torch, **_SYNC_BN),
         _mode(),
     ):
@@ -78,10 +93,30 @@ def fake_gpu() -> Iterator[None]:
         yield
 
 
-def _check_devices(*lists: list[Tensor], **options: Any) -> None:
+def _read_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, a method that reads values, which also takes tensors of the host without values: it reads zeros."""
+
+    def read(tensor: Tensor, **options: bool) -> Any:
+        with unset_fake_temporarily():  # else torch makes a copy without values, also of a tensor that has some
+            if isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+                tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
+            return function(tensor, **options)
+
+    return read
+
+
+def _check_fused_sgd(*lists: list[Tensor], **options: Any) -> None:
     tensors = [tensor for tensors in lists for tensor in tensors]
     tensors += [value for value in options.values() if isinstance(value, Tensor)]
     assert len({tensor.device for tensor in tensors}) == 1, "tensors of different devices"
+    for same in zip(*lists):  # parameter, gradient, momentum: the kernel does not check it
+        assert len({tensor.stride() for tensor in same}) == 1, "tensors of different strides"
+
+
+def _conv_backend(*tensors: Tensor, **options: Any) -> Any:
+    """What computes a convolution. Without a GPU, torch does not know that cuDNN takes bfloat16."""
+    chosen = _select_conv_backend(*tensors, **options)
+    return _CONV_BACKENDS.Cudnn if chosen == _CONV_BACKENDS.Slow2d else chosen
 
 
 def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:

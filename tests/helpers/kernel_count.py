@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "repeat_interleave", "lift_fresh"}
@@ -17,12 +19,32 @@ def _is_indexed_by_mask(name: str, args: tuple) -> bool:
     return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in places)
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a block of memory without gaps and without values that it has twice."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _takes_fast_route(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether CUDA computes a foreach operation in few kernels (`can_use_fast_route` of ATen's ForeachUtils.h): tensors
+    are dense, and those at one position of all ``lists`` have equal strides. Otherwise each takes its own kernel."""
+    return all(
+        _is_dense(tensor) and tensor.stride() == tensors[0].stride() for tensors in zip(*lists) for tensor in tensors
+    )
+
+
 class KernelCount(TorchDispatchMode):
     """Counts operations by name while active. Views and allocations launch nothing; of lists of tensors, a kernel
     processes 64. Waits are reads of values, shapes that depend on them, and tensors made from Python numbers."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.slow_lists: Counter[str] = Counter()  # tensors of foreach operations that take a kernel each
         self.kernels: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()  # views and allocations too: what the host has to do
         self.waits: Counter[str] = Counter()
@@ -48,12 +70,22 @@ class KernelCount(TorchDispatchMode):
             self.operations[name] += 1
             is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
             if not is_view and "empty" not in name:
-                takes_list = name.startswith("_foreach") or name in ("cat", "stack")
-                self.kernels[name] += math.ceil(len(args[0]) / _TENSORS_A_KERNEL) if takes_list else 1
+                self.kernels[name] += self._launches(name, args)
             has_size = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
             if (name in _WAITING and not has_size) or "unique" in name or _is_indexed_by_mask(name, args):
                 self.waits[name] += 1
         return func(*args, **(kwargs or {}))
+
+    def _launches(self, name: str, args: tuple) -> int:
+        """The kernels of one operation."""
+        if name.startswith("_foreach"):
+            lists = [values for values in args if isinstance(values, list | tuple) and isinstance(values[0], Tensor)]
+            if not _takes_fast_route(lists):
+                self.slow_lists[name] += len(lists[0])
+                return len(lists[0])
+        elif name not in ("cat", "stack"):
+            return 1
+        return math.ceil(len(args[0]) / _TENSORS_A_KERNEL)
 
 
 class NoSync(TorchDispatchMode):

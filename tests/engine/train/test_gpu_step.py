@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +15,17 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.sync_bn import convert_sync_bn
+from engine.run.process import check_kernels, choose_kernels
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.kernel_count import NoSync
+from tests.helpers.kernel_count import KernelCount, NoSync
+from tests.helpers.nondeterministic import DeterministicOnly
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.structures import Batch, map_tensors
 
 CUDA = torch.device("cuda", 0)
@@ -43,6 +48,11 @@ MODELS = {
     },
 }
 
+# A model of each file in configs/models.
+BUILT_IN = (
+    *("yolov5n", "yolov8n", "yolov9t", "yolov9s", "yolov9m", "yolov9c"),
+    *("yolo11n", "yolo26n", "yoloxnano", "yoloxs"),
+)
 
 IGNORE = np.float32([[1, -1, 0.5, 0.5, 0.2, 0.2], [1, 0, 0.3, 0.3, 0.1, 0.2]])
 
@@ -66,13 +76,25 @@ def four_processes() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Torch computes deterministically, as with ``--deterministic``."""
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        choose_kernels(TrainConfig(deterministic=True))
+        yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
 def build_step(
-    kind: str, ctx: DistributedContext = ALONE, *, optimizer: str = "SGD", sync_bn: bool = False, **changes
+    model: str | dict, ctx: DistributedContext = ALONE, *, optimizer: str = "SGD", sync_bn: bool = False, **changes
 ) -> TrainStep:
     """With autocast and the gradient scaler of float16. To be called inside `fake_gpu`."""
     with unset_fake_temporarily():  # a second head is a copy on meta, which some versions of torch refuse
-        model = build_detector(MODELS[kind], 2, seed=1)
-    model = model.to(CUDA)
+        model = build_detector(model, 2, seed=1)
+    model = model.to(CUDA, memory_format=torch.channels_last)  # as `build_starting_model` does
     settings = {"amp_dtype": torch.float16, **changes}
     step = make_train_step(ctx, model, optimizer=optimizer, **settings)
     if sync_bn:
@@ -82,7 +104,7 @@ def build_step(
 
 def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
     step([batch], [images], 1)  # states and scales are made here
-    with NoSync():
+    with NoSync(), DeterministicOnly():
         step([batch, batch], [images, images], 2)
     tensors = [*step._unwrapped.state_dict().values(), *step.ema.module.state_dict().values()]
     tensors += [
@@ -104,18 +126,85 @@ OTHER = [
 )
 def test_the_step_stays_on_the_device(batch, kind, optimizer, virtual_ranks):
     with fake_gpu():
-        take_steps(build_step(kind, optimizer=optimizer, virtual_ranks=virtual_ranks), batch)
+        take_steps(build_step(MODELS[kind], optimizer=optimizer, virtual_ranks=virtual_ranks), batch)
 
 
 @pytest.mark.usefixtures("four_processes")
 @pytest.mark.parametrize("changes", [{}, {"sync_bn": True}, {"virtual_ranks": 4}], ids=str)
 def test_collectives_stay_on_the_device(batch, changes):
     with fake_gpu():
-        step = build_step("yolov8", SECOND_OF_FOUR, optimizer="AdamW", **changes)
+        step = build_step(MODELS["yolov8"], SECOND_OF_FOUR, optimizer="AdamW", **changes)
         take_steps(step, batch, images=16)
         with NoSync():
             average_buffers(step._unwrapped, SECOND_OF_FOUR)
             broadcast_parameters(step._unwrapped, SECOND_OF_FOUR)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_models_stay_on_the_device(batch, name):
+    with fake_gpu():
+        take_steps(build_step(name), batch)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_upsampling_without_a_deterministic_gradient_is_refused_before_training(batch, mode):
+    """Bilinear upsampling has a form with a fixed order."""
+    spec = {**TINY_MODEL, "head": [[4, 1, "nn.Upsample", [None, 2, mode]], [[2, 5, 4], 1, "Detect", ["nc"]]]}
+    expected = nullcontext()
+    if mode == "bicubic":
+        expected = pytest.raises(AssertionError, match="upsample_bicubic2d_backward has no deterministic kernel")
+    with fake_gpu(), expected:
+        take_steps(build_step(spec), batch)
+    if mode == "bicubic":
+        expected = pytest.raises(UserError, match=r"--deterministic: layer model\.5 \(Upsample, bicubic\)")
+    config = TrainConfig(deterministic=True)
+    with expected:
+        check_kernels(config, build_detector(spec, 2), CUDA)
+    check_kernels(config, build_detector(spec, 2), torch.device("cpu"))
+    check_kernels(replace(config, deterministic=False), build_detector(spec, 2), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kernels", "operations", "slow_lists"),
+    [
+        ("SGD", 1060, 1850, {}),
+        # Muon's matrices are copied into padded batches, and its moves are views of these.
+        ("Muon", 1360, 2550, {"_foreach_copy_": 63, "_foreach_sub_": 63}),
+    ],
+)
+def test_a_step_takes_few_launches(batch, optimizer, kernels, operations, slow_lists):
+    """yolov8n; the number of images does not matter. Taking more should be a decision."""
+    plain = replace(batch, targets=replace(batch.targets, ignore=None))
+    with fake_gpu():
+        step = build_step("yolov8n", optimizer=optimizer, amp_dtype=torch.bfloat16)
+        step([plain], [4], 1)
+        with KernelCount() as count:
+            step([plain], [4], 2)
+    assert count.kernels.total() <= kernels
+    assert count.operations.total() <= operations
+    assert count.slow_lists == slow_lists
+
+
+@pytest.mark.parametrize("virtual_ranks", [0, 2])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
+def test_gradients_have_the_strides_of_their_parameters(batch, monkeypatch, optimizer, virtual_ranks):
+    """Fused optimizers do not check it, and operations on lists take a kernel for each tensor without it."""
+    with fake_gpu():
+        step = build_step(MODELS["yolov8"], optimizer=optimizer, virtual_ranks=virtual_ranks)
+        update = step.optimizer.step
+        checked = []
+
+        def checked_update() -> None:
+            checked.extend(p.grad.stride() == p.stride() for p in step.optimizer.parameters)
+            update()
+
+        monkeypatch.setattr(step.optimizer, "step", checked_update)
+        step([batch, batch], [4, 4], 1)
+    assert checked
+    assert all(checked)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

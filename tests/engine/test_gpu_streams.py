@@ -1,0 +1,155 @@
+"""Loading, validation and detection as on a GPU, on machines without one: no operation mixes devices, streams wait for
+each other where they must, and the host only where it reads results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from data.loading.loader import Prefetcher
+from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
+from engine.evaluation.evaluator import Evaluator
+from engine.inference import settings as pipeline
+from engine.inference.model import CheckpointModel
+from engine.inference.predictor import Predictor
+from models.detector import build_detector
+from models.postprocess.detections import SELECTIONS, select_for_validation
+from tests.data.render.test_device import SIZES, draw, packed
+from tests.engine.train.test_gpu_step import ALONE, CUDA, IGNORE, MODELS
+from tests.helpers.fake_gpu import fake_gpu
+from tests.helpers.fake_streams import StreamOrder
+from tests.helpers.scoring import make_ground_truth
+from tests.helpers.synthetic_index import smooth_image
+from tests.helpers.tiny import make_batch
+from utils.config.settings import Hyperparameters
+from utils.structures import Batch, Detections
+
+DEFAULT, SIDE = 0, 1  # streams
+
+
+@pytest.fixture
+def order() -> Iterator[StreamOrder]:
+    with fake_gpu(), StreamOrder() as order:
+        yield order
+
+
+def batches_of_images(count: int, images: int = 4) -> list[Batch]:
+    """Batches on the host, as loaders yield them; together they have images 0 to ``count * images - 1``."""
+    with unset_fake_temporarily():
+        numbers = torch.arange(count * images).split(images)
+        return [replace(make_batch(images), indices=indices) for indices in numbers]
+
+
+def test_batches_are_copied_on_a_stream_of_their_own(order):
+    prefetcher = Prefetcher(iter(batches_of_images(3)), device=CUDA)
+    batch = next(prefetcher)
+    for moved in (batch.images, batch.targets.rows):
+        assert order.entries(moved) == [(SIDE, "copy"), (SIDE, "record"), (DEFAULT, "wait"), (DEFAULT, "keep")]
+    order.log.clear()
+    prefetcher.prefetch(2)  # while the step runs
+    assert {entry.name for entry in order.log} == {"copy", "record"}
+    assert set(order.kernels) == {SIDE}
+    for batch in prefetcher:
+        batch.images.float().sum()  # or it raises
+    assert {t.device.type for t in (batch.indices, batch.original_hw, batch.letterbox)} == {"cpu"}
+    assert not order.waits
+
+
+@pytest.mark.parametrize("is_cached", [False, True], ids=["pixels in the batch", "pixels on the device"])
+def test_batches_are_rendered_on_a_stream_of_their_own(is_cached):
+    """With ``--render-on device``."""
+    pictures = [smooth_image(np.random.default_rng(0), int(height), int(width)) for height, width in SIZES]
+    table, pixels = packed(draw(Hyperparameters(mosaic=1.0, mixup=1.0), 4, (64, 64)), pictures)
+    rest = replace(make_batch(4), images=torch.empty(4, 3, 0, 0, dtype=torch.uint8))
+    group = RenderGroup(table, None if is_cached else pixels, torch.arange(4))
+    planned = PlannedBatch((64, 64), (group,), rest)
+    with fake_gpu():
+        renderer = DeviceRenderer(CUDA, pixels.to(CUDA) if is_cached else None)  # the cache outlives all batches
+        with StreamOrder() as order:
+            prefetcher = Prefetcher(iter([planned] * 2), device=CUDA, render=renderer)
+            batch = next(prefetcher)
+            prefetcher.prefetch(1)
+            assert set(order.kernels) == {SIDE}
+            assert batch.images.shape == (4, 3, 64, 64)
+            handed_over = [(SIDE, "record"), (DEFAULT, "wait"), (DEFAULT, "keep"), (SIDE, "record")]
+            assert order.entries(batch.images) == handed_over
+            assert order.entries(batch.targets.rows) == [(SIDE, "copy"), *handed_over]
+            for images in (batch.images, next(prefetcher).images):
+                images.float().sum()  # or it raises
+            assert not order.waits
+
+
+def decoded(model: nn.Module, raw: list[Tensor]) -> Detections:
+    """Stands for the selection of boxes by a head that needs NMS, whose shapes depend on values."""
+    boxes, scores = model.decode(raw)
+    slots = boxes[:, :5], scores[:, :5].amax(-1), scores[:, :5].argmax(-1)
+    return Detections(*slots, torch.zeros(len(boxes), dtype=torch.long, device=boxes.device))
+
+
+def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
+    return {name: decoded(model, raw) for name in SELECTIONS}
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_validation(order, kind, amp_dtype):
+    with unset_fake_temporarily():
+        model = build_detector(MODELS[kind], 2, seed=1).to(memory_format=torch.channels_last)
+    model = model.to(CUDA)
+    criterion = model.head.build_loss(Hyperparameters()).to(CUDA)
+    none = np.zeros(0, np.int64)
+    evaluator = Evaluator(
+        ground_truth=make_ground_truth(np.zeros((0, 4)), none, none, none, none, 12, 2),
+        num_classes=2,
+        postprocess=select_for_validation if kind == "yolo26" else decoded_for_validation,
+        ctx=ALONE,
+        amp_dtype=amp_dtype,
+        criterion=criterion,
+        fuses=True,
+    )
+    batches = batches_of_images(3)
+    batches[1] = replace(batches[1], targets=replace(batches[1].targets, ignore=IGNORE))
+    order.waits.clear()
+    result = evaluator.run(model, batches)
+    assert result.num_images == 12
+    assert {f"val/{name}" for name in criterion.names} < set(result.extras)
+    assert order.kernels[SIDE] == 2 * len(batches)  # copies of images and of targets
+    # Detections of each batch (boxes, scores, classes, counts) and the sums of all losses; the times.
+    assert order.waits == {"copy": len(SELECTIONS) * 4 * len(batches) + 1, "device": 1}
+
+
+class InCaller:
+    """Stands in for a ThreadPoolExecutor: torch's modes, and so the fake GPU, are of one thread."""
+
+    def __init__(self, threads: int) -> None: ...
+
+    def submit(self, function: Callable[[], Any]) -> SimpleNamespace:
+        return SimpleNamespace(result=function)
+
+
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_detection(order, monkeypatch, kind, amp):
+    monkeypatch.setattr(pipeline, "ThreadPoolExecutor", InCaller)
+    if kind != "yolo26":
+        monkeypatch.setattr(pipeline, "_select", lambda model, raw, settings: decoded(model, raw))
+    with unset_fake_temporarily():
+        detector = build_detector(MODELS[kind], 2, seed=1).fuse()
+    predictor = Predictor(CheckpointModel(detector, {"imgsz": 64}, Path("x.pt"), CUDA), amp=amp)
+    order.log.clear()
+    order.waits.clear()
+    pictures = [np.zeros((64, width, 3), np.uint8) for width in (64, 16, 64)]  # on two kinds of canvases
+    assert [len(table.scores) for table in predictor.detect(pictures)] == [0, 0, 0]
+    canvases = 1 if detector.head.squares else 2
+    assert len([entry for entry in order.log if entry.name == "copy"]) == canvases
+    # The times of copies and of the model; detections; as nothing is found, whether outputs are NaN.
+    assert order.waits == {"stream": 2 * canvases, "copy": 4 * canvases, "value": canvases}
