@@ -17,7 +17,7 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.errors import UserError
+from utils.errors import UserError, all_mistakes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,12 +25,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_one_process("detect.py")
     if config.save_conf and not config.save_txt:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
-    from data.sources import check_source
+    from engine.inference.frames import check_source
     from models.weights.download import check_weights
 
-    check_source(config.source)
-    check_weights(config.weights)
-    from engine.inference.detection import detect  # imports torch, once the flags and files are known to be valid
+    with all_mistakes() as mistakes:
+        with mistakes.noted():
+            check_source(config.source)
+        with mistakes.noted():
+            check_weights(config.weights)
+    from engine.commands.detect import detect  # imports torch, once the flags and files are known to be valid
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # of `docker stop` and closed terminals: files are finished
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup

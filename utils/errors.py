@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import unicodedata
 from collections.abc import Iterator
 
 MAX_CHARACTERS = 1200
+MAX_MISTAKES = 10  # in one message
 # Exit codes of stopped runs: EX_TEMPFAIL of sysexits.h, and that of shells after Ctrl-C.
 REQUEUE, INTERRUPTED = 75, 130
 # Control characters, line and paragraph separators, and those that change the direction of text.
@@ -18,6 +20,12 @@ def one_line(text: str) -> str:
     """``text`` with a space for each run of line breaks and other control characters, which would split lines of logs
     or control terminals. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def look_alike(name: str, other: str) -> bool:
+    """Whether two different names cannot be told apart by eye: their accents are composed differently (NFC and NFD).
+    Messages show such names by ``ascii``."""
+    return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def first_line(error: BaseException) -> str:
@@ -33,10 +41,63 @@ class UserError(Exception):
     quote a file, is left out unless ``whole``.
     """
 
+    parts: tuple[str, ...] = ()  # the messages that a message about several mistakes is made of
+
     def __init__(self, message: str, *, whole: bool = False) -> None:
         if len(message) > MAX_CHARACTERS and not whole:
             message = f"{message[: MAX_CHARACTERS * 2 // 3]} ... {message[-MAX_CHARACTERS // 4 :]}"
         super().__init__(message)
+
+
+class Mistakes:
+    """Collects the user errors of several checks, so that one message names all of them."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def add(self, message: str) -> None:
+        self.note(UserError(message))
+
+    def note(self, error: UserError) -> None:
+        self.messages += error.parts or (str(error),)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes a UserError of the block instead of raising it."""
+        try:
+            yield
+        except UserError as error:
+            if type(error) is not UserError:  # not a mistake of the user: `PeerFailure`, `FailedCheck`
+                raise
+            self.note(error)
+
+    def __bool__(self) -> bool:
+        return bool(self.messages)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there are as many as a message names."""
+        return len(self.messages) >= MAX_MISTAKES
+
+    def raise_any(self) -> None:
+        """Raises UserError with the first messages, numbered if there are several; does nothing without any."""
+        del self.messages[MAX_MISTAKES:]
+        if len(self.messages) == 1:
+            raise UserError(self.messages[0], whole=True)
+        if self.messages:
+            numbered = (f"({number}) {message}" for number, message in enumerate(self.messages, 1))
+            count = f"the first {len(self.messages)} mistakes" if self.are_many else f"{len(self.messages)} mistakes"
+            error = UserError(f"{count}: {'; '.join(numbered)}", whole=True)
+            error.parts = tuple(self.messages)
+            raise error
+
+
+@contextlib.contextmanager
+def all_mistakes() -> Iterator[Mistakes]:
+    """Yields a collector, and at the end of the block raises one UserError for all that it has noted."""
+    mistakes = Mistakes()
+    yield mistakes
+    mistakes.raise_any()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import logging.handlers
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,15 @@ def terminal_bars(stream: TextIO) -> type | None:
     except ImportError:
         return None
     return tqdm
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """The width of the terminal that shows ``stream``."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # another process shows it, and says its width in COLUMNS
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
 
 
 class _PlainLine(logging.Formatter):

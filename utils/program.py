@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -49,6 +50,12 @@ def start_of(command: str) -> list[str]:
     code, whatever the working folder contains."""
     package = Path(__file__).parents[1] / ("" if IS_INSTALLED else "lockstep")
     return [sys.executable, str(package / "__main__.py"), command]
+
+
+def resume_flag(last: str | os.PathLike[str]) -> str:
+    """The flag of train.py that continues the run with the checkpoint ``last``. Messages always name the checkpoint:
+    without it, ``--resume`` continues the newest run, which may be another one."""
+    return f"--resume {shlex.quote(os.fspath(last))}"
 
 
 def write_result(**values: Any) -> bool:

@@ -22,7 +22,7 @@ LABEL_LEGEND = (
     ("suggested box without a label", COLORS["missed"]),
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
-MOST_LABEL_ERRORS, MOST_LABEL_BYTES = 60, 700_000  # of JPEG files
+MOST_LABEL_ERRORS = 60
 MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
@@ -43,10 +43,9 @@ class Galleries:
         # Of images by split and name; without those that the scan left out.
         self._number = {(split.name, path): i for split in splits for i, path in enumerate(split.index.paths)}
 
-    def label_errors(self, issues: Sequence[Issue]) -> list[Card]:
+    def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """The most probable label errors: labels, detections, and corrected labels."""
         drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
-        album = Album(MOST_LABEL_BYTES)
         return [self._label_error(issue, album) for issue in drawn]
 
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:

@@ -80,14 +80,22 @@ class Source(NamedTuple):
 
 
 class Album:
-    """The photos of a gallery, whose JPEG files have at most ``most_bytes`` together."""
+    """The photos of a page, whose JPEG files have at most ``most_bytes`` together, in one gallery or several."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int = 0) -> None:
         self._left = most_bytes
+        self._is_full = False  # a photo did not fit
+
+    def add_bytes(self, count: int) -> None:
+        """Adds what the next gallery may use, besides what earlier ones have left."""
+        self._left += count
+        self._is_full = False
 
     def pictures(self, source: Source, window: np.ndarray, side: int, *versions: Version) -> list[tuple[str, Markup]]:
         """The part ``window`` of an image (x0, y0, x1, y1 in original pixels), with sides of at most ``side``, once for
         each version: titles and pictures; or one paragraph with the reason why it is not shown."""
+        if self._is_full:
+            return _NOT_SHOWN
         try:
             part = _render(source, window, side)
         except (UserError, OSError) as error:
@@ -97,8 +105,8 @@ class Album:
         files = [cv2.imencode(".jpg", picture, quality)[1].tobytes() for picture in drawn]
         size = sum(map(len, files))
         if size > self._left:
-            self._left = 0
-            return [("", _muted("Not shown: the page would become too large."))]
+            self._is_full = True
+            return _NOT_SHOWN
         self._left -= size
         width = part.shape[1] / DENSITY
         return [(v.title, image(file, "jpeg", v.label, "photo", width)) for v, file in zip(versions, files)]
@@ -147,3 +155,6 @@ def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
 
 def _muted(text: str) -> Markup:
     return Markup('<p class="muted">{}</p>').format(text)
+
+
+_NOT_SHOWN = [("", _muted("Not shown: the page would become too large."))]

@@ -29,8 +29,8 @@ from utils.strings import counted
 # Most images of a validation batch, which one process evaluates. In float32 an image takes up to two sevenths of its
 # memory in training in bfloat16 (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
 MOST_VALIDATED = 32
-# Per rank. A worker renders about 600 images per second at 640 px; yolov8n on an H100 trains on about 2,500. More would
-# keep more batches in memory than they are worth.
+# Per rank. A worker renders about 600 images per second at 640 px (benchmarks/LOG.md). More workers would keep more
+# batches in memory than they are worth.
 MOST_WORKERS = 8
 MOST_WORKERS_CUDA = 16
 

@@ -20,14 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from utils.config.settings import validates_after
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import Bounds, Count, build
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
-    from engine.optim.model_tensors import ModelEma
+    from engine.optim.ema import ModelEma
 
 
 @dataclass
@@ -50,12 +52,35 @@ class Progress:
     scored_confidence: float | None = None
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
+    def has_trained(self, epoch_batches: int) -> bool:
+        """Whether all ``epoch_batches`` of the next epoch are taken, and only its validation is missing."""
+        return 0 < self.batch == epoch_batches
+
+    def describe(self, epoch_batches: int) -> str:
+        """How far the run has come: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
+        if not self.batch:
+            return counted(self.epoch, "epoch")
+        if self.has_trained(epoch_batches):
+            return f"the steps of epoch {self.epoch + 1}"
+        return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
+
     def record_fitness(self, fitness: float) -> bool:
         """Notes the ``fitness`` after the epochs completed; it may be nan. Returns whether it is the best so far."""
         is_best = fitness > self.best_fitness
         if is_best:
             self.best_fitness, self.best_epoch = fitness, self.epoch
         return is_best
+
+    def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
+        """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is
+        better."""
+        newest = self.epoch if epoch is None else epoch
+        return 0 < patience <= newest - self.best_epoch
+
+    def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
+        """Whether a run of ``epochs`` that validates every ``val_every`` ends here for want of a better epoch."""
+        is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
+        return is_validated and self.best_epoch >= 0 and self.epoch < epochs and self.has_stalled(patience)
 
     def count_step(self, micro_batches: int) -> None:
         """After a step of the optimizer."""
@@ -166,19 +191,19 @@ class Checkpoint(RunDescription):
         return stored | {"progress": asdict(self.progress)}
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
-        """Loads the state of a run, except for the weights of the model (`load_model`), from which the other parts are
-        built."""
+        """Loads the state of a run. Raises UserError when it does not fit."""
         with self.errors_of_fit():
+            unwrap(state.model).load_state_dict(self.model)
             state.ema.module.load_state_dict(self.ema)
             restore_rank_buffers(self.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
             state.optimizer.load_state_dict(self.optimizer)
         if self.scaler and state.scaler.is_enabled():
             state.scaler.load_state_dict(self.scaler)
 
-    def load_model(self, model: nn.Module) -> None:
-        """Raises UserError when the weights do not fit."""
-        with self.errors_of_fit():
-            unwrap(model).load_state_dict(self.model)
+    def free_tensors(self) -> None:
+        """Frees the tensors of a checkpoint that has been restored."""
+        for tensors in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
+            tensors.clear()
 
     @contextlib.contextmanager
     def errors_of_fit(self) -> Iterator[None]:

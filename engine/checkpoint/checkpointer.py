@@ -21,8 +21,9 @@ from engine.checkpoint.checkpoint import (
 )
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint import write_checkpoint
+from utils.files.checkpoint_file import write_checkpoint
 from utils.machine.threads import BackgroundWriter
+from utils.program import resume_flag
 
 
 def copied(value: Any) -> Any:
@@ -105,7 +106,9 @@ class Checkpointer(BackgroundWriter):
             reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
             remedy = "free some space" if is_full else "check the disk"
             if self.last.exists():
-                advice = f"the checkpoints already there are intact: {remedy} and continue with --resume"
+                advice = (
+                    f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(self.last)}"
+                )
             else:
                 advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None

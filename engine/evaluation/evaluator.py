@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from models.postprocess.detections import (
     iou_of_selections,
     select_for_validation,
 )
+from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
@@ -143,7 +144,7 @@ class Evaluator:
         losses: list[Tensor] = []
         complete = True
         started = time.perf_counter()
-        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device, render=self._move)
+        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
         for batch in batches:
             if should_stop():
                 complete = False
@@ -187,11 +188,6 @@ class Evaluator:
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
 
-    def _move(self, batch: Batch) -> Batch:
-        """What the model and the loss need on the device."""
-        images = batch.images.to(self.ctx.device, non_blocking=True)
-        return replace(batch, images=images, targets=batch.targets.to(self.ctx.device))
-
 
 def training_evaluator(
     ctx: DistributedContext, model: nn.Module, criterion: Criterion, loader: ValidationLoader
@@ -216,8 +212,6 @@ def stitchers_of(
     tiles = loader.samples.tiles
     if tiles is None:
         return None
-    from models.postprocess.stitching import TileStitcher
-
     ious = iou_of_selections(nms_iou, settings)
     return {name: TileStitcher(tiles.image, tiles.windows, ious[name], settings.max_det) for name in ious}
 

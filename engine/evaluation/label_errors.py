@@ -5,7 +5,8 @@ labels where the model sees nothing. A score is the posterior probability of the
 have it: how probable is what the model sees if the label is wrong, and how probable if it is right? The latter is
 estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). So scores of
 different kinds can be compared. They are lowered for classes that the model does not know well, since it contradicts
-more right labels of them than wrong ones; labels of classes that it hardly knows are not judged at all.
+more right labels of them than wrong ones; labels of classes that it hardly knows are not judged at all, nor positions
+in classes that it places badly. Some boxes always fit worst, so for positions the rate of errors is estimated, too.
 
 Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in original pixels.
 """
@@ -27,47 +28,60 @@ from utils.structures import DetectionTable, EvalResult, GroundTruth
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
 NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
 TOUCHING = 0.1  # IoU from which a detection supports a label a little
-LEAST_AP50, GOOD_AP50 = 0.4, 0.7  # of a class on the split: from which on its labels are judged, and fully trusted
+# Of a class on the split: from which on its labels are judged, and fully trusted. For errors of position it is AP75,
+# as AP50 does not say how exactly the model places boxes.
+LEAST_AP, GOOD_AP = 0.4, 0.7
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 LEAST_SCORE = 0.01  # of detections: low ones too tell that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
+LEAST_MOVED_RATE = 0.01  # the same for positions, where `_estimated_rate` finds fewer
+RATE_STEPS = 100  # of `_estimated_rate`
 LEAST_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
 MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
 MAX_PRECISION = 0.99  # of detections: no score makes an object certain
 
 
 def find_label_errors(
-    split: CheckedSplit, table: DetectionTable, class_ap50: np.ndarray, least_score: float = 0.0
+    split: CheckedSplit, table: DetectionTable, class_metrics: Mapping[str, np.ndarray], least_score: float = 0.0
 ) -> list[Issue]:
     """Label errors that score at least ``least_score``, the most probable first: at most one per label, and one per
-    detection without a label. Crowd regions explain detections, but are not examined.
+    detection without a label. Crowd regions explain detections, but are not examined; nor are repeated rows, which the
+    scan reports.
 
     Args:
         table: all detections of the model; those below `LEAST_SCORE` are not used.
-        class_ap50: float (C,) of these detections; errors about classes below `LEAST_AP50` are left out.
+        class_metrics: AP50 and AP75 of these detections, float (C,); errors about classes below `LEAST_AP` are left
+            out.
     """
-    truth = split.index.ground_truth()
+    truth, is_repeated = split.index.ground_truth(), split.index.repeated
     seen = np.flatnonzero(table.scores > LEAST_SCORE)
     seen = seen[np.argsort(table.image_index[seen], kind="stable")]
     table = table.take(seen)
     # All pairs of a detection and a label, of any classes.
     objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
     pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
+    pairs = pairs.take(~is_repeated[pairs.target])
     matched = _match(truth, table, pairs)
     scores, suggested = _label_scores(truth, table, pairs, matched)
-    trust = np.where(class_ap50 >= LEAST_AP50, np.minimum(class_ap50 / GOOD_AP50, 1), 0)
+    trust = _trust(class_metrics["AP50"])
     scores *= trust[truth.classes]
+    scores[1] = np.minimum(scores[1], scores[1] * _trust(class_metrics["AP75"])[truth.classes])
     is_other = suggested[0] >= 0
     scores[0, is_other] *= trust[table.classes[suggested[0, is_other]]]
     kinds, best = (SWAPPED, MOVED, SPURIOUS), scores.argmax(0)
     least_score = max(least_score, np.finfo(float).tiny)
-    rows = np.flatnonzero(~truth.crowd & (scores.max(0) >= least_score))
+    rows = np.flatnonzero(~truth.crowd & ~is_repeated & (scores.max(0) >= least_score))
     errors = [(float(scores[best[row], row]), kinds[best[row]], suggested[best[row], row], row) for row in rows]
     rows, real = _unlabeled(table, pairs, matched)
     unlabeled = zip(rows, real * trust[table.classes[rows]])
     errors += [(float(score), MISSED, detection, None) for detection, score in unlabeled if score >= least_score]
     errors.sort(key=lambda error: -error[0])
     return [_issue(split, table, *error) for error in errors]
+
+
+def _trust(class_ap: np.ndarray) -> np.ndarray:
+    """How far a class's labels are judged, from 0 to 1, float64 (C,), by its AP; nan: not at all."""
+    return np.where(class_ap >= LEAST_AP, np.minimum(class_ap / GOOD_AP, 1), 0)
 
 
 def trust_lines(
@@ -80,17 +94,22 @@ def trust_lines(
         return []
     lines = [f"{model} has " + ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in scored.items()) + "."]
     for split, result in scored.items():
-        ap50 = result.class_metrics["AP50"]
-        if weak := [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < LEAST_AP50)]:
+        ap50, ap75 = result.class_metrics["AP50"], result.class_metrics["AP75"]
+        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < LEAST_AP)]
+        loose = np.flatnonzero((ap50 >= LEAST_AP) & (ap75 < LEAST_AP))
+        if weak:
             lines.append(
                 f"On {split} it is too weak to judge labels of {listed(weak)}, or too many of them are wrong: their "
                 "errors are not listed."
             )
+        if loose.size:
+            shown = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose])
+            lines.append(f"On {split} it places boxes of {shown} too loosely to judge where labels are.")
     scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS]
     if scores:
         lines.append(
             f"Of {counted(len(scores), 'listed label error')}, about {sum(scores):.0f} are real if {ERROR_RATE:.0%} of "
-            "the labels have an error of each kind; fewer if the labels are better."
+            "the labels have an error of each kind (positions: as estimated); fewer if the labels are better."
         )
     return lines
 
@@ -135,10 +154,19 @@ def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
     return _Match(label, detection, overlap)
 
 
-def _posterior(if_wrong: np.ndarray, if_right: np.ndarray) -> np.ndarray:
+def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_RATE) -> np.ndarray:
     """The probability of an error, given the probabilities (or densities) of what is seen with and without it."""
-    wrong, right = ERROR_RATE * if_wrong, (1 - ERROR_RATE) * if_right
+    wrong, right = rate * if_wrong, (1 - rate) * if_right
     return np.divide(wrong, wrong + right, out=np.zeros_like(wrong), where=wrong > 0)
+
+
+def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
+    """The rate of errors that agrees with their posteriors (expectation maximization), within `LEAST_MOVED_RATE` and
+    `ERROR_RATE`. Arguments: those of `_posterior`."""
+    rate = ERROR_RATE
+    for _ in range(RATE_STEPS if if_wrong.size else 0):
+        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), LEAST_MOVED_RATE, ERROR_RATE))
+    return rate
 
 
 def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +199,8 @@ def _label_scores(
     low = _deviations_below(matched.overlap[rows], truth.classes[rows])
     overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
     apart = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2  # people draw boxes loosely, too
-    moved[rows] = _posterior(table.scores[moved_to[rows]] * apart, np.maximum(overlaps_less, np.exp(-low)))
+    if_moved, if_placed = table.scores[moved_to[rows]] * apart, np.maximum(overlaps_less, np.exp(-low))
+    moved[rows] = _posterior(if_moved, if_placed, _estimated_rate(if_moved, if_placed))
 
     seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes)
     spurious = _posterior((1 - near) ** 2, np.maximum(seen_less, near))

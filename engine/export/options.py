@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
-from utils.errors import UserError
-from utils.machine.limits import require_package
+from utils.errors import UserError, all_mistakes
+from utils.machine.limits import require_installed
 
 if TYPE_CHECKING:
     from models.detector import Detector
@@ -18,23 +18,25 @@ PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", 
 
 
 def require_packages(formats: Iterable[str]) -> None:
-    """Raises UserError if a package that writes or runs one of the formats is missing."""
-    for package in dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ())):
-        require_package(package, "export", "choose other formats")
+    """Raises UserError, which names all of them, if packages that write or run the formats are missing."""
+    packages = dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ()))
+    require_installed(packages, "export", "choose other formats")
 
 
 def check_flags(config: ExportConfig) -> None:
     """Raises UserError for flags that are wrong for any model."""
-    if len(config.imgsz) > 2:
-        raise UserError(f"--imgsz: one number or two (height, width), got {len(config.imgsz)}")
-    if config.half and config.int8:
-        raise UserError("--half and --int8: a file has one of these precisions; choose one")
-    if config.int8 and (torch_formats := [name for name in config.format if name in ("torchscript", "pt2")]):
-        raise UserError(f"--int8: not for {' and '.join(torch_formats)}; use --format onnx or openvino")
-    if not config.box_voting and config.layout != "end2end":
-        raise UserError(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
-    if config.dynamic and config.batch > 1:
-        raise UserError(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
+    torch_formats = [name for name in config.format if name in ("torchscript", "pt2")]
+    with all_mistakes() as mistakes:
+        if len(config.imgsz) > 2:
+            mistakes.add(f"--imgsz: one number or two (height, width), got {len(config.imgsz)}")
+        if config.half and config.int8:
+            mistakes.add("--half and --int8: a file has one of these precisions; choose one")
+        if config.int8 and torch_formats:
+            mistakes.add(f"--int8: not for {' and '.join(torch_formats)}; use --format onnx or openvino")
+        if not config.box_voting and config.layout != "end2end":
+            mistakes.add(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
+        if config.dynamic and config.batch > 1:
+            mistakes.add(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
 
 
 def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportConfig:

@@ -31,8 +31,8 @@ from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
 from engine.export.options import require_packages, resolve_options
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, calibration_images, largest_difference, spread
-from engine.inference.data_set import open_for_model
 from engine.inference.model import CheckpointModel
+from engine.inference.model_data import open_for_model
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
 from models.detector import Detector
@@ -44,7 +44,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation, require_package
+from utils.machine.limits import explanation, require_installed
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -63,7 +63,7 @@ def export(config: ExportConfig) -> list[Path]:
     configure_logging(True)
     require_packages(config.format)
     if config.int8:
-        require_package("onnxruntime", "--int8", "leave it out")
+        require_installed(["onnxruntime"], "--int8", "leave it out")
     if is_exported(config.weights):
         raise UserError(f"{config.weights}: is exported already; name a checkpoint")
     ctx = DistributedContext.single(CPU)
@@ -205,8 +205,11 @@ class _Job:
     def split(self, name: str, count: int) -> DatasetIndex:
         """``count`` images of a split."""
         single_cls = bool(self.model.stored("single_cls"))
-        index = load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
-        return spread(index, count)
+        options = {"cache_dir": self.config.cache_dir, "single_cls": single_cls, "progress": False}
+        allowed = self.model.stored("max_bad")
+        if type(allowed) in (int, float) and 0 <= allowed <= 1:
+            options["max_bad"] = float(allowed)  # what the training was allowed to lose
+        return spread(load_index(self.spec, name, **options), count)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:

@@ -13,8 +13,9 @@ from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
-from engine.parallel.control import Action, RunControl, StepFlags, StepValues
-from engine.run import Run
+from engine.parallel.control import Action, RunControl
+from engine.parallel.step_values import StepFlags, StepValues
+from engine.run.run import Run
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
@@ -96,8 +97,12 @@ class Hook:
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
         """At the end of an epoch, when it is saved; a pending one has no scores yet."""
 
+    def after_steps(self, trainer: Training) -> Action | None:
+        """After the last step of this process and its save, also if a signal has ended the run, before the log says
+        how far it has come."""
+
     def after_training(self, trainer: Training) -> Action | None:
-        """After the last step of this process, unless a signal has ended the run."""
+        """After `after_steps`, unless a signal has ended the run."""
 
     def finish(self, trainer: Training) -> Action | None:
         """When all files are written. Not called after a signal or an error."""

@@ -6,21 +6,23 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
 from engine.hooks.hook import Epoch, Hook, Training
-from utils.logger import get_logger, terminal_bars
+from utils.logger import get_logger, terminal_bars, terminal_columns
 from utils.program import STARTED
 from utils.strings import format_duration
 
 LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # on a terminal, where tqdm draws no more often: the memory of a device takes long to read
+LEAST_BAR, MOST_BAR = 4, 12  # characters
 
 
 class ProgressBar(Hook):
-    """Shows on rank 0 losses, images per second, the fraction of time spent waiting for data, memory, and the time
-    left; puts the speed of an epoch into its row."""
+    """Shows on rank 0 the time left, the fraction of time spent waiting for data, memory, losses and images per second;
+    puts the speed of an epoch into its row."""
 
     def __init__(self) -> None:
         self._bar = None  # of tqdm
@@ -37,9 +39,8 @@ class ProgressBar(Hook):
         self._images, self._wait_s, self._values = 0, 0.0, {}
         self._device, self._is_shown = trainer.ctx.device, trainer.ctx.is_main
         if self._is_shown and (tqdm := terminal_bars(sys.stderr)) is not None:
-            layout = "{desc} {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {postfix}"
+            layout = bar_layout(self._title, self._total, [], terminal_columns(sys.stderr))
             self._bar = tqdm(total=self._total, initial=self._done, bar_format=layout, dynamic_ncols=True, leave=True)
-            self._bar.set_description_str(self._title, refresh=False)
 
     def after_step(self, trainer: Training) -> None:
         if self._is_first_step:
@@ -64,6 +65,9 @@ class ProgressBar(Hook):
             epoch.row |= {"speed/images_per_s": speed, "speed/data_wait": waiting}
         self.close()
 
+    def after_steps(self, trainer: Training) -> None:
+        self.close()
+
     def close(self) -> None:
         """Ends the bar, or writes the epoch's last line. A second call does nothing."""
         if self._is_shown and (self._bar is not None or self._done > self._first):
@@ -73,20 +77,24 @@ class ProgressBar(Hook):
         self._bar, self._is_shown = None, False
 
     def _show(self) -> None:
-        """As the status of the bar, or as a line."""
+        """In the bar, or as a line."""
         self._line_at = time.monotonic()
-        # Losses are read a step late, so the first step of an epoch has none yet: nan would look like a failure.
-        parts = [f"{name} {value:.4g}" for name, value in self._values.items() if not math.isnan(value)]
-        speed, waiting = self._speed()
-        parts += [f"{speed:.1f} img/s", f"wait {waiting:.0%}", f"mem {memory_gb(self._device):.2f}G"]
+        status = self._status()
+        if self._bar is not None:
+            self._bar.bar_format = bar_layout(self._title, self._total, status, terminal_columns(sys.stderr))
+        else:
+            get_logger().info("%s  %d/%d  %s", self._title, self._done, self._total, "  ".join(status))
+
+    def _status(self) -> list[str]:
+        """What is shown, the most important first."""
         step_s = self._elapsed_s() / max(self._done - self._first, 1)
         steps_left = self._total - self._done + self._epochs_left * self._total
         left_s = steps_left * step_s + (self._epochs_left + 1) * self._between_s
-        status = "  ".join([*parts, f"left {format_duration(left_s)}"])
-        if self._bar is not None:
-            self._bar.set_postfix_str(status, refresh=False)
-        else:
-            get_logger().info("%s  %d/%d  %s", self._title, self._done, self._total, status)
+        speed, waiting = self._speed()
+        # Losses are read a step late, so the first step of an epoch has none yet: nan would look like a failure.
+        losses = [f"{name} {value:.3g}" for name, value in self._values.items() if not math.isnan(value)]
+        left = f"left {format_duration(left_s)}"
+        return [left, f"wait {waiting:.0%}", f"mem {memory_gb(self._device):.2f}G", *losses, f"{speed:.1f} img/s"]
 
     def _elapsed_s(self) -> float:
         return max(time.monotonic() - self._started, 1e-9)
@@ -94,6 +102,20 @@ class ProgressBar(Hook):
     def _speed(self) -> tuple[float, float]:
         """Images per second over all processes, and the fraction of time spent waiting for data."""
         return self._images / self._elapsed_s(), min(self._wait_s / self._elapsed_s(), 1.0)
+
+
+def bar_layout(title: str, steps: int, status: Sequence[str], columns: int) -> str:
+    """The ``bar_format`` of tqdm for a terminal of so many ``columns``: as much of ``status`` as fits, from its start,
+    and a bar in what is left of the line."""
+    room = columns - len(f"{title} {steps}/{steps}") - 1  # some terminals wrap a line that is full
+    shown = ""
+    for part in status:
+        if len(shown) + len(part) + 2 > room:
+            break
+        shown += f"  {part}"
+    bar = min(room - len(shown) - len(" ||"), MOST_BAR)
+    between = f" |{{bar:{bar}}}| " if bar >= LEAST_BAR else " "
+    return f"{title}{between}{{n_fmt}}/{{total_fmt}}{shown}"
 
 
 def memory_gb(device: torch.device) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +12,20 @@ from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.metrics import METRICS, Fitness
+from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
-from utils.files.results_csv import ResultsTable
+from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
 from utils.strings import counted
+from utils.structures import GroundTruth
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger("lockstep")
-CONFIDENCE_COLUMN = "metrics/confidence"  # of results.csv: the threshold of precision, recall and F1
 
 
 class Validation(Hook):
@@ -33,8 +35,8 @@ class Validation(Hook):
         self.evaluator, self.loader, self._val_every = evaluator, loader, val_every
 
     def is_due(self, epoch: int, epochs: int) -> bool:
-        """Whether ``epoch``, from 1, of so many is validated."""
-        return epoch == epochs or (self._val_every > 0 and epoch % self._val_every == 0)
+        """Whether ``epoch``, from 1, of ``epochs`` is validated."""
+        return validates_after(epoch, epochs, self._val_every)
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
@@ -80,7 +82,9 @@ class Results(Hook):
             epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
             first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
             epoch.row = {**first, **epoch.metrics, **epoch.row}
-            shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in epoch.metrics.items() if k.startswith("metrics"))
+            columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
+            columns.setdefault(self.fitness.column, self.fitness.name)
+            shown = [f"{column} {epoch.metrics[name]:.4f}" for name, column in columns.items() if name in epoch.metrics]
             log.info("epoch %d: %s", epoch.number, "  ".join(shown))
 
 
@@ -101,6 +105,31 @@ class ClassWeights(Hook):
         if epoch.class_ap is not None:
             trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+
+
+class ClassScores(Hook):
+    """Logs the scores of best.pt by class at the end of a run, on rank 0. Comes after `Results`. A resumed run that has
+    found no better epoch does not know them, and logs those of its newest validation. ``names``: of the classes."""
+
+    def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
+        self._truth, self._names = truth, names
+        self._best: Epoch | None = None
+        self._newest: Epoch | None = None
+
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+        if epoch.result is not None:
+            self._newest = epoch
+        if epoch.is_best:
+            self._best = epoch
+
+    def finish(self, trainer: Training) -> None:
+        shown = self._best or self._newest
+        if shown is None or not shown.result.class_targets.any():
+            return
+        file = "best.pt" if shown is self._best else "last.pt"
+        log.info("%s, after epoch %d:", file, shown.number)
+        for line in format_table(result_rows(shown.result, self._truth, self._names)):
+            log.info("%s", line)
 
 
 class Summary(Hook):
@@ -159,7 +188,9 @@ class TensorBoard(Hook):
             self._turn_off(error)
 
     def start(self, trainer: Training) -> None:
-        lines = (f"    {name}: {value}" for name, value in trainer.run.settings.items())  # preformatted Markdown
+        lines = (
+            f"    {name}: {value}" for name, value in trainer.run.settings.by_name().items()
+        )  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
 
     def after_validation(self, trainer: Training, epoch: Epoch) -> None:

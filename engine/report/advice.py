@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, mean_known
 from engine.evaluation.tables import silenced_text
-from engine.hooks.results import CONFIDENCE_COLUMN
+from utils.files.results_csv import CONFIDENCE_COLUMN
+from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 from utils.structures import EvalResult
 
@@ -54,6 +56,7 @@ class Findings:
     suspects: int = 0  # probable label errors
     backgrounds: int = 0  # images without objects that have detections
     balances: bool = False  # whether the run weights classes or repeats images
+    last: Path = Path("last.pt")  # the checkpoint that continues the run
     fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
     # AP of each class on draws of the images, float64 (S, C), by epoch; epochs of other processes are missing.
     ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -163,7 +166,7 @@ def what_to_do(found: Findings) -> Iterator[str]:
         yield f"Train longer: {found.few_steps}."
     epochs, values = _column(found, found.fitness.column)
     if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, epochs, values):
-        yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
+        yield f"Train longer: {resume_flag(found.last)} --epochs {2 * found.epochs} continues this run."
     if _overfits(found):
         yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
     _, waits = _column(found, "speed/data_wait")

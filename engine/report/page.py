@@ -15,6 +15,7 @@ import torch
 
 from data.check.census import census_content, take_census
 from data.check.gallery import LABEL_LEGEND, DrawnDetections, Galleries
+from data.check.photos import Album
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
@@ -49,6 +50,7 @@ from utils.structures import DetectionTable, EvalResult
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 LEAST_SCORE = 0.5  # of label errors: more probable than not
 MOST_PAIRS = 200  # of classes
+MOST_LABEL_BYTES = 700_000  # of JPEG files of label errors
 DRAWS = 400  # of the images of a split with few objects
 SHEET_COLUMNS = 4  # of charts in results.png
 
@@ -100,10 +102,12 @@ class ReportPage:
 
     def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
         self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
+        self.path = folder / FILE_NAME
         self.validation: Validation | None = None  # the newest
         self._ap_of_draws: dict[int, np.ndarray] = {}  # by epoch, of this process: `ap_of_draws`
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
+        self.is_written = False  # whether the newest call of `write` has replaced the page
 
     def set_validation(self, validation: Validation) -> None:
         """Sets the newest one. With few objects, epochs are compared on the same draws of the images."""
@@ -120,9 +124,10 @@ class ReportPage:
     def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure costs
         a warning. ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch."""
+        self.is_written = False
         if self._is_resumed and self.validation is None:
             return
-        path, validation = self._folder / FILE_NAME, self.validation
+        path, validation = self.path, self.validation
         try:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():
@@ -131,11 +136,17 @@ class ReportPage:
             if validation is not None and validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
             page.write_page(path, TEMPLATE, self._subject.title, subtitle, **content)
+            self.is_written = True
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"
             if warning != self._warning:  # not after each epoch
                 get_logger().warning("%s", warning)
             self._warning = warning
+
+    def log_path(self) -> None:
+        """Logs where the page is, if the newest call of `write` has written it."""
+        if self.is_written:
+            get_logger().info("report: %s", self.path)
 
     def _content(self, history: dict[str, np.ndarray], validation: Validation | None) -> dict[str, Any]:
         subject = self._subject
@@ -151,6 +162,7 @@ class ReportPage:
             imgsz=subject.imgsz,
             stride=subject.stride,
             train=next((c for c in self._data["censuses"] if c.split == "train"), None),
+            last=self._folder / "last.pt",
             fitness=subject.fitness,
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
             result=validation and validation.result,
@@ -182,7 +194,7 @@ class ReportPage:
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
         errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
-        issues = find_label_errors(checked, validation.detections, result.class_metrics["AP50"], LEAST_SCORE)
+        issues = find_label_errors(checked, validation.detections, result.class_metrics, LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
         drawn = DrawnDetections(validation.shown, result.confusion_confidence)
         confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
@@ -203,7 +215,7 @@ class ReportPage:
                 "Errors of each class, at any confidence",
             ),
             "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues),
+            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MOST_LABEL_BYTES)),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }

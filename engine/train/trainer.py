@@ -11,13 +11,13 @@ from data.loading.loader import InfiniteDataLoader, Prefetcher
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.optim.schedule import build_schedule, step_plan
-from engine.parallel.control import NO_FLAGS, RunControl, StepFlags
+from engine.optim.schedule import StepPlan, build_schedule
+from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.run import Run
+from engine.parallel.step_values import NO_FLAGS, StepFlags
+from engine.run.run import Run
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
-from utils.strings import counted
 
 
 class Trainer:
@@ -26,9 +26,11 @@ class Trainer:
 
     def __init__(
         self,
+        *,
         run: Run,
         step: TrainStep,
         loader: InfiniteDataLoader,
+        plan: StepPlan,
         progress: Progress,
         control: RunControl,
         checkpointer: Checkpointer,
@@ -41,12 +43,12 @@ class Trainer:
         self.is_closing, self._is_over = False, False  # see `models.losses.base.Criterion.set_closing`
         earlier_s = run.checkpoint.run["seconds"] if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
-        self._plan_steps(run.config.epochs)
+        self._follow_plan(plan)
 
-    def _plan_steps(self, epochs: int) -> None:
-        self.epochs, config = epochs, replace(self.run.config, epochs=epochs)
-        self.plan = step_plan(config, len(self.loader))  # how the loader's batches become steps
-        self.schedule = build_schedule(self.run.hyp, self.plan, cosine=config.cos_lr)
+    def _follow_plan(self, plan: StepPlan) -> None:
+        self.plan = plan  # how the loader's batches become steps
+        self.epochs = plan.epochs
+        self.schedule = build_schedule(self.run.hyp, plan, cosine=self.run.config.cos_lr)
 
     def fit(self) -> None:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
@@ -66,12 +68,11 @@ class Trainer:
             self._train_epoch(batches)
             if not self._is_over:
                 self._end_epoch()
+        self.call("after_steps")
         if not self.control.exit_code:
             self.call("after_training")
         self.checkpointer.finish()
-        progress = self.progress
-        within = f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.loader)}"
-        self.control.finish(within if progress.batch else counted(progress.epoch, "epoch"), self.checkpointer.last)
+        self.control.finish(self.progress.describe(len(self.loader)), self.checkpointer.last)
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
@@ -157,6 +158,6 @@ class Trainer:
 
     def set_epochs(self, epochs: int) -> None:
         """Changes the number of epochs of the whole run."""
-        self._plan_steps(epochs)
+        self._follow_plan(replace(self.plan, epochs=epochs))
         self.loader.set_epochs(epochs)
         self.checkpointer.set_epochs(epochs)

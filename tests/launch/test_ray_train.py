@@ -17,7 +17,7 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"
@@ -43,7 +43,7 @@ def test_flags_that_cannot_be(capsys, flags, message):
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray(capsys):
-    assert 'error: Ray is not installed: pip install "ray[default,train]"' in error_of(capsys, ray_train.main)
+    assert 'is not installed; pip install "ray[default,train]", or start train.py' in error_of(capsys, ray_train.main)
 
 
 @pytest.mark.slow

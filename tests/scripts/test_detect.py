@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import detect
-from engine.inference import detection
-from engine.inference.pipeline import Pipeline
+from data.spec.dataset_yaml import load_dataset_spec
+from engine.commands import detect as detection
+from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.predictor import Predictor
+from engine.inference.settings import Pipeline
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.tiles import Tiles
@@ -29,10 +31,12 @@ from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.config.coco_classes import COCO_IDS
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
-from utils.drawing.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.errors import UserError
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.folders import CONFIGS
 from utils.machine.threads import Ahead
 from utils.structures import GRAY
 
@@ -81,7 +85,8 @@ def run(weights, source, tmp_path, *more):
 
 
 def names_in(folder):
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return sorted(str(p.relative_to(folder)) for p in files)
 
 
 def read_txt(path):
@@ -259,7 +264,7 @@ def frames_of(path):
     return frames
 
 
-def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
+def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, capsys):
     folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
     frames = frames_of(folder / "clip.mp4")
     assert len(frames) == 4
@@ -270,6 +275,9 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
     for frame in (0, 2, 4, 6):
         rows = read_txt(folder / "labels" / f"clip_{frame:06d}.txt")
         assert len(rows) == sum(r["frame"] == frame for r in records) > 0
+    lines = capsys.readouterr().out.splitlines()
+    logged = [line.split(" of ")[0] for line in lines if " frame " in line]
+    assert logged == [f"{clip} frame {i}" for i in (0, 2, 4, 6)]
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]
 
@@ -419,10 +427,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("engine.inference.detection.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("utils.drawing.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
+        ("engine.commands.detect.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
-            "data.sources.read_image",
+            "engine.inference.frames.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
             "3.jpg: input/output error; the",
         ),
@@ -454,7 +462,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("utils.drawing.detection_writer.cv2.VideoWriter", lambda *_: closed)
+    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", lambda *_: closed)
     with refused():
         run(weights, tmp_path / "in", tmp_path, "--save-txt")
     out = capsys.readouterr().out
@@ -494,6 +502,47 @@ def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
     assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
     assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))
     assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
+
+
+def test_a_model_of_cocos_classes_writes_cocos_category_ids(pictures, tmp_path):
+    names = load_dataset_spec(CONFIGS / "data" / "coco.yaml").names
+    path = write_detector(tmp_path / "best.pt", build_detector(TINY_MODEL, 80, names=names, seed=1))
+    folder = run(path, pictures / "a.png", tmp_path, "--save-json", "--save-txt", "--max-det", "50")
+    rows = read(folder)
+    numbers = read_txt(folder / "labels" / "a.txt")[:, 0].astype(int)
+    assert len(set(numbers)) > 3
+    assert [row["category_id"] for row in rows] == [COCO_IDS[number] for number in numbers]
+    assert [row["category"] for row in rows] == [names[number] for number in numbers]
+
+
+def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weights, pictures, clip, tmp_path, capsys):
+    fixed = ["--name", "fixed", "--exist-ok"]
+    shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(clip, tmp_path / "in")
+    folder = run(weights, tmp_path / "in", tmp_path, *fixed, "--save-txt", "--save-json", "--save-crop")
+    before = names_in(folder)
+    assert {"clip.mp4", "a.jpg", "predictions.json", "labels/clip_000000.txt", "labels/a.txt"} <= set(before)
+    assert any(name.startswith("crops/") for name in before)
+    (folder / "labels" / "mine.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    capsys.readouterr()
+    assert run(weights, pictures / "a.png", tmp_path, *fixed) == folder
+    out = capsys.readouterr().out
+    assert f"{folder}: {len(before)} files of an earlier run removed (--exist-ok)" in out
+    assert f"warning: {folder}: has files that no run of detect.py lists, which stay beside the new ones: labels" in out
+    assert names_in(folder) == ["a.png", "labels/mine.txt"]
+    (folder / "labels" / "mine.txt").unlink()
+    assert run(weights, pictures / "a.png", tmp_path, *fixed, "--nosave", "--save-txt") == folder
+    assert names_in(folder) == ["labels/a.txt"]
+
+
+def test_detections_in_the_drawings_of_an_earlier_run_do_not_remove_them(weights, pictures, tmp_path):
+    """Whether the source is the folder, or a file in it."""
+    folder = run(weights, pictures, tmp_path, "--save-crop")
+    before = {name: (folder / name).read_bytes() for name in names_in(folder)}
+    for source in (folder, folder / "a.jpg", folder / "crops" / "*" / "*.jpg"):
+        with pytest.raises(UserError, match="is in the folder of the results and could be overwritten"):
+            run(weights, source, tmp_path, "--exist-ok")
+    assert {name: (folder / name).read_bytes() for name in names_in(folder)} == before
 
 
 def test_a_source_is_never_overwritten(weights, pictures, tmp_path):

@@ -28,7 +28,7 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.folders import describe_location
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +230,7 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "invalid choice: 'onxx' (choose from 'onnx', 'openvino', 'torchscript', 'pt2')"),
+        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
             ["--include=ncnn", "tflite"],

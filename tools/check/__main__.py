@@ -79,7 +79,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The content of the JSON, and the lines of the summary."""
-    from engine.input_files import check_scoring_files
+    from engine.commands.input_files import check_scoring_files
 
     check_scoring_files(options.weights, options.data, options.split or ())
     # What imports torch is imported once the flags and files are known to be valid.
@@ -96,10 +96,10 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     model = None
     if options.weights:
+        from engine.commands.val import canvases_of, check_size
         from engine.evaluation.label_errors import trust_lines
-        from engine.inference.data_set import check_channels
+        from engine.inference.model_data import check_channels
         from engine.inference.predictor import open_weights
-        from engine.validate import canvases_of, check_size
         from tools.check.label_errors import label_issues
 
         model = open_weights(options.weights, device=options.device, trust=options.trust)

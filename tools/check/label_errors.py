@@ -11,10 +11,10 @@ from data.check.gallery import DrawnDetections
 from data.check.issues import Issue
 from data.check.scanned import CheckedSplit
 from data.spec.dataset_spec import DatasetSpec
+from engine.commands.val import score
 from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import score_detections
 from engine.inference.model import InferenceModel
-from engine.validate import score
 from models.postprocess.detections import MAX_DETECTIONS
 from utils.config.settings import MOST_DETECTIONS, ValConfig
 from utils.distributed.context import DistributedContext
@@ -39,13 +39,13 @@ def label_issues(
         result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
         table, shown = evaluator.detections, evaluator.shown
         truth, classes = evaluator.ground_truth, len(split.index.names)
-        class_ap50 = result.class_metrics["AP50"]
+        class_metrics = result.class_metrics
         if max_det > MAX_DETECTIONS:
             # All detections tell of labels; val.py scores fewer.
-            class_ap50 = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics["AP50"]
+            class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
             shown = shown.best_of_images(MAX_DETECTIONS)
             result = score_detections(truth, table.best_of_images(MAX_DETECTIONS), classes, shown=shown)
-        issues += find_label_errors(split, table, class_ap50, least_score)
+        issues += find_label_errors(split, table, class_metrics, least_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence
         drawn[split.name] = DrawnDetections(shown, threshold)

@@ -18,11 +18,13 @@ from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from data.check.scanned import SIZE_STEP, CheckedSplit
 from data.image_io.verify import check_image
+from data.labels.yolo import label_folders
 from data.spec.dataset_spec import DatasetSpec
 from utils.drawing import page
 from utils.drawing.page import Card
 from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder, increment_path
+from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger
 from utils.strings import listed
 
@@ -31,7 +33,8 @@ PROJECT = "runs/check"
 MOST_LISTED = 400  # findings in the table
 MOST_PAIRS, MOST_OF_KIND = 30, 24
 MOST_TEXTS = 6  # on the card of an image
-MOST_BYTES = {"pairs": 500_000, "boxes": 1_000_000}  # of JPEG files, by gallery
+# Of JPEG files, by gallery, in the order in which they are drawn; each may also use what those before it have left.
+MOST_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 PAIR_SIDE = 240  # pixels
 T = TypeVar("T")
 
@@ -53,9 +56,7 @@ def new_folder(spec: DatasetSpec) -> Path:
 
 def _inside(path: Path, spec: DatasetSpec) -> str:
     """The folder of the data set that ``path`` is in; "" if there is none."""
-    real = os.path.realpath(path)
-    folders = map(os.path.realpath, _data_folders(spec))
-    return next((folder for folder in folders if os.path.commonpath([real, folder]) == folder), "")
+    return next((folder for folder in _data_folders(spec) if is_inside(path, folder)), "")
 
 
 def _data_folders(spec: DatasetSpec) -> list[str]:
@@ -64,10 +65,10 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
     sources = [part.split(s) for s, source in spec.splits.items() for part in source.parts or (spec,)]
     for source in sources:
         named += [str(p if p.is_dir() else p.parent) for p in (*source.images, *filter(None, [source.annotations]))]
-        if source.annotations is None:  # YOLO txt: the last folder `images` becomes `labels`
-            parts = [os.path.join(str(p), "").rpartition(f"{os.sep}images{os.sep}") for p in source.images]
-            named += [os.path.join(before, "labels", after) for before, found, after in parts if found]
-    named = list(dict.fromkeys(map(os.path.normpath, named)))
+        if source.annotations is None:
+            folders = [str(path) for path in source.images if path.is_dir()]
+            named += [place for folder in folders for place in label_folders(folder) if os.path.isdir(place)]
+    named = list(dict.fromkeys(named))
     below = [folder for folder in named if os.path.commonpath([folder, spec.root]) == str(spec.root)]
     return [*([os.path.commonpath(below)] if below else []), *(folder for folder in named if folder not in below)]
 
@@ -111,7 +112,13 @@ def _content(
     weights: str,
 ) -> dict[str, Any]:
     galleries = IssueGalleries(splits, detections)
-    kinds = by_kind(issues)
+    kinds, album = by_kind(issues), Album()
+    album.add_bytes(MOST_BYTES["errors"])
+    label_errors = galleries.label_errors(issues, album)
+    album.add_bytes(MOST_BYTES["pairs"])
+    duplicates = galleries.duplicates(issues, album)
+    album.add_bytes(MOST_BYTES["boxes"])
+    boxes = galleries.boxes(issues, album)
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
     censuses = [take_census(split.index, split.name, imgsz) for split in splits]
@@ -128,14 +135,14 @@ def _content(
         "kinds": page.Table(("finding", "number", "what to do", "what it means", "splits"), rows, "Findings by kind"),
         "facts": [*facts, ("model that examined the labels", weights or "none (--weights)")],
         "model": Path(weights).name,
-        "label_errors": galleries.label_errors(issues),
+        "label_errors": label_errors,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "most_errors": MOST_LABEL_ERRORS,
         "threshold": max((drawn.threshold for drawn in detections.values()), default=0.0),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
-        "duplicates": galleries.duplicates(issues),
-        "boxes": galleries.boxes(issues),
+        "duplicates": duplicates,
+        "boxes": boxes,
         "data": census_content(censuses, [split.index for split in splits], imgsz=imgsz, stride=SIZE_STEP),
         "findings": page.Table(
             ("finding", "split", "where", "what", "probability"),
@@ -155,13 +162,12 @@ def _content(
 
 
 class IssueGalleries(Galleries):
-    def duplicates(self, issues: Sequence[Issue]) -> list[Card]:
+    def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
-        album = Album(MOST_BYTES["pairs"])
         return [self._pair(issue, album) for issue in drawn]
 
-    def boxes(self, issues: Sequence[Issue]) -> list[Card]:
+    def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """Images and boxes with findings that need no model."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         of_image: dict[tuple[str, str], list[Issue]] = {}
@@ -169,7 +175,6 @@ class IssueGalleries(Galleries):
             by_split = [[issue for issue in group if issue.split == split] for split in self._splits]
             for issue in alternating(by_split)[:MOST_OF_KIND]:
                 of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
-        album = Album(MOST_BYTES["boxes"])
         return [card for group in of_image.values() if (card := self._image_card(group, album))]
 
     def _pair(self, issue: Issue, album: Album) -> Card:
@@ -213,7 +218,7 @@ class IssueGalleries(Galleries):
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image that training leaves out, and no rows of the index; None if it cannot be read."""
         index = self._splits[split].index
-        path = os.path.normpath(os.path.join(index.root, name))
+        path = path_of(name, index.root)
         try:
             return Source(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import typing
@@ -11,7 +12,7 @@ from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from utils.config.settings import TOPICS, changed_settings, default_of
-from utils.errors import UserError
+from utils.errors import Mistakes, UserError
 from utils.files.schema import check, hints_of, suggestion, type_of
 from utils.program import COMMANDS
 
@@ -28,11 +29,55 @@ def flag_name(name: str) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+        """Raises UserError that names all unknown arguments."""
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise UserError(self.unknown_message(unknown))
+        return known
+
+    def unknown_message(self, words: Sequence[str]) -> str:
+        """What to say about the ``words`` that `parse_known_args` leaves over: each flag, what follows it, and the
+        closest known flag."""
+        groups: list[list[str]] = []
+        for word in words:
+            if word.startswith("-") or not groups:
+                groups.append([])
+            groups[-1].append(word)
+        described = [
+            " ".join(group) + suggestion(group[0].partition("=")[0], self._option_string_actions, 0.75)
+            for group in groups
+        ]
+        return f"unrecognized arguments: {', '.join(described)}"
+
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            flag = message.split(": ", 1)[1].split()[0].split("=")[0]
-            message += suggestion(flag, self._option_string_actions, 0.75)
         raise UserError(message)
+
+
+class ListedChoices(tuple):
+    """Choices that --help lists. argparse takes any other word, too: `check` refuses it, with all other mistakes."""
+
+    __slots__ = ()
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def whole_number(word: str) -> int | str:
+    """The number, or the ``word`` itself, which `check` then refuses with all other mistakes."""
+    with contextlib.suppress(ValueError):
+        return int(word)
+    return word
+
+
+def number(word: str) -> float | str:
+    """As `whole_number`."""
+    with contextlib.suppress(ValueError):
+        return float(word)
+    return word
+
+
+_READERS = {int: whole_number, float: number, str: str}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -70,13 +115,14 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
     kind, meta, default = type_of(field, owner), field.metadata, default_of(field)
     origin = typing.get_origin(kind) or kind
     options: dict[str, Any] = {"help": meta["help"]}
+    choices = None if meta["choices"] is None else ListedChoices(meta["choices"])
     if origin is list:
-        options |= {"nargs": "+", "type": typing.get_args(kind)[0], "choices": meta["choices"]}
+        options |= {"nargs": "+", "type": _READERS[typing.get_args(kind)[0]], "choices": choices}
     options |= {"dest": field.name, "default": None if default is MISSING else default}
     if origin is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif origin is not list:
-        options |= {"type": origin, "choices": meta["choices"]}
+        options |= {"type": _READERS[origin], "choices": choices}
         if meta["bare"] is not None:
             options |= {"nargs": "?", "const": meta["bare"]}
     elif field.name == "override":
@@ -91,13 +137,21 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
     return {name: action for name, action in found if action.dest != "help"}
 
 
-def given_values(cls: type, arguments: Sequence[str]) -> dict[str, Any]:
-    """The checked values of the fields that a command line in our flags sets. Raises UserError that names the flag."""
+def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
+    """The values of the fields that a command line in our flags sets; all are right if no ``mistakes`` are noted."""
     fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
     nothing = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
-    values = vars(build_parser(cls).parse_args(arguments, nothing))
-    given = {name: value for name, value in values.items() if value != []}
-    return {name: check(value, hints[name], flag_name(name), fields[name].metadata) for name, value in given.items()}
+    parser = build_parser(cls)
+    unknown: list[str] = []
+    with mistakes.noted():  # argparse itself refuses flags without a value
+        _, unknown = parser.parse_known_args(arguments, nothing)
+    if unknown:
+        mistakes.add(parser.unknown_message(unknown))
+    given = {name: value for name, value in vars(nothing).items() if value != []}
+    for name, value in given.items():
+        with mistakes.noted():
+            given[name] = check(value, hints[name], flag_name(name), fields[name].metadata)
+    return given
 
 
 def flags_of(config: Any) -> list[str]:

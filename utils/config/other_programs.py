@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from utils.config.flags import flag_actions, given_values
+from utils.config.flags import flag_actions, given_values, whole_number
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import parse_override
-from utils.errors import UserError
+from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
 
@@ -52,10 +52,9 @@ def translated(command: str, flag: str) -> list[str]:
     return ours.split() if ours else [flag]
 
 
-def rewritten(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def rewritten(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
     """The command line in our flags, and a line for the log about each flag that was left out as it changes nothing.
-
-    Raises UserError with what to write instead of a flag or value that the command does not have.
+    Flags and values that the command does not have are noted, with what to write instead, and left out.
     """
     table, flags, lines, kept = tables(command), flags_of(command), list[str](), list[str]()
     groups = [[""]]  # each a flag and what follows it
@@ -73,14 +72,16 @@ def rewritten(command: str, arguments: Sequence[str]) -> tuple[list[str], list[s
             lines.append(f"{flag}: {why}")
             kept += values[bool(separator) or flag in _table()["with_value"] :]
             continue
+        is_hyperparameter = flag.startswith("--") and "--set" in flags and key in HYPERPARAMETERS
         if flag not in flags and flag in table["refused"]:
-            raise UserError(f"{flag}: {table['refused'][flag]}")
-        if flag not in flags and flag.startswith("--") and "--set" in flags and key in HYPERPARAMETERS:
+            mistakes.add(f"{flag}: {table['refused'][flag]}")
+        elif flag not in flags and is_hyperparameter:
             shown = shlex.quote(f"{key}={values[0] if values else 'VALUE'}")
-            raise UserError(f"{flag}: is a hyper-parameter; write --set {shown}")
-        if found := [f"{value}: {reasons[value]}" for value in values if value in reasons]:
-            raise UserError(f"{flag} {'; '.join(found)}")
-        kept += [word, *following]
+            mistakes.add(f"{flag}: is a hyper-parameter; write --set {shown}")
+        elif found := [f"{value}: {reasons[value]}" for value in values if value in reasons]:
+            mistakes.add(f"{flag} {'; '.join(found)}")
+        else:
+            kept += [word, *following]
     return kept[1:], lines
 
 
@@ -133,7 +134,9 @@ def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str
 
 def _has_effect(key: str, text: str) -> bool:
     try:
-        values = given_values(TrainConfig, rewritten("train", foreign_flags("train", key, text))[0])
+        with all_mistakes() as mistakes:
+            flags, _ = rewritten("train", foreign_flags("train", key, text), mistakes)
+            values = given_values(TrainConfig, flags, mistakes)
         hyp = build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
     except UserError:
         return True
@@ -172,7 +175,7 @@ def foreign_flags(command: str, key: str, value: str) -> list[str]:
 
 def _words(value: str, action: argparse.Action) -> list[str]:
     """A value, or those of a list such as ``[0, 1]``, as words after a flag: one word unless the flag takes several."""
-    is_several = action.nargs == "+" and (action.type is int or (action.dest == "classes" and "," in value))
+    is_several = action.nargs == "+" and (action.type is whole_number or (action.dest == "classes" and "," in value))
     if value[:1] not in ("[", "(") and not is_several:
         return [next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)]
     words = [word.strip("'\"") for word in re.split(r"[,\s]+", value.strip("[]() "))]

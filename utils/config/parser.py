@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
 from utils.config.settings import MOST_IMGSZ, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
-from utils.errors import UserError
+from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
 
@@ -32,15 +32,11 @@ def _others() -> ModuleType:
 
 def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
     """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
-    given, lines = _in_our_flags(cls, argv)
     build_parser(cls).description = description
-    try:
-        values = given_values(cls, given)
+    with all_mistakes() as mistakes:
+        given, values, lines = _read(cls, argv, mistakes)
         if missing := [flag_name(name) for name in required(cls) if name not in values]:
-            raise UserError(f"the following arguments are required: {', '.join(missing)}")
-    except UserError:
-        _others().rewritten(command_of(cls), given)  # a value of a flag of ours may be one of another program
-        raise
+            mistakes.add(f"the following arguments are required: {', '.join(missing)}")
     uses = Counter(action.dest for word in given if (action := flag_actions(cls).get(word.partition("=")[0])))
     several = [name for name, count in uses.items() if count > 1 and name != "override"]
     if lines := [*lines, *(f"{flag_name(name)}: given several times; used: {values[name]}" for name in several)]:
@@ -52,19 +48,24 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
     """The names of the fields that the command line sets explicitly."""
-    return set(given_values(cls, _in_our_flags(cls, argv)[0]))
+    with all_mistakes() as mistakes:
+        _, values, _ = _read(cls, argv, mistakes)
+    return set(values)
 
 
-def _in_our_flags(cls: type, argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The command line in flags of ``cls``, and lines for the log."""
+def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
+    """The command line in flags of ``cls``, the values that it gives, and lines for the log."""
     words = sys.argv[1:] if argv is None else argv
     split = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
     given = [flag.replace("_", "-") + separator + value for flag, separator, value in split]
-    flags = [word.partition("=")[0] for word in given if word.startswith("--")]
     if given and not given[0].startswith("-"):  # as in the yolo command
         raise UserError(f"{given[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
-    is_ours = all(flag in flag_actions(cls) or flag == "--help" for flag in flags)
-    return (given, []) if is_ours else _others().rewritten(command_of(cls), given)
+    of_our_flags = Mistakes()
+    values = given_values(cls, given, of_our_flags)
+    if not of_our_flags:
+        return given, values, []
+    given, lines = _others().rewritten(command_of(cls), given, mistakes)  # flags and values of another program
+    return given, given_values(cls, given, mistakes), lines
 
 
 def hyperparameters_from(

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from utils.errors import UserError, one_line
+from utils.errors import UserError, all_mistakes, look_alike, one_line
 
 T = TypeVar("T")
 
@@ -42,7 +42,10 @@ hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extr
 
 def suggestion(name: str, known: Iterable[str], least: float = 0.6) -> str:
     """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none has ``least`` in common."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
+    known = list(known)
+    if alike := next((other for other in known if look_alike(name, other)), None):
+        return f" ({name!a}; did you mean {alike!a}, which looks the same?)"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=least)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
@@ -72,14 +75,23 @@ def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] |
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: must be 'key: value' lines, got {type(values).__name__}")
     fields, hints = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls)
-    for key in values:
-        if key not in fields:
-            text = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
-            raise UserError(f"{where}: {text}")
-    for name, field in fields.items():
-        if name not in values and field.default is field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{where}: has no '{name}'")
-    return cls(**{k: check(v, hints[k], f"{where}: {k}", fields[k].metadata) for k, v in values.items()})
+    checked: dict[str, Any] = {}
+    unknown_keys = values.keys() - fields.keys()
+    with all_mistakes() as mistakes:
+        for key, value in values.items():
+            if mistakes.are_many:
+                break
+            if key in unknown_keys:
+                message = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
+                mistakes.add(f"{where}: {message}")
+                continue
+            with mistakes.noted():
+                checked[key] = check(value, hints[key], f"{where}: {key}", fields[key].metadata)
+        for name, field in fields.items():
+            is_required = field.default is field.default_factory is dataclasses.MISSING
+            if is_required and name not in values and not unknown_keys:  # of which one may be it, misspelled
+                mistakes.add(f"{where}: has no '{name}'")
+    return cls(**checked)
 
 
 def check(value: Any, hint: Any, where: str, bounds: Mapping[str, Any] | None = None) -> Any:
@@ -138,9 +150,9 @@ def _check_bounds(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
         raise UserError(f"{where}: must be a finite number, got {value!r}")
     if bounds.get("is_line") and one_line(value) != value:
         raise UserError(f"{where}: {value!r} contains a control character or is not UTF-8; choose another name")
-    for part in value if isinstance(value, list) else [value]:
-        if choices and part not in choices:
-            raise UserError(f"{where}: must be one of {', '.join(choices)}, got {_shown(part)}")
+    parts = value if isinstance(value, list) else [value]
+    if choices and (others := [_shown(part) for part in parts if part not in choices]):
+        raise UserError(f"{where}: must be one of {', '.join(choices)}, got {', '.join(others)}")
     if also is not None and value == also:
         return
     if low is not None and not value >= low:

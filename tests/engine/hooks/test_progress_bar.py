@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import math
+import os
+import pty
+import struct
+import termios
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pytest
 import torch
+from tqdm import tqdm
 
 from engine.hooks import progress_bar
 from engine.hooks.hook import Epoch
-from engine.hooks.progress_bar import ProgressBar, memory_gb
+from engine.hooks.progress_bar import ProgressBar, bar_layout, memory_gb
 from utils.distributed.context import DistributedContext
-from utils.logger import configure_logging
+from utils.logger import configure_logging, terminal_columns
 
 OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
 
@@ -47,8 +55,9 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     first, *lines = captured.out.splitlines()
     assert first == "first step 112.0 s after the start"
     assert len(lines) == 4  # at 10, 20 and 30 s, and the end
-    assert lines[0].startswith("epoch 2/4  5/20  box 1.25  cls 4  8.0 img/s  wait 25%  mem ")
-    assert lines[0].endswith("left 2:20")  # 15 + 2 * 20 steps of 2 s, 3 validations of 10 s
+    assert lines[0].startswith("epoch 2/4  5/20  left 2:20  ")  # 15 + 2 * 20 steps of 2 s, 3 validations of 10 s
+    assert "  wait 25%  mem " in lines[0]
+    assert lines[0].endswith("  box 1.25  cls 4  8.0 img/s")
     assert "\r" not in captured.out + captured.err
     assert epoch.row == {"speed/images_per_s": 8.0, "speed/data_wait": 0.25}
 
@@ -70,8 +79,10 @@ def test_losses_that_are_not_read_yet_are_not_shown_as_nan(monkeypatch, capsys):
 
 
 def test_a_bar_reads_the_memory_at_most_every_tenth_of_a_second(monkeypatch):
-    now, reads, bar = [100.0], [], Mock()  # in the place of tqdm's
+    now, reads, shown, bar = [100.0], [], [], Mock()  # in the place of tqdm's
+    bar.update.side_effect = lambda: shown.append(bar.bar_format)
     monkeypatch.setattr(progress_bar, "terminal_bars", lambda stream: lambda **options: bar)
+    monkeypatch.setattr(progress_bar, "terminal_columns", lambda stream: 200)
     monkeypatch.setattr(progress_bar, "memory_gb", lambda device: reads.append(device) or 3.5)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     hook, trainer = ProgressBar(), trainer_of(100, epoch=0, epochs=1)
@@ -81,8 +92,47 @@ def test_a_bar_reads_the_memory_at_most_every_tenth_of_a_second(monkeypatch):
         trainer.losses["box"] = float(step)
         hook.after_step(trainer)
     hook.close()
-    shown = [call.args[0] for call in bar.set_postfix_str.call_args_list]
     assert bar.update.call_count == 100
     assert len(reads) == 100 // 7 + 1  # and once at the end
-    assert shown[0].startswith("box 6  1024.0 img/s  wait 0%  mem 3.50G")
-    assert shown[-1].startswith("box 99  ")
+    assert "wait 0%  mem 3.50G  box 6  1024.0 img/s" in shown[6]
+    assert "  box 99  " in bar.bar_format
+
+
+STATUS = ["left 1:20:41", "wait 12%", "mem 11.17G", "box 1.17", "cls 0.925", "dfl 1.12", "162.4 img/s"]
+
+
+@pytest.mark.parametrize("columns", [1, 20, 40, 60, 80, 100, 120, 200])
+@pytest.mark.parametrize(("title", "steps"), [("epoch 1/2", 9), ("epoch 117/300", 12_345)])
+def test_a_terminal_cuts_nothing_and_shows_the_time_left_first(title, steps, columns):
+    """Each part is whole or absent, and what is shown is the start of the list."""
+    stream = Terminal()
+    bar = tqdm(total=steps, file=stream, bar_format=bar_layout(title, steps, STATUS, columns), mininterval=0)
+    bar.n = steps
+    bar.refresh()
+    line = stream.getvalue().split("\r")[-1].rstrip()
+    assert len(line) < columns or line == f"{title} {steps}/{steps}"
+    shown = [part for part in STATUS if part in line]
+    assert shown == STATUS[: len(shown)]
+    assert line.endswith("  ".join([f"{steps}/{steps}", *shown]))
+    if columns >= 80:
+        assert shown[:3] == STATUS[:3]
+    if columns >= 120:
+        assert shown == STATUS
+        assert line.startswith(f"{title} |")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_width_is_that_of_the_terminal_or_of_the_process_that_shows_it(monkeypatch):
+    controller, terminal = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "123")
+    with open(terminal, "w") as stream:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 77, 0, 0))
+        assert terminal_columns(stream) == 77
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))  # not known
+        assert terminal_columns(stream) == 123
+    os.close(controller)
+    assert terminal_columns(io.StringIO()) == 123

@@ -3,20 +3,29 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from engine.checkpoint.checkpoint import Progress
+from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.hook import Epoch, Hook
-from engine.hooks.results import ResultsCsv, TensorBoard
+from engine.hooks.results import ClassScores, Results, ResultsCsv, TensorBoard
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
+from tests.helpers.scoring import make_ground_truth, make_table
+from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 
 
+def settings_of(**values: object) -> SimpleNamespace:
+    return SimpleNamespace(by_name=lambda: values)
+
+
 def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
-    return SimpleNamespace(progress=Progress(epoch=epoch), run=SimpleNamespace(settings=settings))
+    return SimpleNamespace(progress=Progress(epoch=epoch), run=SimpleNamespace(settings=settings_of(**settings)))
 
 
 def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
@@ -47,6 +56,63 @@ def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     add(after, rows[3:])
     assert resumed.read_bytes() == whole.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["resumed.csv", "whole.csv"]
+
+
+BOXES = [[10, 10, 50, 50], [100, 100, 80, 80]]  # x, y, width, height
+TRUTH = make_ground_truth(np.array(BOXES), np.array([0, 1]), np.zeros(2), np.array([2500, 6400]), np.arange(2), 2, 3)
+NAMES = ["dog", "cat", "never seen"]
+
+
+def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
+    """An epoch whose model finds the first objects exactly, and nothing else."""
+    corners = [(x, y, x + w, y + h) for x, y, w, h in BOXES[:finds]]
+    table = make_table(range(finds), corners, [0.9] * finds, range(finds))
+    return Epoch(number, result=score_detections(TRUTH, table, 3), is_best=is_best)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "title", "scores"),
+    [
+        ([(2, True), (1, False)], "best.pt, after epoch 1:", ["1.0000", "1.0000"]),
+        ([(1, True), (2, True), (0, False)], "best.pt, after epoch 2:", ["1.0000", "1.0000"]),
+        ([(1, False), (1, False)], "last.pt, after epoch 2:", ["1.0000", "0.0000"]),  # resumed after the best epoch
+    ],
+)
+def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, title, scores):
+    configure_logging(True)
+    hook = ClassScores(TRUTH, NAMES)
+    hook.finish(trainer_at())
+    assert capsys.readouterr().out == ""  # nothing was validated
+    for number, (finds, is_best) in enumerate(epochs, 1):
+        hook.after_validation(trainer_at(), scored(number, finds=finds, is_best=is_best))
+    hook.after_validation(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
+    hook.finish(trainer_at())
+    first, *table = capsys.readouterr().out.splitlines()
+    assert first == title
+    assert [line.split()[0] for line in table] == ["class", "all", "dog", "cat"]  # no score without objects
+    assert [line.split()[-1] for line in table[2:]] == scores
+    assert max(map(len, table)) < 80
+
+
+def test_no_table_is_logged_without_objects(capsys):
+    configure_logging(True)
+    empty = make_ground_truth(np.zeros((0, 4)), *np.zeros((4, 0), int), 2, 3)
+    hook = ClassScores(empty, NAMES)
+    hook.after_validation(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
+    hook.finish(trainer_at())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_line_of_an_epoch_fits_into_80_columns(capsys):
+    """The one that decides comes last, or by name if it is that of a class."""
+    configure_logging(True)
+    epoch = replace(scored(1, finds=1, is_best=False), row={})
+    trainer = SimpleNamespace(progress=Progress(epoch=1), ctx=DistributedContext.single(), seconds=lambda: 1.0)
+    Results(Fitness.parse("AP", NAMES)).after_validation(trainer, epoch)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"
+    Results(Fitness.parse("F1:dog", NAMES)).after_validation(trainer, epoch)
+    assert capsys.readouterr().out == f"{line}  F1:dog 1.0000\n"
 
 
 def test_tensorboard_files_contain_all_results(tmp_path):

@@ -1,6 +1,7 @@
 """Each rule of the report's text speaks on the numbers that it is about, and on no others."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,9 +59,9 @@ def test_nothing_is_said_about_what_is_not_known():
     ("ap", "rises"), [([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], True), ([0.1, 0.5, 0.6, 0.6, 0.6, 0.6], False)]
 )
 def test_more_epochs_are_advised_while_ap_rises(ap, rises):
-    found = replace(NOTHING, epochs=6, history=history(metrics__AP=ap))
+    found = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), last=Path("my runs/exp2/last.pt"))
     assert ("AP was still rising" in text(how_it_went(found))) == rises
-    assert ("--resume --epochs 12" in text(what_to_do(found))) == rises
+    assert ("--resume 'my runs/exp2/last.pt' --epochs 12 continues this run" in text(what_to_do(found))) == rises
     unfinished = replace(found, epochs=7)
     assert "--resume" not in text(what_to_do(unfinished))
 
@@ -128,7 +129,7 @@ def test_without_draws_of_the_images_changes_within_the_interval_of_few_objects_
     assert [*what_to_do(few)] == []
     assert not {"rising", "fallen"} & set(text(how_it_went(few)).split())
     assert "rising" in text(how_it_went(many))
-    assert [*what_to_do(many)] == ["Train longer: --resume --epochs 12 continues this run."]
+    assert [*what_to_do(many)] == ["Train longer: --resume last.pt --epochs 12 continues this run."]
 
 
 def draws_of(means: list[float], *, shared: float, own: float) -> dict[int, np.ndarray]:
@@ -151,7 +152,7 @@ def test_epochs_with_few_objects_are_compared_on_the_same_draws_of_images(own, r
     assert [*what_to_do(few)] == []
     paired = replace(few, ap_of_draws=draws_of(ap, shared=0.2, own=own))
     assert ("was still rising" in text(how_it_went(paired))) == rises
-    assert ("--resume --epochs 12" in text(what_to_do(paired))) == rises
+    assert ("--resume last.pt --epochs 12" in text(what_to_do(paired))) == rises
     fallen = replace(paired, history=history(**{column: ap[::-1]}), ap_of_draws=draws_of(ap[::-1], shared=0.2, own=own))
     assert ("has fallen by 0.300 since the best epoch" in text(how_it_went(fallen))) == rises
     resumed = replace(paired, ap_of_draws={6: paired.ap_of_draws[6]})

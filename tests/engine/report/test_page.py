@@ -13,7 +13,8 @@ import train
 import val
 from data.check.census import take_census
 from data.index.index import DatasetIndex
-from data.labels.findings import BAD_ROW, Finding, ScanReport
+from data.labels.findings import BAD_ROW, Finding
+from data.labels.report import ScanReport
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
@@ -187,6 +188,7 @@ def test_a_failure_costs_one_warning(index, tmp_path, caplog):
     report = ReportPage(tmp_path / "absent", subject_of(index))
     for _ in range(2):
         report.write({})
+    report.log_path()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "report cannot be written" in caplog.text
 
@@ -211,16 +213,21 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
 
 
-def test_training_and_validation_write_the_page(tmp_path):
+def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     own = [str(a) for a in ("--data", data, "--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs")]
     train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "1"])
+    *_, classes, path, done = capsys.readouterr().out.splitlines()
+    assert classes.split()[0] == "dark"  # the table by class comes first
+    assert path == f"report: {tmp_path / 'runs' / 'exp' / FILE_NAME}"
+    assert done.startswith("done: 1 epoch; best AP ")
     page = check_self_contained((tmp_path / "runs" / "exp" / FILE_NAME).read_text(encoding="utf-8"))
     assert "Epoch 1 of 1 is complete" in page.sections["Summary"]
     assert "Training images per second" in [attributes.get("alt") for _, attributes in page.tags]
     weights = str(tmp_path / "runs" / "exp" / "last.pt")
     more = ["--weights", weights, "--device", "cpu", "--workers", "0", "--name", "val"]
     val.main([*own, *more])
+    assert f"report: {tmp_path / 'runs' / 'val' / FILE_NAME}\n" in capsys.readouterr().out
     page = check_self_contained((tmp_path / "runs" / "val" / FILE_NAME).read_text(encoding="utf-8"))
     assert "Training" not in page.sections
     assert (tmp_path / "runs" / "val" / "predictions.jpg").is_file()

@@ -4,7 +4,7 @@ refused before anything is built."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,9 @@ from torch.utils._pytree import tree_leaves
 from data.loading.augmented import AugmentedImages
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.results import Validation
-from engine.parallel.control import Watchdog
-from engine.run import open_run
+from engine.parallel.watchdog import Watchdog
 from engine.train import build
-from engine.train.build import build_run
+from engine.train.build import build_training
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -46,9 +45,8 @@ def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
     config, ctx = parse_config(TrainConfig, argv, ""), DistributedContext.single("cpu")
-    opened = open_run(ctx, config, given_flags(TrainConfig, argv))
-    with opened as run, build_run(ctx, run, Watchdog(StopSignals())) as trainer:
-        yield trainer
+    with ExitStack() as stack:
+        yield build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
 
 
 def names(trainer: Trainer) -> list[str]:
@@ -58,11 +56,12 @@ def names(trainer: Trainer) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], [*FIRST, "ResultsCsv", "TensorBoard", "Validation", "Summary"]),
+        ([], [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Validation", "Summary"]),
         (["--image-weights", "--time", "2"],
-         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "Validation", "Summary"]),
+         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Validation", "Summary"]),
         (["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-         [*FIRST, "ResultsCsv", "TensorBoard", "Plots", "UserCallbacks", "Validation", "EarlyStopping", "Summary"]),
+         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Validation", "EarlyStopping",
+          "Summary"]),
     ],
 )  # fmt: skip
 def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):

@@ -189,6 +189,19 @@ def test_hostile_names_are_text(data, tmp_path):
     assert HOSTILE in read.sections["Data"]
 
 
+def test_a_gallery_may_use_what_others_leave(tmp_path):
+    """Findings are drawn while the page is small, whatever their kind: here 48 in 2 MB."""
+    rng = np.random.default_rng(0)
+    data = EditableSet(tmp_path / "set")
+    for i in range(48):
+        row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.97 0.5 0.3 0.3\n"
+        data.add(f"train/noisy{i}", rng.integers(0, 255, (240, 320, 3), dtype=np.uint8), row)
+    read, _ = page_of(data, tmp_path / "out")
+    assert cards(read, "Images and boxes") == {CLIPPED: 24, DOUBLED: 24}
+    assert "Not shown" not in read.sections["Images and boxes"]
+    assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+
+
 def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     images, classes = 160, 1203
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from utils.config.parser import given_flags, hyperparameters_from, parse_config,
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
 from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS as PROGRAM
@@ -65,8 +66,19 @@ def test_values_out_of_range_are_one_line(cls, argv):
     [
         (["--epoch", "3"], "unrecognized arguments: --epoch 3 (did you mean '--epochs'?)"),
         (["--channels-last"], "unrecognized arguments: --channels-last\n"),
-        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
-        (["--optimizer", "sgd"], "argument --optimizer: invalid choice"),
+        (
+            ["--epohcs", "3", "--batchsize=4", "--foo"],
+            "unrecognized arguments: --epohcs 3 (did you mean '--epochs'?), "
+            "--batchsize=4 (did you mean '--batch-size'?), --foo\n",
+        ),
+        (["--epochs", "many"], "--epochs: must be a whole number, got 'many'\n"),
+        (["--label-smoothing", "some"], "--label-smoothing: must be a number, got 'some'\n"),
+        (["--optimizer", "sgd"], "--optimizer: must be one of auto, SGD, Adam, AdamW, Muon, got 'sgd'\n"),
+        (
+            ["--export", "onnx", "tflite", "coreml"],
+            "--export: must be one of onnx, openvino, torchscript, pt2, got 'tflite', 'coreml'\n",
+        ),
+        (["--epochs"], "argument --epochs: expected one argument\n"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
         (["--augment", "device"], "unrecognized arguments: device"),
         (["--lr0", "a b"], "--lr0: is a hyper-parameter; write --set 'lr0=a b'"),
@@ -76,6 +88,58 @@ def test_values_out_of_range_are_one_line(cls, argv):
 )
 def test_wrong_flags_are_one_line(argv, line):
     assert said(TrainConfig, argv).startswith(f"error: {line}")
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "expected"),
+    [
+        (
+            TrainConfig,
+            "--epochs 0 --imgsz x --foo 1 --batch_size 8",
+            [
+                "unrecognized arguments: --foo 1",
+                "--epochs: must be at least 1, got 0",
+                "--imgsz: must be a whole number, got 'x'",
+            ],
+        ),
+        (
+            TrainConfig,
+            "--lr 0.1 --evolve --optimizer sgd",
+            [
+                "--lr: is a hyper-parameter; write --set lr0=0.1",
+                "--evolve: search hyper-parameters with",
+                "--optimizer: must be one of",
+            ],
+        ),
+        (
+            DetectConfig,
+            "--source a.jpg --conf 2 --foo",
+            [
+                "unrecognized arguments: --foo",
+                "--conf-thres: must be at most 1, got 2.0",
+                "the following arguments are required: --weights",
+            ],
+        ),
+        (
+            ValConfig,
+            "--weights a.pt --task foo --amp bar",
+            ["--amp: must be one of auto, off, bf16, fp16, got 'bar'", "--task: must be one of train, val, test, got"],
+        ),
+        # A value of a required flag that is wrong is not missing, too.
+        (
+            SearchConfig,
+            "--trials x --data 3 --epochs -1",
+            ["--epochs: must be at least 1, got -1", "--trials: must be a whole number"],
+        ),
+    ],
+)
+def test_all_mistakes_of_a_command_line_are_named_at_once(cls, argv, expected):
+    with pytest.raises(UserError) as caught:
+        parse_config(cls, argv.split(), "")
+    assert str(caught.value).startswith(f"{len(expected)} mistakes: (1) ")
+    for start in expected:
+        assert sum(message.startswith(start) for message in caught.value.parts) == 1, caught.value.parts
+    assert len(caught.value.parts) == len(expected)
 
 
 @pytest.mark.parametrize(

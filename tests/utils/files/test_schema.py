@@ -30,6 +30,27 @@ class Whole:
     more: Any = None
 
 
+def test_all_mistakes_of_a_mapping_are_named_at_once():
+    """Also those within it; each with its place."""
+    values = {"part": {"size": -1, "sise": 2}, "sides": [1], "wohle": 3}
+    with pytest.raises(UserError) as caught:
+        build(Whole, values, "x.yaml")
+    assert caught.value.parts == (
+        "x.yaml: part: size: must be at least 0, got -1",
+        "x.yaml: part: unknown key 'sise' (did you mean 'size'?)",
+        "x.yaml: sides: must be 2 values, got (1,)",
+        "x.yaml: unknown key 'wohle'",
+    )
+    assert str(caught.value).startswith("4 mistakes: (1) x.yaml: part: size: must be at least 0, got -1; (2) ")
+
+
+def test_a_file_of_mistakes_is_a_short_message():
+    with pytest.raises(UserError) as caught:
+        build(Whole, {f"{'x' * 5000}{i}": 1 for i in range(100_000)}, "x.yaml")
+    assert len(caught.value.parts) == 10
+    assert len(str(caught.value)) < 15_000
+
+
 def test_plain_data_becomes_dataclasses():
     values = {"part": {"size": 3, "ratio": "5e-1"}, "sides": [1, "2"], "names": {"a": ["b"]}, "more": {1: 2}}
     found = build(Whole, values | {"facts": {"name": "x", "other": 1}}, "x")

@@ -1,0 +1,254 @@
+"""Detection on images, videos and streams: the work of detect.py."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+
+from engine.inference.detection_writer import (
+    UniqueStems,
+    VideoFiles,
+    Window,
+    coco_rows,
+    write_crops,
+    write_yolo_labels,
+    written_suffix,
+)
+from engine.inference.frames import source_files
+from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
+from engine.inference.results import describe_counts, label_texts
+from models.postprocess.tiles import Tiles
+from utils.config.coco_classes import coco_category_ids
+from utils.config.parser import typed_classes
+from utils.config.pixels import as_rgb8
+from utils.config.settings import DetectConfig
+from utils.drawing.draw import class_colors, draw_boxes, encode_image
+from utils.errors import UserError
+from utils.files.folders import check_run_dir, increment_path
+from utils.files.former_run import WrittenFiles, remove_written
+from utils.files.safe_io import write_whole
+from utils.logger import configure_logging, get_logger
+from utils.machine.threads import Ahead, map_ahead
+from utils.strings import counted, image_ids_of, listed
+
+LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
+LINE_EVERY_S = 5.0
+
+
+def detect(config: DetectConfig) -> Path:
+    """Runs the detector over the source; returns the folder with the results.
+
+    Of several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a UserError at
+    the end counts them.
+    """
+    check_run_dir(config.project, config.name, config.exist_ok)
+    predictor = _open_predictor(config)
+    ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
+    frames = predictor.read(config.source, ahead, vid_stride=config.vid_stride, max_frames=config.max_frames)
+    results = predictor.detect_each(frames, ahead)
+    first = next(results, None)
+    if first is None:  # an unreadable source is refused before a folder is made
+        raise frames.error
+    window = Window() if config.view_img else None
+    output = Output(_open_folder(config), predictor.model.names, config, frames)
+    drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
+    written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
+    try:
+        for shown in written:
+            if window and shown and not window.show(shown.drawing, wait=not shown.frame.is_video):
+                break
+        else:
+            if frames.error:
+                raise frames.error
+    finally:
+        for stage in (written, drawn, results):  # waits for the files that are being written
+            stage.close()
+        output.close()
+        if window:
+            window.close()
+    output.summarise()
+    if failed := frames.failed:
+        why = next(iter(failed.values()))
+        raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
+    return output.run_dir
+
+
+def _open_predictor(config: DetectConfig) -> Predictor:
+    """The predictor of the flags. Logs its threshold, and flags that do nothing."""
+    configure_logging(True)
+    model = open_weights(
+        config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
+    )
+    predictor = Predictor(
+        model,
+        imgsz=config.imgsz,
+        conf=config.conf_thres,
+        iou=config.iou_thres,
+        box_voting=config.box_voting,
+        max_det=config.max_det,
+        classes=typed_classes(config.classes),
+        agnostic=config.agnostic_nms,
+        amp=config.amp,
+        tiles=Tiles.of(config, model.tile) or False,
+    )
+    if config.conf_thres is None:
+        conf, is_stored = predictor.settings.conf, model.confidence is not None
+        why = f"{conf:.3f}, of the best F1 in validation"
+        text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"
+        get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+    if config.nms and model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
+    if not config.box_voting and predictor.settings.fitted(model).iou is None:
+        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
+    return predictor
+
+
+def _open_folder(config: DetectConfig) -> Path:
+    """The folder for the results. With ``--exist-ok``, what an earlier run has written there is removed, so that its
+    labels and images do not lie beside the new ones. Raises UserError if a file of the source is in it."""
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    inside = folder.resolve()
+    for path in source_files(config.source) if config.exist_ok else ():
+        if path.resolve().is_relative_to(inside):
+            raise UserError(f"{path}: is in the folder of the results and could be overwritten; choose another")
+    removed = remove_written(folder)
+    if removed:
+        get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        text = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
+        get_logger().warning(text, folder, listed(others))
+    return folder
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Why one file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+        return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
+    if isinstance(error, MemoryError | cv2.error):
+        return f"{path}: cannot be detected in, drawn or written ({getattr(error, 'err', '') or error})"
+    raise error
+
+
+class Output:
+    """Logs each frame and its detections, and writes what the flags ask for into ``run_dir``. For the frames of videos,
+    STEM is STEM_FRAME:
+
+    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
+    - ``save_txt``: labels/STEM.txt, empty if nothing was found; ``save_conf`` adds the confidence as a sixth number;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
+      ids are COCO's for a model of its classes, else the numbers of the classes;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, frames: SourceFrames) -> None:
+        self.run_dir, self._names, self._config = run_dir, names, config
+        self._failed = frames.failed
+        self.seen: set[str] = set()  # files that had frames
+        self._counts: Counter[int] = Counter()  # detections by class
+        self._frames, self._milliseconds, self._logged_at, self._unit = 0, 0.0, 0.0, "image"
+        self._stem_of, self._videos = UniqueStems(), VideoFiles(run_dir)
+        self._written = WrittenFiles(run_dir)
+        self._labels: list[str] = []  # of all frames, with detections or without
+        self._rows: list[dict[str, Any]] = []  # of predictions.json
+        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
+
+    def draw(self, item: Detected) -> Detected:
+        """Draws and encodes; several threads may call it."""
+        is_unused = self._config.nosave and not self._config.view_img
+        if is_unused or isinstance(item.found, Exception):
+            return item
+        try:
+            found, labels = item.found, None
+            if not self._config.hide_labels:
+                labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
+            colors, thickness = class_colors(found.classes), self._config.line_thickness
+            drawing = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
+            if not self._config.nosave and not item.frame.is_video:
+                item.encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
+            if not item.encoded or self._config.view_img:
+                item.drawing = drawing
+        except Exception as error:
+            item.found = error
+        return item
+
+    def write(self, item: Detected) -> Detected | None:
+        """Logs and writes the next frame, and returns what is shown of it."""
+        path = item.frame.path
+        self.seen.add(path)
+        if path in self._failed:  # a later frame of a video
+            return None
+        try:
+            if isinstance(item.found, Exception):
+                raise item.found
+            self._log(item)
+            self._write(item)
+        except Exception as error:
+            self._failed[path] = _reason(error, path)
+            get_logger().warning("%s; skipped", self._failed[path])
+            return None
+        return item
+
+    def _log(self, item: Detected) -> None:
+        """A line per frame at first, then one every few seconds."""
+        frame, milliseconds, counts = item.frame, sum(item.speed.values()), Counter(item.found.classes.tolist())
+        self._counts += counts
+        self._frames += 1
+        self._milliseconds += milliseconds
+        now = time.monotonic()
+        if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
+            self._logged_at = now
+            name = frame.path
+            if frame.is_video:
+                self._unit = "frame"
+                name += f" frame {frame.index}" + (
+                    f" of {frame.total}" if frame.total else ""
+                )  # as in predictions.json
+            get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
+
+    def _write(self, item: Detected) -> None:
+        frame, found = item.frame, item.found
+        if Path(frame.path).resolve().parent == self.run_dir.resolve():
+            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
+        config, image, is_video = self._config, as_rgb8(frame.image), frame.is_video
+        stem = self._stem_of(frame.path, is_video=is_video)
+        label = f"{stem}_{frame.index:06d}" if is_video else stem
+        if config.save_txt:
+            path = self._written.add(self.run_dir / "labels" / f"{label}.txt")
+            write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
+        if config.save_json:
+            self._labels.append(label)
+            number = frame.index if is_video else None
+            self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number)
+        if config.save_crop:
+            names = [self._names[c] for c in found.classes]
+            write_crops(self.run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)
+        if not config.nosave and is_video:
+            self._written.add(self._videos.path_of(stem))
+            self._videos.add(stem, item.drawing, frame.fps / config.vid_stride)
+        elif not config.nosave:
+            write_whole(self._written.add(self.run_dir / (stem + written_suffix(frame.path))), item.encoded)
+
+    def close(self) -> None:
+        """Finishes the files that hold several frames."""
+        self._videos.close()
+        if self._config.save_json:
+            ids = dict(zip(self._labels, image_ids_of(self._labels)))
+            rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
+            path = self._written.add(self.run_dir / "predictions.json")
+            write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))
+
+    def summarise(self) -> None:
+        found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
+        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)
+        message = "results are in %s" if any(self.run_dir.iterdir()) else "nothing was written into %s"
+        get_logger().info(message, self.run_dir)

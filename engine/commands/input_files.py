@@ -1,0 +1,62 @@
+"""Checks of the files that a command names. They need no torch, so a misspelled path ends a command at once.
+
+Commands of several processes leave out these checks: one of the processes finds the same mistakes later, for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.open import check_data
+from models.spec import load_spec
+from utils.config.parser import read_recipe
+from utils.config.settings import TrainConfig
+from utils.distributed.launch import read_launch
+from utils.errors import UserError, all_mistakes
+
+
+def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:
+    """Raises UserError for a data set, a model or starting weights that are missing, or YAMLs that cannot be read.
+
+    ``divides``: the command chooses the validation images itself; ``has_recipe``: ``--hyp`` names a recipe.
+    """
+    if read_launch() is not None:
+        return
+    if config.resume is not None:  # the checkpoint names the others
+        if config.resume and not Path(config.resume).exists():
+            raise UserError(f"{config.resume}: no such checkpoint")
+        return
+    splits = ("train",) if divides or config.val_fraction else ("train", "val")
+    with all_mistakes() as mistakes:
+        with mistakes.noted():
+            check_data(config.data, splits, config.classes)
+        with mistakes.noted():
+            if config.model:
+                load_spec(config.model)
+        with mistakes.noted():
+            if config.weights:
+                _check_weights(config.weights)
+        with mistakes.noted():
+            if has_recipe:
+                read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+
+
+def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
+    """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``;
+    ``data`` "": that of the weights."""
+    if read_launch() is not None:
+        return
+    with all_mistakes() as mistakes:
+        with mistakes.noted():
+            if data:
+                check_data(data, splits, classes)
+        with mistakes.noted():
+            if weights:
+                _check_weights(weights)
+
+
+def _check_weights(path: str) -> None:
+    from models.weights.download import check_weights
+
+    check_weights(path)

@@ -1,0 +1,135 @@
+"""``--callbacks MODULE:OBJECT``: functions of the user, called on every rank while a run goes on.
+
+The object has any of the methods `POINTS`, or is a function of such a name. Each takes a `RunState`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.hooks.hook import Action, Epoch, Hook, Training
+from models.detector import Detector
+from utils.distributed.context import broadcast_object
+from utils.errors import UserError
+from utils.files.safe_io import open_direct
+from utils.files.schema import suggestion
+from utils.program import resume_flag
+
+POINTS = ("on_start", "on_step", "on_epoch", "on_end")
+Callback = Callable[["RunState"], None]
+
+
+@dataclass
+class RunState:
+    """What a callback receives. Setting an attribute does not change the run."""
+
+    folder: Path  # of the run
+    settings: dict[str, Any]  # all flags and hyper-parameters by name
+    rank: int
+    world_size: int
+    is_main: bool  # rank 0, which should write files and print
+    model: Detector  # with the averaged weights (EMA), on the device; not a copy: what changes is validated and saved
+    stop: Callable[[], None]  # saves and ends the run: all ranks, at most two steps later or when the epoch ends
+    epoch: int = 0  # completed
+    epochs: int = 0  # of the whole run
+    step: int = 0  # taken by the optimizer, over all epochs
+    steps_per_epoch: int = 0
+    losses: dict[str, float] = field(default_factory=dict)  # means of the epoch, until the step before; nan: none yet
+    metrics: dict[str, float] = field(default_factory=dict)  # the newest row of results.csv, on every rank
+
+
+def load_callbacks(source: str) -> UserCallbacks:
+    """The hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working folder; a
+    class is instantiated. Raises UserError for anything that is wrong with it."""
+    flag, (name, _, attribute) = f"--callbacks {source}", source.partition(":")
+    if not name or not attribute:
+        raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for good: callbacks may import later
+    module = None
+    try:
+        module = importlib.import_module(name)
+        found = getattr(module, attribute)
+        found = found() if isinstance(found, type) else found
+        if inspect.isroutine(found):
+            callbacks = {found.__name__: found}
+        else:
+            callbacks = {name: getattr(found, name) for name in dir(found) if name.startswith("on_")}
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{flag}: {_place(error, getattr(module, '__file__', None))}") from None
+    known = f"callbacks are {', '.join(POINTS)}"
+    if strange := [name for name in callbacks if name not in POINTS]:
+        raise UserError(f"{flag}: '{strange[0]}' is not a callback{suggestion(strange[0], POINTS)}; {known}")
+    if not callbacks:
+        raise UserError(f"{flag}: has no callback; {known}")
+    return UserCallbacks(flag, callbacks, module.__file__)
+
+
+def _place(error: BaseException, path: str | None) -> str:
+    """``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost line."""
+    of_import = ("<frozen", __file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(of_import)]
+    frames = [f for f in frames if f.filename == path] or frames
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}: "
+    return where + " ".join(traceback.format_exception_only(error)[-1].split())
+
+
+class UserCallbacks(Hook):
+    """Calls the callbacks of a run, from the file ``path``, on this rank. Once one has raised, the run ends."""
+
+    def __init__(self, flag: str, callbacks: dict[str, Callback], path: str | None) -> None:
+        self._flag, self._callbacks, self._path, self._failure = flag, callbacks, path, ""
+        self._row: dict[str, float] = {}
+
+    def start(self, trainer: Training) -> None:
+        run, ctx = trainer.run, trainer.ctx
+        model, stop = trainer.step.ema.module, partial(trainer.control.request, Action.STOP)
+        self._state = RunState(run.folder, run.settings.by_name(), ctx.rank, ctx.world_size, ctx.is_main, model, stop)
+        self._call("on_start", trainer)
+
+    def after_step(self, trainer: Training) -> None:
+        self._call("on_step", trainer)
+
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+        self._row = epoch.row
+
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+        self._state.metrics = broadcast_object(trainer.ctx, self._row)
+        self._call("on_epoch", trainer)
+
+    def finish(self, trainer: Training) -> None:
+        """Raises UserError if the callback fails."""
+        self._call("on_end", trainer)
+        if self._failure:
+            raise UserError(self._failure)
+
+    def _call(self, name: str, trainer: Training) -> None:
+        if name in self._callbacks and not self._failure:
+            state, progress = self._state, trainer.progress
+            state.epoch, state.epochs, state.step = progress.epoch, trainer.epochs, progress.updates
+            state.steps_per_epoch = trainer.plan.steps
+            state.losses = progress.mean_losses(trainer.step.criterion.names)
+            try:
+                self._callbacks[name](state)
+            except (Exception, SystemExit) as error:
+                self._fail(name, error, trainer)
+
+    def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
+        log = trainer.run.folder / "train.log"
+        with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
+            file.write("".join(traceback.format_exception(error)))
+        self._failure = f"{self._flag}: {name} failed: {_place(error, self._path)}; the traceback is in {log}"
+        if name != "on_end":
+            self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
+            trainer.control.fail(self._failure)

@@ -1,0 +1,195 @@
+"""The plots of a run: its report, sheets of training batches and predictions, and curves for TensorBoard; and those of
+a validation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.loading.loader import InfiniteDataLoader
+from engine.evaluation.analysis import ErrorSplit
+from engine.evaluation.evaluator import Evaluator
+from engine.hooks.hook import Epoch, Hook, Training
+from engine.hooks.results import Results, TensorBoard, Validation
+from engine.report.page import ReportPage, Subject
+from engine.report.page import Validation as ScoredValidation
+from utils.boxes import cxcywh_to_xyxy
+from utils.config.pixels import as_rgb8
+from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
+from utils.drawing.figures import tile_images
+from utils.files.results_csv import read_columns
+from utils.machine.limits import require_package
+from utils.structures import Batch, Detections, EvalResult
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+PICTURED_BATCHES, PICTURED_IMAGES, PICTURED_PAIRS = 3, 16, 8  # images of a batch, and pairs of labels and detections
+CAPTION_COLOR = np.array([40, 40, 40])
+PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
+TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
+
+
+class Plots(Hook):
+    """Draws the plots on rank 0: batches before the first step, the rest after epochs. Comes after `TensorBoard`, which
+    gets the pictures, too. Raises UserError if Matplotlib is not installed."""
+
+    def __init__(self) -> None:
+        require_package("matplotlib", "plots", "use --noplots")
+
+    def start(self, trainer: Training) -> None:
+        run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
+        self._folder, self._names, self._evaluator = run.folder, model.names, validation.evaluator
+        self._tensorboard = trainer.hooks.get(TensorBoard)
+        self._drawing = TimeBudget(self._draw, TIME_BUDGET)
+        subject = Subject(
+            title=f"Training run {run.folder.name}",
+            config=run.config,
+            hyp=run.hyp,
+            ctx=trainer.ctx,
+            imgsz=run.config.imgsz,
+            stride=model.stride,
+            indexes={"train": trainer.loader.index, "val": validation.loader.index},
+            fitness=trainer.hooks.get(Results).fitness,
+            batches=len(trainer.loader),
+        )
+        self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)
+        if run.checkpoint is None:
+            self._draw_batches(trainer.loader)
+            self._page.write({})
+
+    def after_validation_saved(self, trainer: Training, epoch: Epoch) -> None:
+        self._page.set_epochs(trainer.epochs)
+        evaluator = self._evaluator
+        if epoch.result is not None and evaluator.detections is not None:
+            self._page.set_validation(
+                ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
+            )
+        self._drawing.after_epoch(epoch.number, epoch.result)
+
+    def after_training(self, trainer: Training) -> None:
+        self._drawing.finish()
+
+    def finish(self, trainer: Training) -> None:
+        self._page.log_path()
+
+    def _draw_batches(self, loader: InfiniteDataLoader) -> None:
+        """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
+        for number in range(min(PICTURED_BATCHES, len(loader))):
+            batch = loader.render(0, number)
+            sheet = draw_batch(batch, self._names)
+            if sheet is not None:
+                write_image(self._folder / f"train_batch{number}.jpg", sheet)
+                self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
+
+    def _draw(self, epoch: int, result: EvalResult | None) -> None:
+        """The report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
+        if result is not None:
+            self._tensorboard.write(add_pr_curves, result, self._names, epoch)
+            sheet = draw_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
+            if sheet is not None:
+                self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
+        table = self._folder / "results.csv"
+        self._page.write(read_columns(table) if table.exists() else {})
+
+
+class TimeBudget:
+    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run; else later."""
+
+    def __init__(self, work: Callable[[int, EvalResult | None], None], share: float) -> None:
+        self._work, self._share = work, share
+        self._done_at, self._cost_s = time.monotonic(), 0.0
+        self._pending: tuple[int, EvalResult | None] | None = None
+
+    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+        self._pending = (epoch, result)
+        if time.monotonic() - self._done_at >= self._cost_s / self._share:
+            self.finish()
+
+    def finish(self) -> None:
+        if self._pending is not None:
+            started = time.monotonic()
+            self._work(*self._pending)
+            self._pending, self._done_at = None, time.monotonic()
+            self._cost_s = self._done_at - started
+
+
+def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit) -> None:
+    page = ReportPage(folder, subject)
+    page.validation = ScoredValidation(result, evaluator.detections, evaluator.shown, errors=errors)
+    page.write({})
+    page.log_path()
+    draw_preview(evaluator, result, subject.validated.names, folder / "predictions.jpg")
+
+
+def draw_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str], out: Path) -> np.ndarray | None:
+    """Writes a picture of the first batch with its labels and what detect.py shows at the threshold of ``result``, and
+    returns it; None if there is none."""
+    if evaluator.preview is None:
+        return None
+    batch, detections = evaluator.preview
+    sheet = draw_batch(batch, names, detections, threshold=result.confusion_confidence)
+    if sheet is not None:
+        write_image(out, sheet)
+    return sheet
+
+
+def draw_batch(
+    batch: Batch, names: Sequence[str], detections: Detections | None = None, *, threshold: float = 0.0
+) -> np.ndarray | None:
+    """A sheet of the first images of a batch with their labels, uint8 (H, W, 3) RGB; None for an empty batch.
+
+    ``detections``: in canvas pixels; those that score above ``threshold`` are drawn in a second picture of each image.
+    """
+    limit = PICTURED_IMAGES if detections is None else PICTURED_PAIRS
+    images = as_rgb8(batch.images[:limit].numpy(force=True).transpose(0, 2, 3, 1))
+    if not len(images):
+        return None
+    drawn, rows = [], batch.targets.on_host
+    for i, (image, path) in enumerate(zip(images, batch.paths)):
+        height, width = image.shape[:2]
+        labels = rows[rows[:, 0] == i, 1:]
+        classes = labels[:, 0].astype(int)
+        boxes = cxcywh_to_xyxy(labels[:, 1:] * np.array([width, height, width, height]))
+        drawn.append(draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes)))
+        _caption(drawn[-1], f"{'' if detections is None else 'labels: '}{Path(path).name}")
+        if detections is not None:
+            of_image = Detections(*(values[i].numpy(force=True) for values in detections))
+            drawn.append(_with_detections(image, names, of_image, threshold))
+    return tile_images(drawn, math.ceil(math.sqrt(len(drawn))) if detections is None else min(len(drawn), 4))
+
+
+def _with_detections(image: np.ndarray, names: Sequence[str], detections: Detections, threshold: float) -> np.ndarray:
+    """``detections``: arrays of one image."""
+    boxes, scores, classes, count = detections
+    keep = (np.arange(len(scores)) < count) & (scores > threshold)
+    labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[keep], scores[keep])]
+    drawn = draw_boxes(image, boxes[keep], labels, class_colors(classes[keep]))
+    _caption(drawn, f"detections above {threshold:.3f}")
+    return drawn
+
+
+def _caption(image: np.ndarray, text: str) -> None:
+    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOR)
+
+
+def add_image(writer: SummaryWriter, tag: str, image: np.ndarray, step: int) -> None:
+    writer.add_image(tag, image, step, dataformats="HWC")
+
+
+def add_pr_curves(writer: SummaryWriter, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+    """Precision against recall at IoU 0.5, a curve for each class that has objects."""
+    thresholds, known = np.linspace(0, 1, PR_POINTS), result.curve_confidence
+    for index in np.flatnonzero(result.class_targets > 0):
+        precision = np.interp(thresholds, known, np.nan_to_num(result.curve_precision[index]))
+        recall = np.interp(thresholds, known, np.nan_to_num(result.curve_recall[index]))
+        targets = float(result.class_targets[index])
+        tp = recall * targets
+        fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
+        counts = tp, fp, np.zeros(PR_POINTS), targets - tp
+        writer.add_pr_curve_raw(f"pr/{names[index]}", *counts, precision, recall, epoch, num_thresholds=PR_POINTS)

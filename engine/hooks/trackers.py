@@ -1,0 +1,265 @@
+"""``--tracker``: MLflow and Weights & Biases, called in a thread of their own, so that a slow or broken server does not
+hold up the run. Their vendor telemetry is off, unless the user's environment turns it on."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.hooks.hook import Epoch, Hook, Training
+from engine.hooks.results import ResultsCsv
+from utils.errors import UserError, first_line
+from utils.files.safe_io import write_whole
+from utils.files.schema import Count, build
+from utils.logger import get_logger
+from utils.machine.limits import require_package
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+    from wandb import Run as WandbRun
+
+CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; with files
+REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
+STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
+EXPERIMENT = "lockstep"
+MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # in a request to MLflow, and of one parameter
+LONGEST_NAME = 250  # of a metric
+# Messages about each step.
+QUIET = {"mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING"}, "wandb": {"WANDB_SILENT": "true"}}
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
+
+    key: str = ""  # by which the service finds its run; "": there is none yet
+    epoch: Count = 0  # the last one tracked
+
+    @staticmethod
+    def read(path: Path) -> Note:
+        return build(Note, json.loads(path.read_text("utf-8")), str(path))
+
+
+class Service(Protocol):
+    """A run in a tracking service. `Tracking` calls the methods in one thread, in this order; any may raise."""
+
+    flag: str  # its name for ``--tracker``
+    name: str
+
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+        """Starts the tracked run for that in ``folder``, or continues that of ``note``. Returns what the service has of
+        it. Called again if it raises."""
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        """The results of an epoch, from 1, by the names of results.csv."""
+
+    def store(self, path: Path) -> None:
+        """Stores a file of the complete run."""
+
+    def close(self, *, is_complete: bool) -> None:
+        """Ends the tracked run, for now if it is not complete."""
+
+
+class Tracking(Hook):
+    """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once. An error costs
+    one warning; the next epoch tries again. Comes after `ResultsCsv`. ``close_s``, ``finish_s``: the longest wait at
+    the end, for epochs alone and with files."""
+
+    def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
+        self._service, self._close_s, self._finish_s = service, close_s, finish_s
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
+        self._is_open = self._is_complete = self._has_warned = False
+
+    def start(self, trainer: Training) -> None:
+        run = trainer.run
+        self._folder, self._settings, self._table = (
+            run.folder,
+            run.settings.by_name(),
+            trainer.hooks.get(ResultsCsv).table,
+        )
+        self._path = run.folder / f"tracked_{self._service.flag}.json"
+        if run.checkpoint is None and run.config.exist_ok:
+            # Of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)
+            self._path.unlink(missing_ok=True)
+        self._note = Note.read(self._path) if self._path.exists() else Note()
+        self._thread.start()
+        self._update()
+
+    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+        self._update()
+
+    def finish(self, trainer: Training) -> None:
+        self._is_complete = True
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._update()
+        self._calls.put(self._end)
+        self._calls.put(None)
+        limit = self._finish_s if self._is_complete and not self._has_warned else self._close_s
+        self._thread.join(limit)
+        if self._thread.is_alive():
+            text = "%s: no answer in %.0f s; results.csv has all epochs"
+            get_logger().warning(text, self._service.name, limit)
+        elif missing := sum(epoch > self._note.epoch for epoch in self._table.rows):
+            get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(missing, "epoch"))
+
+    def _update(self) -> None:
+        self._calls.put(partial(self._synchronize, dict(self._table.rows)))
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
+                if not self._has_warned:
+                    text = "%s: %s; tried again after each epoch"
+                    get_logger().warning(text, self._service.name, first_line(error))
+                self._has_warned = True
+
+    def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
+        """Logs the epochs that the service does not have."""
+        if not self._is_open:
+            self._keep(self._service.open(self._folder, self._note, self._settings))
+            self._is_open = True
+        for epoch, row in sorted(rows.items()):
+            if epoch > self._note.epoch:
+                self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
+                self._keep(Note(self._note.key, epoch))
+
+    def _keep(self, note: Note) -> None:
+        self._note = note
+        write_whole(self._path, json.dumps(asdict(note)) + "\n")
+
+    def _end(self) -> None:
+        if self._is_open:
+            files = [self._folder / name for name in REPORT_FILES] if self._is_complete else []
+            for path in files:
+                if path.exists():
+                    self._service.store(path)
+            self._service.close(is_complete=self._is_complete)
+
+
+class Mlflow:
+    """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs."""
+
+    flag, name = "mlflow", "MLflow"
+
+    def __init__(self) -> None:
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        folder, uri = folder.resolve(), os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
+        if note.key:
+            client.update_run(note.key, status="RUNNING")
+            self._run_id = note.key
+            return Note(note.key, max((m.step for m in client.get_metric_history(note.key, "time")), default=0))
+        if not self._run_id:  # else a first try has failed after this
+            title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+            place = None if uri else (folder.parent / ARTIFACTS).as_uri()
+            found = client.get_experiment_by_name(title)
+            experiment = found.experiment_id if found else client.create_experiment(title, artifact_location=place)
+            name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
+            self._run_id = client.create_run(experiment, tags={"folder": str(folder)}, run_name=name).info.run_id
+            get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
+        parameters = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in settings.items()]
+        for start in range(0, len(parameters), MOST_PARAMETERS):
+            client.log_batch(self._run_id, params=parameters[start : start + MOST_PARAMETERS])
+        return Note(self._run_id)
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(self._run_id, [Metric(_metric_name(k), v, now_ms, epoch) for k, v in row.items()])
+
+    def store(self, path: Path) -> None:
+        self._client.log_artifact(self._run_id, str(path))
+
+    def close(self, *, is_complete: bool) -> None:
+        self._client.set_terminated(self._run_id, "FINISHED" if is_complete else "KILLED")
+
+
+def _metric_name(name: str) -> str:
+    """``name`` with what MLflow refuses replaced: it may hold the name of a class (``--fitness``)."""
+    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:LONGEST_NAME].rstrip("/")
+
+
+class Wandb:
+    """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
+
+    flag, name = "wandb", "Weights & Biases"
+    _run: WandbRun | None = None
+
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+        import wandb
+
+        folder = folder.resolve()
+        self._run = run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
+            name=os.environ.get("WANDB_NAME") or folder.name,
+            id=note.key or uuid.uuid4().hex[:16],
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR") or folder,
+            config=dict(settings),
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True, console="off", save_code=False),
+        )
+        where = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
+        get_logger().info("Weights & Biases: %s", where)
+        return Note(run.id, max(run.step - 1, note.epoch))  # files of an offline run are not read back
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=epoch)
+
+    def store(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def close(self, *, is_complete: bool) -> None:
+        self._run.finish(exit_code=0 if is_complete else 1)
+
+
+SERVICES = {service.flag: service for service in (Mlflow, Wandb)}
+
+
+def open_services(names: Sequence[str]) -> list[Tracking]:
+    """The hooks of the services. Raises UserError for one whose package is not installed, or that would ask for an
+    account."""
+    for name in names:
+        for variable, value in QUIET[name].items():
+            os.environ.setdefault(variable, value)
+        require_package(name, f"--tracker {name}", f"leave out --tracker {name}")
+    if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
+        for package in ("sqlalchemy", "alembic"):
+            require_package(package, "--tracker mlflow", "set MLFLOW_TRACKING_URI to a server's address")
+    if "wandb" in names:
+        import wandb
+
+        try:  # without asking a server, nor the user
+            has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        except Exception as error:  # a malformed key, or settings that it refuses
+            raise UserError(f"--tracker wandb: {first_line(error)}") from None
+        if not has_key:
+            raise UserError(
+                "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
+            )
+    return [Tracking(SERVICES[name]()) for name in dict.fromkeys(names)]

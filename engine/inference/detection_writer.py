@@ -1,0 +1,176 @@
+"""What detect.py and results write: videos, YOLO labels, crops and rows of COCO JSON under unique names; a window."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
+from utils.drawing.draw import write_image
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
+from utils.structures import DetectionTable
+
+WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+SPARE_BYTES = 1 << 20
+FRACTION_DIGITS = 9  # of the image's size, in YOLO's labels: a hundred-thousandth of a pixel of 10,000
+_FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives to the frames of videos
+
+
+def written_suffix(path: str) -> str:
+    """The suffix of an image's drawing: its own, or .jpg for formats that cannot be written."""
+    suffix = Path(path).suffix
+    return suffix if suffix.lower() in WRITABLE else ".jpg"
+
+
+class VideoFiles:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = Path(run_dir)
+        self._video: cv2.VideoWriter | None = None
+        self._video_path = Path()
+        self._size = (0, 0)
+
+    def path_of(self, stem: str) -> Path:
+        return self.run_dir / f"{stem}.mp4"
+
+    def add(self, stem: str, image: np.ndarray, fps: float) -> Path:
+        """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.
+
+        Raises OSError while the disk still has space for the index of the video: on a full disk, OpenCV would leave a
+        file that cannot be played, without an error.
+        """
+        path = self.path_of(stem)
+        if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + image.nbytes:
+            self.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if self._video is None or path != self._video_path:
+            self._open(path, image.shape[:2], fps)
+        if image.shape[1::-1] != self._size:
+            image = cv2.resize(image, self._size, interpolation=cv2.INTER_AREA)
+        self._video.write(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+        return path
+
+    def close(self) -> None:
+        """Finishes the open video, which cannot be played before."""
+        if self._video is not None:
+            self._video.release()
+            self._video = None
+
+    def _open(self, path: Path, hw: tuple[int, int], fps: float) -> None:
+        self.close()
+        self._size, self._video_path = (hw[1], hw[0]), path
+        # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
+        fps = max(round(fps, 1 if fps > 65 else 3), 0.002)
+        self._video = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, self._size)
+        if not self._video.isOpened():
+            self._video = None
+            what = f"mp4 videos of {hw[1]}x{hw[0]} pixels"
+            raise UserError(f"{path}: this OpenCV cannot write {what}; use --nosave with --save-txt or --save-json")
+
+
+class Window:
+    """A window on the screen that shows one image at a time. Raises UserError where none can be opened."""
+
+    NAME = "lockstep"
+
+    def __init__(self) -> None:
+        # Without a display, some builds of OpenCV end the process instead of raising.
+        if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise UserError("no window can be opened: there is no display; leave out --view-img, or use save()")
+        try:
+            cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL)
+        except cv2.error:
+            raise UserError(
+                "this OpenCV cannot open windows (a headless build?); leave out --view-img, or use save()"
+            ) from None
+
+    def show(self, image: np.ndarray, *, wait: bool) -> bool:
+        """Shows ``image`` (RGB); with ``wait``, until a key is pressed. False if the key is q or Esc."""
+        cv2.imshow(self.NAME, image[..., ::-1])
+        return cv2.waitKey(0 if wait else 1) & 0xFF not in (ord("q"), 27)
+
+    def close(self) -> None:
+        cv2.destroyWindow(self.NAME)
+
+
+class UniqueStems:
+    """A file stem for each source: the source's own, with a number where two sources share one, or where an image has
+    the name of a video's frame (STEM_000123)."""
+
+    def __init__(self) -> None:
+        self._stems: dict[str, str] = {}
+        self._taken: set[str | tuple[str, str | None]] = set()  # stems; of which stems there are videos, and frames
+
+    def __call__(self, source: str, *, is_video: bool = False) -> str:
+        if source not in self._stems:
+            base = source.split("://", 1)[1][:100] if "://" in source else Path(source).stem
+            base = f"webcam{source}" if source.isdigit() else safe_name(base)
+            own, other = ("video", "frame") if is_video else ("frame", "video")
+            for number in itertools.count(1):
+                stem = base if number == 1 else f"{base}-{number}"
+                key = stem.casefold()  # some file systems ignore case
+                frame = None if is_video else _FRAME.fullmatch(key)
+                video = key if is_video else frame and frame[1]
+                if key not in self._taken and (other, video) not in self._taken:
+                    break
+            self._taken |= {key, (own, video)}
+            self._stems[source] = stem
+        return self._stems[source]
+
+
+def safe_name(text: str) -> str:
+    """``text`` as a file name, without separators, control characters and characters that some systems forbid."""
+    return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
+
+
+def write_crops(
+    folder: Path,
+    stem: str,
+    image: np.ndarray,
+    boxes_xyxy_px: np.ndarray,
+    class_names: Sequence[str],
+    before_writing: Callable[[Path], object] = lambda path: None,
+) -> None:
+    """Writes each box (N, 4) that is not empty to FOLDER/CLASS/STEM_ROW.jpg, rounded outward to whole pixels.
+    ``before_writing`` is called with the path of each file."""
+    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
+    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
+        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
+        if crop.size:
+            path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before_writing(path)
+            write_image(path, crop)
+
+
+def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
+    """A line per detection: class, cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
+    columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
+    rows = np.concatenate(columns, 1)
+    form = "%d" + f" %.{FRACTION_DIGITS}f" * 4 + " %.6f" * scores + "\n"
+    write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
+
+
+def coco_rows(
+    found: DetectionTable, names: Sequence[str], ids: Sequence[int], source: str, label: str, frame: int | None
+) -> list[dict[str, Any]]:
+    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
+    ``ids``, by class, as those of the categories."""
+    boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
+    common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
+    return [
+        {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
+        for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
+    ]

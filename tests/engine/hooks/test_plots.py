@@ -1,0 +1,141 @@
+"""Sheets of images, and what TensorBoard shows."""
+
+import time
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+
+from engine.hooks.plots import TimeBudget, add_image, add_pr_curves, draw_batch
+from engine.hooks.results import TensorBoard
+from engine.report.figures import confusion_picture, metric_charts
+from utils.structures import Batch, Detections, EvalResult, Targets
+
+NAMES = ("Katze", "größer", "снег", "猫")
+
+
+def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
+    n = len(targets)
+    confidence = np.linspace(0, 1, 200)
+    present = np.array(targets) > 0
+    per_class = np.where(present, 0.6, np.nan)
+    recall = np.where(present[:, None], 1 - confidence**2, np.nan)
+    return EvalResult(
+        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
+        ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets), confusion=np.eye(n + 1, dtype=int),
+        confusion_confidence=0.4, curve_confidence=confidence,
+        curve_precision=np.where(present[:, None], 0.5 + confidence / 2, np.nan), curve_recall=recall,
+        pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
+        num_images=4,
+    )  # fmt: skip
+
+
+def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:
+    count = len(images)
+    none = torch.zeros(count, 4)
+    return Batch(images, Targets.of(labels), torch.arange(count), none[:, :2].int(), none.double(), paths)
+
+
+def test_of_many_classes_the_worst_are_drawn():
+    result = make_result((1,) * 150)
+    result.class_metrics["AP50"][:] = np.linspace(1, 0, 150)
+    pr = metric_charts(result, [f"c{i}" for i in range(150)])["PR"]
+    assert [line.name for line in pr.lines[1:]] == [f"c{i} {1 - i / 149:.3f}" for i in range(149, 141, -1)]
+    assert pr.note == "the 8 of 150 classes with the lowest AP50"
+    few = metric_charts(make_result(), NAMES)
+    assert [line.is_strong for line in few["F1"].lines] == [True, False, False, False]
+    assert metric_charts(make_result((0, 0, 0, 0)), NAMES) == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
+    given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
+    pictures = [confusion_picture(np.eye(5, dtype=int), names, "t").pixels for names in (given, shown)]
+    assert np.array_equal(*pictures)
+    assert confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t").pixels.std() > 5
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(3, 3, 64, 64, dtype=torch.uint8),
+        torch.zeros(3, 3, 64, 64, dtype=torch.uint8).contiguous(memory_format=torch.channels_last),
+        torch.zeros(3, 5, 64, 64, dtype=torch.uint16),
+    ],
+    ids=["RGB", "channels_last", "5 channels of 16 bits"],
+)
+def test_batch_sheet_shows_targets_of_the_right_image(images):
+    labels = [np.zeros((0, 5), np.float32) for _ in images]
+    labels[1] = np.float32([[0, 0.5, 0.5, 0.5, 0.3]])
+    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg", "z.jpg")), ["thing"])
+    assert (sheet.shape, sheet.dtype) == ((130, 130, 3), np.uint8)
+    assert sheet[:48, 66:].any()
+    assert not sheet[:48, :64].any()
+    assert not sheet[66:114, :64].any()
+    assert sheet[48:64, :64].any()  # its name
+    assert draw_batch(make_batch(images[:0], [], ()), ["thing"]) is None
+
+
+def test_detection_sheet_pairs_labels_with_predictions():
+    images, labels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8), [np.zeros((0, 5), np.float32)] * 2
+    detections = Detections(
+        boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
+        scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),
+        classes=torch.zeros(2, 2, dtype=torch.long),
+        counts=torch.tensor([2, 0]),
+    )
+    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg")), ["t"], detections, threshold=0.1)
+    right = sheet[:64, 66:130]
+    assert sheet.shape == (64, 4 * 66 - 2, 3)
+    assert right[31:48, 8:24].any()
+    assert not right[31:48, 30:].any()  # below the confidence threshold
+    assert not sheet[:48, 132:196].any()  # the second image has neither
+    assert not sheet[:48, 198:].any()
+
+
+def test_tensorboard_shows_images_and_curves(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoard(tmp_path)
+    tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
+    tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
+    tracker.finish(None)
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0}).Reload()
+    assert events.Images("mosaic")[0].width == 4
+    assert "pr/cat" in events.Tags()["tensors"]
+    assert "pr/dog" not in events.Tags()["tensors"]  # no ground truth
+
+
+def test_counts_of_pr_curves_reproduce_precision_and_recall():
+    writer = Mock()
+    add_pr_curves(writer, make_result((8,)), ["cat"], 1)
+    _, tp, fp, tn, fn, precision, recall, _ = writer.add_pr_curve_raw.call_args.args
+    assert np.allclose(tp + fn, 8)
+    assert np.allclose(tp / 8, recall)
+    seen = tp > 0
+    assert np.allclose((tp / np.maximum(tp + fp, 1e-12))[seen], precision[seen])
+    assert not tn.any()
+
+
+def test_work_after_epochs_takes_its_share_of_the_time():
+    done = []
+
+    def work(epoch: int, result: None) -> None:
+        done.append(epoch)
+        time.sleep(0.02)
+
+    rare, frequent = TimeBudget(work, 1e-4), TimeBudget(work, 1.0)
+    for epoch in (1, 2, 3):
+        rare.after_epoch(epoch, None)
+    assert done == [1]  # the others would have to wait for 200 s
+    for _ in range(2):
+        rare.finish()
+    assert done == [1, 3]
+    until, epoch = time.monotonic() + 20, 4
+    while done[-1] < 5 and time.monotonic() < until:
+        frequent.after_epoch(epoch, None)
+        epoch = done[-1] + 1
+        time.sleep(0.01)
+    assert done == [1, 3, 4, 5]

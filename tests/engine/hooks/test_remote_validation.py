@@ -1,0 +1,221 @@
+"""Training whose last processes validate: the same files as without, whatever happens to those processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from data.loading.build import build_val_loader
+from data.open import open_data
+from data.render.letterbox import CanvasRule
+from data.spec.dataset_spec import DataSource
+from engine.commands.eval_rank import _Scorer
+from engine.eval_ranks.evaluators import common_facts
+from engine.eval_ranks.messages import discard_message, post_message, read_message
+from engine.hooks.remote_validation import pending_epoch
+from models.detector import build_detector
+from tests.helpers.messages import refused
+from tests.helpers.processes import Processes
+from tests.helpers.same_content import same_content, same_run
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.files.checkpoint_file import read_checkpoint
+
+EPOCHS = 5
+ODD = "rated;ready;slow:0.05"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=12)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def flags(world: Path, project: Path, *more: str) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
+            "--cache-dir", str(world / "cache"), *SMALL, "--epochs", str(EPOCHS), "--save-minutes", "0",
+            "--cls-pw", "1", "--save-period", "2", *more]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(world, tmp_path_factory) -> Path:
+    """The run of one process, which validates itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    with Processes(folder / "log.txt", odd="rated") as run:
+        run.ranks(1, *flags(world, folder))
+        assert run.codes() == [0], run.output()
+    return folder / "exp"
+
+
+def scorers(file: Path) -> list[int]:
+    """The process of each validation."""
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+@pytest.mark.parametrize("evaluating", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_path, evaluating):
+    counts = tmp_path / "scored"
+    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
+        run.ranks(1 + evaluating, *flags(world, tmp_path, "--eval-ranks", str(evaluating)))
+        assert run.codes() == [0] * (1 + evaluating), run.output()
+        run.wait_gone(10)
+        assert "c10d" not in run.output()  # warnings about the store, which ends last
+    same_run(alone, tmp_path / "exp")
+    found = scorers(counts)
+    assert len(found) == 1 + evaluating * (EPOCHS - 1)  # the last epoch is validated at once
+    assert len(set(found)) == 1 + evaluating
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
+    counts = tmp_path / "scored"
+    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
+        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
+        run.until(lambda: bool(scorers(counts)))
+        os.kill(scorers(counts)[0], number)
+        assert run.codes() == [0, -signal.SIGKILL if number == signal.SIGKILL else 0], run.output()
+        run.wait_gone(10)
+        (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
+        assert "has ended; the training processes validate from now on" in line
+    same_run(alone, tmp_path / "exp")
+
+
+def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.evaluators:LATE_S:0"
+    with Processes(tmp_path / "log.txt", odd=odd) as run:
+        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
+        assert run.codes() == [0, 0], run.output()
+        assert "no scores for epoch 1 in time" in run.output()
+    same_run(alone, tmp_path / "exp")
+    assert len(scorers(tmp_path / "scored")) > EPOCHS
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
+def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
+    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.evaluators:LATE_S:1000"
+    with Processes(tmp_path / "log.txt", odd=odd) as run:
+        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
+        run.until(lambda: _position(tmp_path) == (2, 1))
+        assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["RemoteValidation"]["ema"]
+        number = signal.SIGKILL if more else signal.SIGTERM
+        run.started[0].send_signal(number)
+        assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
+        run.wait_gone(30)
+    with Processes(tmp_path / "resumed.txt", odd="rated") as run:
+        run.ranks(2 if more else 1, "--resume", str(tmp_path / "exp"), *more)
+        assert set(run.codes()) == {0}, run.output()
+    same_run(alone, tmp_path / "exp")
+
+
+def _position(project: Path) -> tuple[int, int] | None:
+    path = project / "exp" / "last.pt"
+    progress = read_checkpoint(path)["progress"] if path.exists() else {}
+    return (progress["epoch"], progress["batch"]) if progress else None
+
+
+def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
+    for name, world_size, odd, more in [("a", 1, "rated", ()), ("b", 2, ODD, ("--eval-ranks", "1"))]:
+        with Processes(tmp_path / f"{name}.txt", odd=odd) as run:
+            run.ranks(world_size, *flags(world, tmp_path / name, "--callbacks", "hooks:on_epoch", *more))
+            assert set(run.codes()) == {0}, run.output()
+    same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_killed):
+    with Processes(tmp_path / "log.txt", real=is_killed) as run:
+        given = flags(world, tmp_path, "--eval-ranks", "1", "--spawn", "2")
+        process = run.start([run.python, "train.py", *given])
+        if is_killed:
+            run.until(lambda: "epoch 1/" in run.output())
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(max(map(int, children)), signal.SIGKILL)  # the last rank was started last
+        assert run.codes() == [0], run.output()
+        run.wait_gone(10)
+    one, two = (read_checkpoint(folder / "last.pt") for folder in (alone, tmp_path / "exp"))
+    for name in ("model", "ema", "optimizer"):
+        same_content(one[name], two[name])
+
+
+@pytest.mark.parametrize("amp", ["off", "auto", "bf16", "fp16"])
+def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
+    """float16 does not exist there; validation computes in float32."""
+    ctx = DistributedContext.single()
+    files = {"data": str(world / "set" / "data.yaml"), "cache_dir": str(world / "cache")}
+    config = TrainConfig(**files, amp=amp, imgsz=64, batch_size=4, workers=0, device="cpu")
+    model = build_detector(TINY_MODEL, 2, names=["light", "dark"])
+    spec = open_data(DataSource.of_training(config, known_root="", stored_in=""), ctx)
+    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
+    facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)
+    setup = {
+        "config": config,
+        "hyp": Hyperparameters(),
+        "device": "cuda",
+        "threads": torch.get_num_threads(),
+        "data_root": "",
+        "stored_in": "",
+        "val_images": [],
+        "names": ["light", "dark"],
+        "model_spec": model.spec,
+        "facts": facts,
+        "ema": model.state_dict(),
+        "class_weights": None,
+    }
+    scores = _Scorer(ctx, config, (), setup)({"ema": model.state_dict(), "closing": False})
+    assert scores["result"].num_images == 5
+
+
+@pytest.mark.parametrize(
+    ("world_size", "more", "complaint"),
+    [
+        (1, ("--eval-ranks", "1"), "--eval-ranks 1: 1 started, and at least one must train"),
+        (2, ("--eval-ranks", "1", "--image-weights"), "leave out --eval-ranks"),
+    ],
+)
+def test_mistakes_end_in_one_line(world, tmp_path, world_size, more, complaint):
+    with Processes(tmp_path / "log.txt") as run:
+        run.ranks(world_size, *flags(world, tmp_path, *more))
+        assert run.codes()[0] == 2
+        run.kill_all()
+        assert run.output().count("error: ") == 1
+        assert complaint in run.output()
+
+
+def test_messages_of_any_size_arrive_and_leave_the_store_empty():
+    store = dist.HashStore()
+    message = {"a": torch.arange(3_000_000), "b": [1, "x", None, (2.5, True)]}
+    assert read_message(store, "m") is None
+    post_message(store, "m", message)
+    assert store.num_keys() > 2
+    for _ in range(2):
+        same_content(read_message(store, "m"), message)
+    discard_message(store, "m")
+    assert store.num_keys() == 0
+    assert read_message(store, "m") is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"row": {"time": "x"}}, {"is_closing": 1}, {"ema": None}, {"progress": {"epoch": -1}}]
+)
+def test_an_impossible_pending_epoch_is_refused(change):
+    good = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
+
+    def read(**hooks: dict) -> int | None:
+        pending = pending_epoch(SimpleNamespace(path=Path("last.pt"), hooks=hooks))
+        return pending and pending.epoch.number
+
+    assert [read(), read(RemoteValidation=good)] == [None, 3]
+    with refused():
+        read(RemoteValidation=good | change)

@@ -1,0 +1,324 @@
+"""MLflow and Weights & Biases: each epoch once, and no cost to the run when a service is slow, broken or absent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import train
+from engine.checkpoint.checkpoint import Progress
+from engine.hooks.hook import Epoch, Hooks
+from engine.hooks.results import ResultsCsv
+from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
+from tests.helpers.preloaded import python
+from tests.helpers.processes import Processes
+from tests.helpers.scripts import SMALL, error_of, run_python
+from tests.helpers.tiny import write_dataset, write_model
+from utils.config.settings import TrainConfig
+from utils.logger import configure_logging
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
+
+
+class MemoryService:
+    """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
+
+    flag, name = "note", "Memory"
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.epochs: list[int] = []
+        self.rows: list[dict[str, float]] = []
+        self.files: list[str] = []
+        self.keys: list[str] = []
+        self.ends: list[bool] = []
+        self.threads: set[str] = set()
+        self.down = False
+        self.answer = threading.Event()
+        self.answer.set()
+
+    def _called(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.answer.wait(30)
+        if self.down:
+            raise ConnectionError("no route to host\nsecond line")
+
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+        self._called()
+        self.settings = dict(settings)
+        self.keys.append(note.key)
+        return Note("k", max(self.epochs, default=0))
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._called()
+        self.epochs.append(epoch)
+        self.rows.append(dict(row))
+
+    def store(self, path: Path) -> None:
+        self._called()
+        self.files.append(path.name)
+
+    def close(self, *, is_complete: bool) -> None:
+        self._called()
+        self.ends.append(is_complete)
+
+
+class Process:
+    """A process of a run, which starts or resumes at epoch ``first``."""
+
+    def __init__(
+        self, folder: Path, service: Service, first: int = 1, settings: Mapping[str, Any] = SETTINGS, **limits: float
+    ) -> None:
+        self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
+        run = SimpleNamespace(
+            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), checkpoint=None, config=TrainConfig()
+        )
+        hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
+        self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress)
+        hooks.call("start", self.trainer)
+
+    def track(self, epoch: int, row: Mapping[str, float] = MappingProxyType({})) -> None:
+        scores = {"time": 1.0, "train/box": 1 / epoch, "metrics/AP": epoch / 10, **row}
+        self.trainer.hooks.call("after_validation", self.trainer, Epoch(epoch, scores))
+
+
+def process(
+    folder: Path, service: Service, epochs: Sequence[int], *, row: Mapping[str, float] = MappingProxyType({}),
+    complete: bool = True, **options: Any,
+) -> None:  # fmt: skip
+    """A whole process, which starts or resumes at the first of ``epochs``."""
+    run = Process(folder, service, epochs[0], **options)
+    for epoch in epochs:
+        run.track(epoch, row)
+    if complete:
+        run.tracking.finish(run.trainer)
+    run.tracking.close()
+
+
+@pytest.fixture(autouse=True)
+def _log() -> None:
+    configure_logging(True)
+
+
+def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
+    for name in ("report.html", "results.png", "best.pt"):
+        (tmp_path / name).write_text(name)
+    service = MemoryService()
+    process(tmp_path, service, range(1, 4))
+    assert service.settings == SETTINGS
+    assert service.epochs == [1, 2, 3]
+    assert service.rows[1] == {"time": 1.0, "train/box": 0.5, "metrics/AP": 0.2}
+    assert service.files == ["report.html", "results.csv", "results.png"]  # not the weights
+    assert service.ends == [True]
+    assert service.threads == {"Memory"}
+    assert capsys.readouterr().out == ""
+
+
+def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
+    """The second process repeats epochs 3 and 4, which the service has."""
+    service = MemoryService()
+    process(tmp_path, service, range(1, 5), complete=False)
+    assert (service.epochs, service.files, service.ends) == ([1, 2, 3, 4], [], [False])
+    process(tmp_path, service, range(3, 7))
+    assert service.epochs == [1, 2, 3, 4, 5, 6]
+    assert (service.keys, service.ends) == (["", "k"], [False, True])
+
+
+def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
+    service = MemoryService()
+    service.down = True
+    run = Process(tmp_path, service)
+    for epoch in (1, 2):
+        run.track(epoch)
+    deadline = time.monotonic() + 10
+    while not (out := capsys.readouterr().out) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert out == "warning: Memory: no route to host; tried again after each epoch\n"
+    time.sleep(0.1)
+    service.down = False
+    run.track(3)
+    run.tracking.close()
+    assert (service.epochs, service.settings) == ([1, 2, 3], SETTINGS)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
+    service = MemoryService()
+    service.down = True
+    process(tmp_path, service, range(1, 4))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "warning: Memory lacks 3 epochs that results.csv has"
+    assert len(lines) == 2
+    assert not service.ends
+
+
+def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
+    service = MemoryService()
+    service.answer.clear()
+    begun = time.monotonic()
+    process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=20.0)
+    assert time.monotonic() - begun < 5
+    assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
+    service.answer.set()
+
+
+@pytest.fixture
+def mlflow_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow with its local store."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package)
+
+
+def tracked(project: Path) -> list:
+    """The MLflow runs below a folder of runs, each with the steps of its epochs."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.resolve() / 'mlflow.db'}")
+    runs = [run for e in client.search_experiments() for run in client.search_runs([e.experiment_id])]
+    return [(run, {m: client.get_metric_history(run.info.run_id, m) for m in run.data.metrics}, client) for run in runs]
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
+    folder = tmp_path / "runs" / "exp"
+    folder.mkdir(parents=True)
+    for epochs in ((1, 2, 3), (2, 3, 4, 5)):
+        settings = {f"setting{n}": n for n in range(120)} | {"epochs": epochs[-1]}
+        process(folder, Mlflow(), epochs, settings=settings, complete=False, close_s=60)
+    ((run, history, _),) = tracked(tmp_path / "runs")
+    assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
+    assert [m.step for m in history["train/box"]] == [1, 2, 3, 4, 5]
+    assert len(run.data.params) == 121
+    assert run.data.params["epochs"] == "3"
+    assert run.info.run_name == "exp"
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
+    process(folder, Mlflow(), (1,), row=dict.fromkeys(names, 0.5), complete=False, close_s=60)
+    assert "tried again" not in capsys.readouterr().out
+    ((run, _, _),) = tracked(tmp_path)
+    assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "train/box"} <= run.data.metrics.keys()
+    assert len(run.data.metrics) == 3 + len(names)
+
+
+def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    for epochs in ((1, 2, 3), (2, 3, 4, 5)):
+        process(tmp_path, Wandb(), epochs, complete=False, close_s=60)
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'tracked_wandb.json').key}"}
+    assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
+
+
+def steps_of(files: list[Path]) -> list[int]:
+    """The steps in offline files: after a header of 7 bytes, protobuf records in the log format of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    steps = []
+    for data in (path.read_bytes() for path in files):
+        at, parts = 7, b""
+        while at + 7 <= len(data):
+            if at % 32768 > 32768 - 7:  # the rest of a block holds no header
+                at += -at % 32768
+                continue
+            length, kind = struct.unpack_from("<HB", data, at + 4)
+            parts = (b"" if kind in (1, 2) else parts) + data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):
+                record = Record.FromString(parts)
+                if record.WhichOneof("record_type") == "history":
+                    steps.append(record.history.step.num)
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
+    write_dataset(tmp_path / "set", train=12, val=4)
+    model, project = write_model(tmp_path / "tiny.yaml"), tmp_path / "runs"
+    flags = ["--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model), "--project", str(project), *SMALL]
+    with Processes(tmp_path / "log") as processes:
+        script = [python(), "train.py"]
+        process = processes.start([*script, *flags, "--epochs", "400", "--tracker", "mlflow"], ROOT)
+        table = project / "exp" / "results.csv"
+        note = project / "exp" / "tracked_mlflow.json"
+        processes.until(lambda: note.exists() and Note.read(note).epoch > 5)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = len(table.read_text().splitlines()) - 1
+        processes.start([*script, "--resume", str(project / "exp"), "--epochs", str(done + 3)], ROOT)
+        assert processes.codes()[-1] == 0, processes.output()
+    ((run, history, client),) = tracked(project)
+    rows = table.read_text().splitlines()[1:]
+    assert [m.step for m in history["metrics/AP"]] == [int(row.split(",")[0]) for row in rows]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["lr0"] == "None"
+    assert {a.path for a in client.list_artifacts(run.info.run_id)} >= {"results.csv", "settings.yaml"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_server_that_is_down_costs_a_warning(tmp_path, monkeypatch):
+    data, model = write_dataset(tmp_path / "set", train=8, val=4), write_model(tmp_path / "tiny.yaml")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    flags = ["--project", tmp_path / "runs", "--epochs", "2", "--tracker", "mlflow", *SMALL]
+    done = run_python("train.py", "--data", data, "--model", model, *flags)
+    assert done.stdout.count("warning: MLflow: ") == 1, done.stdout
+    assert "warning: MLflow lacks 2 epochs that results.csv has" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    unread = write_dataset(tmp_path, train=0, val=0)
+    line = error_of(capsys, train.main, *SMALL, "--data", unread, "--tracker", name)
+    assert line.startswith(f"error: --tracker {name}: the package {name} ")
+    assert line.endswith(f"pip install {name}, or leave out --tracker {name}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({}, "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"),
+        ({"WANDB_API_KEY": "short"}, "--tracker wandb: "),
+        ({"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, ""),  # a server is not asked yet
+        ({"WANDB_MODE": "offline"}, ""),
+    ],
+)
+def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
+    pytest.importorskip("wandb")
+    code = (
+        "from engine.hooks.trackers import open_services\n"
+        "from utils.errors import UserError\n"
+        "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(
+        [python(), "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n") == (1 if line else 0), done.stdout
+    assert done.stdout.startswith(line)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.checkpoint import Checkpoint, Progress
+from engine.run.folder import note_launch, run_of_launch
+from engine.run.plan import plan_run
+from engine.run.resume import (
+    check_can_continue,
+    check_is_newest,
+    resumed_config,
+    resumed_epochs,
+    resumed_hyperparameters,
+    resumed_position,
+)
+from tests.helpers.messages import refused
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.checkpoint_file import write_checkpoint
+
+STORED = {
+    "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
+    "config": {"batch_size": 8, "epochs": 10},
+    "run": {"epoch_batches": 10, "seconds": 1.0, "world_size": 2, "device": "cpu"},
+    "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
+}  # fmt: skip
+
+
+def inside() -> Progress:
+    return Progress(epoch=2, batch=6, step=26, updates=26, loss_sums=[1.0, 2.0], finite_steps=6)
+
+
+def resumed(
+    progress: Progress, *, epoch_batches: int = 10, fingerprint: str = "x", **settings
+) -> tuple[Progress, list[str]]:
+    config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
+    return resumed_position(Checkpoint(**STORED | {"progress": progress}), config, epoch_batches, fingerprint)
+
+
+def test_an_unchanged_resume_prints_nothing():
+    boundary = Progress(epoch=3, step=30, updates=30)
+    trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
+    for progress in (inside(), boundary, trained):
+        assert resumed(progress) == (progress, [])
+
+
+def test_more_epochs_keep_the_position_and_print_the_schedules():
+    where, lines = resumed(inside(), epochs=20)
+    assert where == inside()
+    assert lines == ["resume: the learning rate continues from its value after 13% of 20 epochs"]
+
+
+def test_another_batch_size_keeps_the_position_among_the_images():
+    where, lines = resumed(inside(), batch_size=16, epoch_batches=5)
+    assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
+    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    assert "continues at batch 3 of the 5 of epoch 3" in lines[0]
+    where, _ = resumed(inside(), batch_size=4, epoch_batches=20, nominal_batch=20)
+    assert (where.batch, where.updates) == (10, 2 * 4 + 2)
+
+
+@pytest.mark.parametrize(("batch_size", "epoch_batches"), [(16, 5), (4, 20), (3, 27), (80, 1), (100, 1)])
+def test_an_epoch_whose_steps_are_done_keeps_its_losses_with_another_batch_size(batch_size, epoch_batches):
+    """Only its validation is missing: no step follows from which its losses could come."""
+    trained = Progress(
+        epoch=2, batch=10, step=30, updates=30, loss_sums=[1.0, 2.0], finite_steps=10, buffers_averaged=True
+    )
+    where, lines = resumed(trained, batch_size=batch_size, epoch_batches=epoch_batches)
+    assert (where.epoch, where.batch) == (2, epoch_batches)
+    assert where.step == where.updates == 3 * epoch_batches
+    assert where.mean_losses(["box", "cls"]) == {"box": 0.1, "cls": 0.2}
+    assert where.buffers_averaged
+    assert "batch" not in "".join(lines)
+
+
+def test_the_position_is_said_in_words():
+    assert Progress(epoch=2).describe(10) == "2 epochs"
+    assert Progress(epoch=2, batch=5).describe(10) == "epoch 3, batch 5 of 10"
+    assert Progress(epoch=2, batch=10).describe(10) == "the steps of epoch 3"
+
+
+def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
+    for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
+        write_checkpoint(STORED | {"progress": {"epoch": epoch}}, tmp_path / name)
+    check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
+    with refused():
+        check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "settings", "given", "message"),
+    [
+        (10, {}, (), r"all epochs are done \(10\); to continue, set more: --resume RUN --epochs N$"),
+        (10, {"epochs": 9}, ("epochs",), "--epochs 9: 10 are done already; .* set more: --resume RUN --epochs N$"),
+        (10, {"time": 2.0}, (), r"--time 2: no other epoch fits \(10 epochs took 2 hours\); .* RUN --time HOURS "
+                                r"\(of the whole run\) or --epochs N$"),
+        (7, {"patience": 4}, (), r"stopped early after epoch 7: no better AP in 4 epochs \(--patience 4\); to "
+                                 "continue, wait for longer: --resume RUN --patience N, above 4, or 0$"),
+        (7, {"patience": 3, "val_every": 7}, ("patience",), r"stopped early .* in 4 epochs \(--patience 3\)"),
+        (7, {"patience": 5}, (), None),
+        (7, {"patience": 0}, (), None),
+        (7, {"patience": 4, "val_every": 2}, (), None),  # the next validation decides
+        (9, {}, (), None),
+    ],
+)  # fmt: skip
+def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, message):
+    progress = Progress(epoch=epoch, best_epoch=3, best_fitness=0.5)
+    run = STORED["run"] | {"seconds": 7200.0}
+    checkpoint = Checkpoint(**STORED | {"progress": progress, "run": run, "path": Path("some runs/exp/last.pt")})
+    config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
+    if message is None:
+        check_can_continue(checkpoint, config, given)
+        return
+    with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
+        check_can_continue(checkpoint, config, given)
+
+
+def test_a_longer_time_continues_a_run_whose_epochs_are_done():
+    progress = Progress(epoch=10)
+    checkpoint = Checkpoint(**STORED | {"progress": progress, "run": STORED["run"] | {"seconds": 3600.0}})
+
+    def epochs(hours: float, *given: str, stored: int = 10) -> int:
+        return resumed_epochs(checkpoint, TrainConfig(epochs=stored, time=hours), given)
+
+    assert epochs(2.0, "time") == 20
+    assert epochs(1.04, "time") == 10
+    assert epochs(2.0) == 10  # the time of the run itself
+    assert epochs(2.0, "time", stored=50) == 50  # it goes on, and `TimeLimit` decides
+    assert epochs(0.0, "time", stored=10) == 10
+
+
+def test_epochs_replace_a_time():
+    stored = {"batch_size": 8, "epochs": 10, "time": 1.5}
+    config, lines = resumed_config(stored, TrainConfig(epochs=20), {"epochs"}, "last.pt")
+    assert (config.epochs, config.time) == (20, 0)
+    assert lines == ["resume: epochs 10 -> 20", "resume: time 1.5 -> 0.0, as --epochs is given"]
+    config, _ = resumed_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"}, "last.pt")
+    assert (config.epochs, config.time) == (20, 3)
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])
+def test_what_a_run_cannot_change_is_refused(name, old, new):
+    before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
+    stored = dataclasses.asdict(before)
+    assert resumed_config(stored, before, {name}, "x.pt") == (before, [])
+    with refused():
+        resumed_config(stored, now, {name}, "x.pt")
+
+
+def test_changed_images_restart_the_epoch():
+    where, lines = resumed(inside(), fingerprint="y", epoch_batches=12)
+    assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
+    assert "have changed since the run began" in lines[0]
+    assert lines[1] == "resume: begins epoch 3 again"
+
+
+def test_a_resumed_run_keeps_its_hyperparameters_unless_the_command_changes_them():
+    stored = {"close_mosaic": 10, "scale": 0.5, "close_scale": 0}
+    config = TrainConfig(override=["close_scale=null"])
+    hyp, lines = resumed_hyperparameters(stored, config, (), "last.pt", pretrained=False)
+    assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, 0, [])
+    hyp, lines = resumed_hyperparameters(stored, config, ("override",), "last.pt", pretrained=False)
+    assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, None, ["resume: close_scale 0 -> None"])
+    hyp, lines = resumed_hyperparameters(stored | {"close_scale": None}, config, (), "last.pt", pretrained=False)
+    assert (hyp.close_scale, lines) == (None, [])
+
+
+def test_a_resumed_run_keeps_the_rate_that_was_chosen_when_it_began():
+    for config, given in ((TrainConfig(hyp="finetune"), "hyp"), (TrainConfig(override=["lr_mult=null"]), "override")):
+        hyp, lines = resumed_hyperparameters({"lr_mult": 0.0625}, config, (given,), "last.pt", pretrained=True)
+        assert (hyp.lr_mult, lines) == (0.0625, [])
+
+
+def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
+    (tmp_path / "hyp.yaml").write_text("mosaic: 0.5\nfl_gamma: 0.0\n")
+    config = TrainConfig(hyp=str(tmp_path / "hyp.yaml"), project=str(tmp_path))
+    line = f"{tmp_path}/hyp.yaml: without effect here: fl_gamma 0.0 (there is no focal loss)"
+    with ExitStack() as stack:
+        plan = plan_run(DistributedContext.single(), config, ("hyp",), stack)
+    assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
+    _, lines = resumed_hyperparameters({"mosaic": 1.0}, config, ("hyp",), "last.pt", pretrained=False)
+    assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
+
+
+def test_a_restart_finds_its_own_run_only(tmp_path: Path):
+    """One of the launchers of the earlier start is enough, because nodes come and go."""
+    here = TrainConfig(project=str(tmp_path / "runs"))
+    for name in ("exp", "exp2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert run_of_launch(here, ["job node0 1"]) is None
+    note_launch(tmp_path / "runs" / "exp", ["job node0 1", "job node1 2"])
+    note_launch(tmp_path / "runs" / "exp2", ["", ""])  # without torchrun nothing is stored
+    exp = tmp_path / "runs" / "exp"
+    for project, resume in (("runs", None), ("elsewhere", exp), ("elsewhere", exp / "last.pt")):
+        config = TrainConfig(project=str(tmp_path / project), resume=resume and str(resume))
+        assert run_of_launch(config, ["job node1 2", "job node2 9"]) == exp
+    (tmp_path / "runs" / "a" / "b2").mkdir(parents=True)
+    note_launch(tmp_path / "runs" / "a" / "b2", ["job node3 1"])
+    assert run_of_launch(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
+    assert run_of_launch(here, ["job node0 7"]) is None
+    assert run_of_launch(here, [""]) is None

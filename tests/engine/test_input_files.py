@@ -1,0 +1,48 @@
+"""All files that a command names are checked before any of them is reported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import export
+from tests.helpers.tiny import write_dataset
+from utils.errors import UserError
+from utils.program import COMMANDS
+
+DATA = "--data none.yaml: no such file"
+WEIGHTS = "none.pt: neither a file nor the name of public weights"
+MODEL = "--model nothing: unknown model"
+RECIPE = "--hyp nowhere: no such recipe or file"
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "starts"),
+    [
+        ("train", "--data none.yaml --weights none.pt --model nothing --hyp nowhere", [DATA, MODEL, WEIGHTS, RECIPE]),
+        ("train", "--data set/data.yaml --weights none.pt --set lr0=x lrf=2 mosaik=1",
+         [WEIGHTS, "--set: lr0: ", "--set: lrf: ", "--set: unknown key 'mosaik' (did you mean 'mosaic'?)"]),
+        ("val", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
+        ("detect", "--source none.jpg --weights none.pt", ["none.jpg: no such file or folder", WEIGHTS]),
+        ("export", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
+        ("check", "none.yaml --weights none.pt", [DATA, WEIGHTS]),
+        ("kfold", "--data none.yaml --weights none.pt --folds 3", [DATA, WEIGHTS]),
+        ("search", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
+    ],
+)  # fmt: skip
+def test_every_missing_file_is_named(tmp_path: Path, monkeypatch, command, given, starts):
+    monkeypatch.chdir(tmp_path)
+    write_dataset(tmp_path / "set", train=1, val=1)
+    with pytest.raises(UserError) as caught:
+        import_module(COMMANDS[command].path.replace("/", ".")).main(given.split())
+    assert len(caught.value.parts) == len(starts), caught.value.parts
+    for message, start in zip(caught.value.parts, starts):
+        assert message.startswith(start)
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_all_flags_of_an_export_that_rule_each_other_out_are_named():
+    with pytest.raises(UserError, match=r"^3 mistakes: \(1\) --half and --int8: .*; \(2\) --int8: .*; \(3\) --dynamic"):
+        export.main(["--weights=none.pt", "--half", "--int8", "--format", "pt2", "onnx", "--dynamic", "--batch=2"])

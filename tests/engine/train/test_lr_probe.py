@@ -1,0 +1,234 @@
+"""The learning rate of loaded weights, chosen by how well they detect the training objects."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from data.index.load import load_index
+from data.loading.augmented import AugmentedImages
+from data.loading.tiles import AugmentedTiles, TiledIndex
+from data.spec.dataset_yaml import load_dataset_spec
+from engine.train import lr_probe
+from engine.train.lr_probe import choose_lr_mult, lr_mult_by_score, score_on_objects
+from models.detector import Detector, build_detector
+from models.weights.load import load_detector
+from tests.helpers.ranks import run_ranks
+from tests.helpers.scoring import iou_by_hand
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.logger import get_logger
+
+SIDE = 64
+ALONE = DistributedContext.single(torch.device("cpu"))
+
+
+class Planned(nn.Module):
+    """Predicts the same boxes, with the same scores of three classes, in every image."""
+
+    channels = 3
+
+    def __init__(self, boxes_xyxy: Tensor, scores: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.answer = boxes_xyxy[None], scores[None]
+        self.seen: list[Tensor] = []
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        self.seen.append(images)
+        return [images]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        boxes, scores = self.answer
+        return boxes.expand(len(raw[0]), -1, -1), scores.expand(len(raw[0]), -1, -1)
+
+
+def planned(boxes: int = 40) -> Planned:
+    rng = torch.Generator().manual_seed(0)
+    corners = torch.rand(boxes, 2, generator=rng) * 40
+    sides = 8 + torch.rand(boxes, 2, generator=rng) * 24
+    return Planned(torch.cat([corners, corners + sides], 1), torch.rand(boxes, 3, generator=rng))
+
+
+def samples(yaml: Path, cache: Path, **options) -> AugmentedImages:
+    index = load_index(load_dataset_spec(yaml), "train", cache_dir=str(cache), progress=False)
+    return AugmentedImages(index, imgsz=SIDE, **options)
+
+
+@pytest.fixture
+def dataset(tmp_path) -> AugmentedImages:
+    return samples(write_dataset(tmp_path / "set", train=12), tmp_path)
+
+
+def expected(detector: Planned, labels: list[str]) -> float:
+    """One object and one box at a time; ``labels`` are the files."""
+    boxes, scores = (part[0].double().tolist() for part in detector.answer)
+    found = []
+    for line in "".join(labels).splitlines():
+        _, x, y, w, h = (float(value) * SIDE for value in line.split())
+        truth = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
+        found.append(max((max(s) for box, s in zip(boxes, scores) if iou_by_hand(truth, box) >= 0.5), default=0.0))
+    return sum(found) / len(found)
+
+
+def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
+    detector = planned()
+    files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
+    value = expected(detector, [file.read_text() for file in files])
+    assert 0.1 < value < 0.9
+    score, objects = score_on_objects(detector, dataset, 100, ALONE)
+    assert score == pytest.approx(value, abs=1e-6)
+    assert objects == sum(len(file.read_text().splitlines()) for file in files)
+    assert all(image.shape[1:] == (3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
+
+
+def test_images_with_objects_are_taken_at_equal_distances(dataset, tmp_path):
+    labels = tmp_path / "set" / "labels" / "train"
+    texts = [file.read_text() for file in sorted(labels.iterdir())]
+    with_objects = [text for text in texts if text]
+    assert len(with_objects) < len(texts)
+    chosen = [with_objects[i] for i in np.linspace(0, len(with_objects) - 1, 4).round().astype(int)]
+    detector = planned()
+    score, objects = score_on_objects(detector, dataset, 4, ALONE)
+    assert [len(images) for images in detector.seen] == [4]
+    assert (score, objects) == (pytest.approx(expected(detector, chosen), abs=1e-6), len("".join(chosen).splitlines()))
+
+
+def test_backgrounds_do_not_change_the_score(dataset, tmp_path):
+    images, labels = (tmp_path / "set" / kind / "train" for kind in ("images", "labels"))
+    for i in range(60):
+        shutil.copy(images / "000.png", images / f"{i % 12:03}_{i}.png")
+        (labels / f"{i % 12:03}_{i}.txt").write_text("")
+    more = samples(tmp_path / "set" / "data.yaml", tmp_path / "other")
+    assert len(more) == 72
+    assert score_on_objects(planned(), more, 5, ALONE) == score_on_objects(planned(), dataset, 5, ALONE)
+
+
+def _scored(ctx: DistributedContext, yaml: Path, cache: Path) -> tuple[float, int, int]:
+    detector = planned()
+    return *score_on_objects(detector, samples(yaml, cache), 25, ctx), sum(map(len, detector.seen))
+
+
+def test_processes_share_the_images_and_get_the_same_score(tmp_path):
+    yaml = write_dataset(tmp_path / "set", train=40)
+    score, objects, images = _scored(ALONE, yaml, tmp_path)
+    assert score > 0
+    two = run_ranks(2, _scored, yaml, tmp_path)
+    assert [found[:2] for found in two] == [(score, objects)] * 2
+    assert [found[2] for found in two] == [15, 10]
+    assert images == 25
+
+
+def test_without_objects_there_is_no_score(dataset, tmp_path):
+    dataset.index = dataset.index.with_boxes(np.zeros_like(dataset.index.crowd))
+    score, objects = score_on_objects(planned(), dataset, 5, ALONE)
+    assert math.isnan(score)
+    assert objects == 0
+
+
+def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
+    yaml = write_tiled_dataset(tmp_path / "set", [(150, 200)] * 2, tile=SIDE, squares=6, seed=0)
+    index = load_index(load_dataset_spec(yaml), "train", cache_dir=str(tmp_path), progress=False)
+    hyp = Hyperparameters()
+    grid = TiledIndex(index, SIDE, hyp=hyp)
+    lines = []
+    for i in range(len(grid.index)):
+        labels = grid.index.labels(i)
+        lines += [" ".join(map(repr, row)) + "\n" for row in labels[labels[:, 0] >= 0].astype(np.float64).tolist()]
+    images = [cv2.imread(index.path(i))[..., ::-1] for i in range(len(index))]
+    tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
+    moving = AugmentedTiles(tiles, imgsz=SIDE, seed=3, image_cache=images)
+    detector = planned(200)
+    score, objects = score_on_objects(detector, moving, 100, ALONE)
+    assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
+
+
+@pytest.mark.parametrize(("score", "epochs", "steps", "lr_mult"), [
+    (0.0, 20, 40, 0.125), (0.049, 20, 180, 0.125), (0.049, 100, 900, 0.125),
+    (0.051, 20, 40, 0.125), (0.051, 20, 80, 0.078125), (0.051, 20, 100, 0.0625), (0.051, 100, 200, 0.0625),
+    (0.399, 20, 180, 0.0625), (0.399, 20, 40, 0.125), (0.399, 100, 900, 0.0625), (0.399, 100, 40, 0.125),
+    (0.401, 20, 40, 0.0625), (0.401, 60, 540, 0.0625 / 3), (0.401, 300, 2700, 0.0625 / 3),
+    (0.9, 40, 10_000, 0.03125), (0.9, 10, 10_000, 0.0625),
+    (float("nan"), 100, 10, 0.125), (0.2, 100, math.inf, 0.0625),
+])  # fmt: skip
+def test_known_objects_get_small_steps(score, epochs, steps, lr_mult):
+    assert lr_mult_by_score(score, epochs, steps)[0] == pytest.approx(lr_mult)
+
+
+@pytest.mark.parametrize("steps", [1, 9, 100])
+def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(steps):
+    """Rate times steps, up to 60 epochs."""
+    moves = [lr_mult_by_score(0.9, epochs, steps * epochs)[0] * steps * epochs for epochs in (20, 21, 40, 60)]
+    assert moves == pytest.approx([moves[0]] * 4)
+
+
+def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
+    model = model or build_detector(TINY_MODEL, 2)
+    return choose_lr_mult(ALONE, config, dataset, model, steps)
+
+
+def of_known_objects(monkeypatch, score: float) -> list[tuple]:
+    """Gives the score to all detectors; returns what is asked for."""
+    asked = []
+    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or (score, 7))
+    return asked
+
+
+@pytest.mark.parametrize("score", [0.2, 0.9])
+def test_a_run_of_unknown_length_gets_the_rate_of_20_epochs(dataset, tmp_path, monkeypatch, score):
+    of_known_objects(monkeypatch, score)
+    config = TrainConfig(data="d.yaml", weights=str(write_weights(tmp_path / "a.pt", ["x"])), epochs=100, time=0.5)
+    assert choose(config, dataset, steps=1000) == choose(config, dataset, steps=10) == 0.0625
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_the_detector_that_is_scored_has_the_weights_of_the_file(dataset, tmp_path, monkeypatch, channels):
+    """Gray images are scored as their copies with three channels."""
+    asked = of_known_objects(monkeypatch, 0.2)
+    path = write_weights(tmp_path / "a.pt", ["x", "X", "dark"])
+    model = build_detector(TINY_MODEL, 2, channels=channels)
+    assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset, model) == 0.0625
+    images = torch.rand(2, channels, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    of_file = load_detector(path)[0].fuse()
+    ours, theirs = (d.decode(d(x)) for d, x in ((asked[0][0], images), (of_file, images.expand(-1, 3, -1, -1))))
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other, **({"rtol": 0, "atol": 0} if channels == 3 else {}))
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        (lambda tensors: {k: v for k, v in tensors.items() if k.startswith("model.0.")}, "its class layers are not"),
+        (lambda tensors: {k: v for k, v in tensors.items() if not k.startswith("model.0.")}, "tensors are not in it"),
+        (lambda tensors: tensors | {"model.0.conv.weight": torch.zeros(9, 3, 3, 3)}, "tensors are not in it"),
+    ],
+)
+def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch, caplog, part, what):
+    of_known_objects(monkeypatch, 0.9)
+    model = build_detector(TINY_MODEL, 2)
+    path = tmp_path / "part.pt"
+    torch.save(part(model.state_dict()), path)
+    with caplog.at_level("INFO"):
+        assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset, model) == 0.125
+    assert f"lr_mult 0.125: {path} was not tested on the training objects" in caplog.text
+    assert what in caplog.text
+
+
+@pytest.mark.parametrize(("epochs", "images"), [(1, 3), (2, 6), (100, 11)])
+def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch, caplog, epochs, images):
+    """And no more images than there are with objects: one of twelve has none."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    caplog.set_level("INFO", "lockstep")
+    asked = of_known_objects(monkeypatch, 0.0)
+    weights = str(write_weights(tmp_path / "a.pt", ["x"]))
+    choose(TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
+    assert asked[0][2] == images
+    assert f"lr_mult: testing {weights} on {images} training images" in caplog.messages

@@ -1,0 +1,212 @@
+"""A teacher: --keep-old learns new classes while those of the old model stay, --teacher adds a model's outputs to the
+labels."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import train
+import val
+from engine.train.teacher import check_teacher
+from models.detector import build_detector
+from models.weights.load import load_detector
+from models.weights.read import StoredWeights
+from models.weights.transfer import transfer_weights
+from tests.helpers.messages import refused
+from tests.helpers.same_content import same_content
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    make_batch,
+    scatter_norms,
+    write_dataset,
+    write_detector,
+    write_model,
+)
+from tools.kfold.__main__ import main as kfold_main
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.files.checkpoint_file import read_checkpoint
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Data sets that label light and dark squares, and a model of light ones."""
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=8)
+    write_model(root / "tiny.yaml")
+    learn = ["--model", root / "tiny.yaml", "--data", root / "set" / "data.yaml", "--classes", "light", *SMALL]
+    call(train.main, *learn, "--epochs", "2", "--project", root / "old")
+    (root / "old.pt").write_bytes((root / "old" / "exp" / "last.pt").read_bytes())
+    for split in ("train", "val"):  # the labels of dark squares alone, as class 0
+        shutil.copytree(root / "set" / "images" / split, root / "dark" / "images" / split)
+        (root / "dark" / "labels" / split).mkdir(parents=True)
+        for path in (root / "set" / "labels" / split).iterdir():
+            rows = [f"0{line[1:]}\n" for line in path.read_text().splitlines() if line[0] == "1"]
+            (root / "dark" / "labels" / split / path.name).write_text("".join(rows))
+    (root / "dark.yaml").write_text("path: dark\ntrain: images/train\nval: images/val\nnames: [dark]\n")
+    return root
+
+
+def flags(world: Path, *more: object) -> list[object]:
+    given = ["--weights", world / "old.pt", "--data", world / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
+    return [*given, *more]
+
+
+def taught(world: Path, teacher: Path, *more: object) -> list[object]:
+    given = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
+    return [*given, "--epochs", "2", *more]
+
+
+def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_path, capsys):
+    """The teacher's file may have moved; its validation and that of its best.pt take the old class for unlabeled."""
+    weights, whole = tmp_path / "old.pt", tmp_path / "whole"
+    shutil.copy(world / "old.pt", weights)
+    given = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
+    call(train.main, *flags(world, *given), "--name", "whole")
+    log = (whole / "train.log").read_text()
+    assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
+    assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
+    assert "training images too" not in log
+    content = read_checkpoint(whole / "last.pt")
+    assert content["names"] == ["light", "dark"]
+    assert content["teacher"]["path"] == str(weights)
+    assert "teacher" not in read_checkpoint(whole / "best.pt")
+    header = (whole / "results.csv").read_text().splitlines()[0]
+    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
+    moved = weights.rename(tmp_path / "moved.pt")
+    (tmp_path / "again").mkdir()
+    shutil.copy(whole / "epoch1.pt", tmp_path / "again" / "last.pt")
+    resume = ["--resume", tmp_path / "again"]
+    line = f"{weights}: no such file, the teacher of this run; name where it is: --teacher PATH"
+    assert line in error_of(capsys, train.main, *resume)
+    error = error_of(capsys, train.main, *resume, "--teacher", whole / "best.pt")
+    assert f"{whole / 'best.pt'} is not the teacher that this run began with ({weights})" in error
+    run_python("train.py", *resume, "--teacher", moved, torchrun=2)
+    again = read_checkpoint(tmp_path / "again" / "last.pt")
+    for part in ("model", "ema", "optimizer"):
+        same_content(content[part], again[part])
+    capsys.readouterr()
+    call(val.main, "--weights", whole / "best.pt", *PLAIN, "--project", tmp_path / "val")
+    assert "does not label light" in capsys.readouterr().out
+
+
+def test_the_new_model_begins_as_the_old_one(world, tmp_path):
+    """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
+    and as many channels there."""
+    names = [f"c{i}" for i in range(16)]
+    old = build_detector(TINY_MODEL, 16, names=names, seed=1)
+    new = build_detector(TINY_MODEL, 19, names=[*names, *"xyz"])
+    scatter_norms(old)
+    stored = StoredWeights(tmp_path / "old.pt", old.state_dict(), tuple(names), {})
+    report = transfer_weights(new, stored, grow=True)
+    assert not report.skipped
+    images = make_batch(2).images / 255
+    with torch.no_grad():
+        for ours, theirs in zip(new.eval()(images), old.eval()(images)):
+            torch.testing.assert_close(ours[:, : theirs.shape[1]], theirs, rtol=1e-4, atol=1e-5)
+            assert ours[:, theirs.shape[1] :].std() > 0
+    grown = "model.5.cv3.0.2.weight"
+    assert report.new_rows[grown] == (16, 17, 18)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "line"),
+    [
+        (flags, ["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
+        (flags, ["--model", "yolov8n"], "--keep-old: the model is that of --weights; leave out --model yolov8n"),
+        (flags, ["--single-cls"], "--keep-old: with --single-cls there are no new classes"),
+        (
+            flags,
+            ["--data", "{}/set/data.yaml", "--classes", "light"],
+            "has all classes of {}/old.pt, so none is to be kept",
+        ),
+        (flags, ["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
+        (flags, ["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),
+        (flags, ["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
+        (
+            flags,
+            ["--weights", "{}/anchors.pt"],
+            "anchors.pt has anchors or objectness; only models with anchor-free heads",
+        ),
+        (taught, ["--teacher", "{}/absent.pt"], "{}/absent.pt"),
+        (taught, ["--data", "{}/other.yaml"], "and {}/other.yaml have no class in common"),
+        (taught, ["--model", "{}/anchors.yaml"], "only models with anchor-free heads without objectness can be taught"),
+        (
+            taught,
+            ["--keep-old", "--weights", "{}/old.pt", "--model", ""],
+            "--keep-old: the teacher is the model of --weights",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, changes, line):
+    values = yaml.safe_load((world / "dark.yaml").read_text())
+    for name, change in {
+        "four": {"channels": 4},
+        "twice": {"names": ["Light", "light"]},
+        "other": {"names": ["glow"]},
+    }.items():
+        (world / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
+    write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
+    write_detector(world / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
+    given = start(world, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
+    error = error_of(capsys, train.main, *given, *(change.format(world) for change in changes))
+    assert line.format(world) in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(world, tmp_path, capsys):
+    ctx = replace(DistributedContext.single(), eval_ranks=1)
+    with refused():
+        check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
+    given = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
+    assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *given)
+
+
+def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
+    """Its name may be written in another case; the model keeps the old one's."""
+    values = yaml.safe_load((world / "dark.yaml").read_text())
+    (world / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
+    common = flags(world, "--project", tmp_path)
+    call(train.main, *common, "--epochs", "1")
+    call(train.main, *common, "--weights", tmp_path / "exp" / "last.pt", "--data", world / "both.yaml")
+    model, _ = load_detector(tmp_path / "exp2" / "last.pt")
+    assert model.names == ("light", "dark", "glow")
+    assert "does not label dark: ignored" in (tmp_path / "exp2" / "train.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def teacher(world) -> Path:
+    """A model of the classes dark, light and other."""
+    model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
+    scatter_norms(model)
+    return write_detector(world / "teacher.pt", model)
+
+
+def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path, capsys):
+    given = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
+    call(train.main, *given, "--name", "whole")
+    assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
+    header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
+    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
+    run_python("train.py", "--resume", tmp_path / "again", torchrun=2)
+    whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
+    for part in ("model", "ema", "optimizer", "teacher"):
+        same_content(whole[part], again[part])
+    plain = [flag for flag in given if flag not in ("--teacher", teacher)]
+    call(train.main, *plain, "--name", "plain")
+    weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]
+    assert any(not torch.equal(weights[name], whole["model"][name]) for name in weights)
+    resume = ["--resume", tmp_path / "plain", "--epochs", "3", "--teacher", teacher]
+    assert "this run began without a teacher; leave out --teacher" in error_of(capsys, train.main, *resume)

@@ -1,0 +1,165 @@
+"""Reads and writes checkpoint files (plain tensors and data, which load with ``weights_only=True``) and safetensors.
+
+Files are replaced atomically. The sizes that a file declares are checked before anything is read or allocated.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from utils import program
+from utils.errors import UserError
+from utils.files.safe_io import atomic_write, open_regular
+from utils.files.schema import check
+from utils.files.torch_file import MAX_DIMENSIONS, TorchFile
+
+FORMAT = "lockstep"
+VERSION = 1  # of the format
+MAX_PARTS = 2_000_000  # of a checkpoint's content: values, lists and so on
+CHARACTERS_PER_PART = 64  # a longer text counts as several
+MAX_TENSORS = 20_000  # in a safetensors file
+MAX_HEADER_BYTES = 16 * 2**20  # of a safetensors file
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+class Stored(TypedDict, total=False):
+    """What a checkpoint may hold, among other things."""
+
+    version: int
+    program: str
+    model_spec: dict
+    names: list[str]
+    imgsz: int
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    optimizer: dict
+    scaler: dict
+    progress: dict
+    run: dict
+    config: dict
+    hyp: dict
+    data: dict
+    metrics: dict
+    origin: dict
+
+
+def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
+    """Replaces ``path`` atomically and durably. If that raises OSError (a full disk), the old file is unchanged."""
+    with atomic_write(path, durable=True) as file:
+        try:
+            torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, file)
+        except RuntimeError as error:  # of torch's zip writer, while it handles the OSError of a failed write
+            raise error.__context__ or error from None
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint, on the CPU, read without running its code. Raises UserError for any other file."""
+    with TorchFile(path) as file:
+        return checkpoint_in(file)
+
+
+def checkpoint_in(file: TorchFile) -> dict[str, Any]:
+    """The content of an open file, as `read_checkpoint` returns it."""
+    path = file.path
+    file.check_sums()
+    if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
+        raise UserError(f"{path}: not a checkpoint of this program")
+    content = check(_with_tensors(file), Stored, f"{path}: damaged checkpoint")
+    if content.get("version", 0) > VERSION:
+        raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
+    return content
+
+
+def _with_tensors(file: TorchFile) -> Any:
+    """The content of ``file`` with tensors in place of the records of tensors.
+
+    What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
+    the next one ten times are small in the file. Raises UserError for objects that no checkpoint of ours contains.
+    """
+    finished: dict[int, tuple[Any, int]] = {}  # by the identity of a part: the restored part and its size
+
+    def restore(part: Any) -> tuple[Any, int]:
+        if part is None or isinstance(part, bool | int | float):
+            return part, 1
+        if isinstance(part, str):
+            return part, 1 + len(part) // CHARACTERS_PER_PART
+        if id(part) not in finished:
+            finished[id(part)] = part, MAX_PARTS + 1  # as long as it is not finished: it contains itself
+            finished[id(part)] = restore_container(part)
+        restored, size = finished[id(part)]
+        if size > MAX_PARTS:
+            raise file.refuse(f"its content has more than {MAX_PARTS:,} parts, or contains itself")
+        return restored, size
+
+    def restore_container(part: Any) -> tuple[Any, int]:
+        if isinstance(part, dict) and all(isinstance(key, str | int) for key in part):
+            items = [restore(item) for item in part.values()]
+            return dict(zip(part, (item for item, _ in items))), 1 + sum(size for _, size in items)
+        if isinstance(part, list | tuple):
+            items = [restore(item) for item in part]
+            return type(part)(item for item, _ in items), 1 + sum(size for _, size in items)
+        tensor = file.view(part)
+        if tensor is None:
+            raise UserError(f"{file.path}: not a checkpoint of this program (it holds foreign objects)")
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise file.refuse("it repeats one value instead of storing a tensor")
+        return tensor, 1
+
+    try:
+        return restore(file.content)[0]
+    except RecursionError:
+        raise file.refuse("its content is nested too deeply") from None
+
+
+def is_safetensors(path: str | Path) -> bool:
+    """Whether a file begins with a header length and JSON; False for a missing file or a pipe."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(9)
+    except OSError:
+        return False
+    return len(start) == 9 and start[8:] == b"{" and not start.startswith(b"PK")
+
+
+def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors by name, on the CPU, and the metadata. Raises UserError for a damaged file, and for tensors of types
+    or dimensions that no detector has."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such checkpoint")
+    try:
+        _check_header(path)
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+            metadata = file.metadata() or {}
+    except (SafetensorError, MemoryError) as error:
+        reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
+        raise UserError(f"{path}: truncated, damaged, or not a safetensors file ({reason[:200]})") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS:
+            kind = f"{tensor.dtype} of {tensor.dim()} dimensions".removeprefix("torch.")
+            raise UserError(f"{path}: refused: tensor {name[:100]!r} is {kind}, which no detector has")
+    return tensors, metadata
+
+
+def _check_header(path: str | Path) -> None:
+    """Raises UserError if a safetensors file lists more tensors than any detector has."""
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, MAX_HEADER_BYTES + 1))
+    count = header.count(b'"data_offsets"')
+    if count > MAX_TENSORS or len(header) > MAX_HEADER_BYTES:
+        raise UserError(f"{path}: refused: it lists more tensors ({count:,}) than any detector has")
+
+
+def write_safetensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    # The library refuses tensors that share memory or are not contiguous.
+    copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    with atomic_write(path) as file:
+        file.write(save(copies, metadata))
