@@ -22,11 +22,17 @@ from data.index.index import DatasetIndex
 from data.loading.worker import collate
 from data.render.letterbox import CanvasRule
 from data.shared_memory import new_pixels
-from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
-from engine.evaluation.metrics import mean_known
+from engine.evaluation.metrics import mean_known, score_detections
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import SELECTIONS, ValidationSettings, detections_to_score
+from models.postprocess.detections import (
+    SCORED,
+    SELECTIONS,
+    ValidationSettings,
+    detections_to_score,
+    select_for_validation,
+)
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
@@ -69,7 +75,7 @@ class Parity:
     mean_score: float
     ap: float  # of the exported model
     ap_checkpoint: float
-    f1: float  # at the checkpoint's threshold, of the exported model
+    f1: float  # at the threshold, of the exported model
     f1_checkpoint: float
     threshold: float
     worst_image: str
@@ -133,25 +139,38 @@ def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: in
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
-    def __init__(
-        self, model: InferenceModel, index: DatasetIndex, config: ExportConfig, *, threshold: float | None = None
-    ) -> None:
-        """``model`` is the checkpoint; ``threshold`` that of the files, at which F1 is compared, None: the best of this
-        check. Raises UserError if it detects nothing, so that there is nothing to compare."""
+    def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
+        """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
         self._index, self._batches = index, list(letterboxed(index, config, model.stride, BATCH))
+        self._truth = index.ground_truth()
         settings = ValidationSettings(iou_thres=config.iou_thres, box_voting=config.box_voting)
-        self.result, self.table = self._run(model, settings)
+
+        def postprocess(model: InferenceModel, raw: list[Tensor]) -> dict[str, Detections]:
+            return select_for_validation(model, raw) | {SCORED: detections_to_score(model, raw, settings)}
+
+        evaluator = self._evaluator(model, postprocess)
+        self.shown = evaluator.run(model, self._batches)  # with the thresholds on the canvases of the file
+        self.table = evaluator.detections
+        self.result = score_detections(self._truth, self.table, model.num_classes)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
                 f"{model.path}: detects nothing in {counted(len(index), 'validation image')} (no score is above "
                 f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
                 "or use --no-check"
             )
-        self.threshold = self.result.best_confidence if threshold is None else threshold
 
-    def compare(self, exported: InferenceModel, allowed: Tolerance) -> Parity:
-        """Runs an exported model on the same images."""
-        result, table = self._run(exported, ValidationSettings(iou_thres=exported.nms_iou, box_voting=False))
+    def compare(self, exported: InferenceModel, allowed: Tolerance, *, threshold: float | None = None) -> Parity:
+        """Runs an exported model on the same images. F1 is compared at ``threshold``, None: at the checkpoint's best
+        one. It is that of the detections that are scored, as AP."""
+        threshold = self.result.best_confidence if threshold is None else threshold
+        settings = ValidationSettings(iou_thres=exported.nms_iou, box_voting=False)
+
+        def postprocess(model: InferenceModel, raw: list[Tensor]) -> dict[str, Detections]:
+            return dict.fromkeys(SELECTIONS, detections_to_score(model, raw, settings))
+
+        evaluator = self._evaluator(exported, postprocess)
+        result = evaluator.run(exported, self._batches)
+        table = evaluator.detections
         image, box, score, missing = match_tables(self.table, table, allowed.least_iou)
         worst = np.zeros(len(self._index))
         np.maximum.at(worst, image, box + score)
@@ -166,25 +185,19 @@ class Reference:
             mean_score=float(score.sum() / max(len(image), 1)),
             ap=float(np.nan_to_num(result.ap)),
             ap_checkpoint=float(np.nan_to_num(self.result.ap)),
-            f1=f1_at(result, self.threshold),
-            f1_checkpoint=f1_at(self.result, self.threshold),
-            threshold=self.threshold,
+            f1=f1_at(result, threshold),
+            f1_checkpoint=f1_at(self.result, threshold),
+            threshold=threshold,
             worst_image=self._index.path(int(worst.argmax())),
         )
 
-    def _run(self, model: InferenceModel, settings: ValidationSettings) -> tuple[EvalResult, DetectionTable]:
-        """Scores ``model``; F1, too, is that of the detections that are scored."""
-
-        def postprocess(model: InferenceModel, raw: list[Tensor]) -> dict[str, Detections]:
-            return dict.fromkeys(SELECTIONS, detections_to_score(model, raw, settings))
-
-        evaluator = Evaluator(
-            ground_truth=self._index.ground_truth(),
+    def _evaluator(self, model: InferenceModel, postprocess: Postprocess) -> Evaluator:
+        return Evaluator(
+            ground_truth=self._truth,
             num_classes=model.num_classes,
             postprocess=postprocess,
             ctx=DistributedContext.single(torch.device("cpu")),
         )
-        return evaluator.run(model, self._batches), evaluator.detections
 
 
 @torch.no_grad()

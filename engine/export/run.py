@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -143,6 +143,13 @@ def _summary(error: Exception) -> str:
     return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
+class Thresholds(NamedTuple):
+    """The confidence thresholds of a file; None: not known."""
+
+    output: float | None  # of the output as it is, after NMS if it needs that
+    voting: float | None  # after NMS with box voting
+
+
 @dataclass
 class _Job:
     """One checkpoint and the files that it becomes. Graphs that several formats need are built once."""
@@ -181,8 +188,8 @@ class _Job:
             box_voting=config.box_voting,
             validation_iou=detector.head.validation_iou,
             squares=detector.head.squares,
-            confidence=self.threshold,
-            voting_confidence=model.confidence if config.layout == "raw" else None,
+            confidence=self.thresholds.output,
+            voting_confidence=self.thresholds.voting if config.layout == "raw" else None,
             data=location,
             description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -202,33 +209,37 @@ class _Job:
             },
         )
 
-    def split(self, name: str, count: int) -> DatasetIndex:
-        """``count`` images of a split."""
+    def split(self, name: str) -> DatasetIndex:
         single_cls = bool(self.model.stored("single_cls"))
         options = {"cache_dir": self.config.cache_dir, "single_cls": single_cls, "progress": False}
         allowed = self.model.stored("max_bad")
         if type(allowed) in (int, float) and 0 <= allowed <= 1:
             options["max_bad"] = float(allowed)  # what the training was allowed to lose
-        return spread(load_index(self.spec, name, **options), count)
+        return load_index(self.spec, name, **options)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:
-        return self.split("train", self.config.calibration_images)
+        return spread(self.split("train"), self.config.calibration_images)
 
-    @property
-    def threshold(self) -> float | None:
-        """The confidence threshold of the file's output, after NMS if it needs that; None if it is not known."""
-        model, config = self.model, self.config
-        if config.box_voting:  # by the NMS inside, which is that of validation
-            known = (model.scored_confidence, model.confidence)
-        else:
-            known = (model.plain_confidence, model.confidence)
-        return next((value for value in known if value is not None), None)
+    @cached_property
+    def val_split(self) -> DatasetIndex:
+        return self.split("val")
 
     @cached_property
     def reference(self) -> Reference:
-        index = self.split("val", self.config.check_images)
-        return Reference(self.model, index, self.config, threshold=self.threshold)
+        return Reference(self.model, spread(self.val_split, self.config.check_images), self.config)
+
+    @cached_property
+    def thresholds(self) -> Thresholds:
+        """Those of the check if it has all validation images and a canvas of its own, else of training's validation."""
+        config, model = self.config, self.model
+        if config.check and not config.dynamic and len(self.val_split) <= config.check_images:
+            found = self.reference.shown
+            output = found.scored_confidence if config.layout == "end2end" else found.plain_confidence
+            if output is not None:
+                return Thresholds(output, found.threshold)
+        output = model.scored_confidence if config.box_voting else model.plain_confidence
+        return Thresholds(model.confidence if output is None else output, model.confidence)
 
     @cached_property
     def float_onnx(self) -> ModelProto:
@@ -271,7 +282,8 @@ class _Job:
                     get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
                     return path
                 allowed = INT8 if self.config.int8 else FLOAT16 if self.config.half else FLOAT32
-                parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
+                exported = open_model(candidate, device=CPU, trust=True)
+                parity = self.reference.compare(exported, allowed, threshold=self.thresholds.output)
                 if problems := parity.violations(allowed):
                     kept = path.with_name(f"{path.name}.failed")
                     replace_path(candidate, kept)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import detect
+import export
 import train
 import val
+from engine.inference.runtimes.open import open_model
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.scripts import call
@@ -152,3 +156,28 @@ def test_without_box_voting_the_threshold_is_the_best_there(trained, tmp_path):
         for threshold in np.linspace(0, 1, 101)
     )
     assert counted(shown, data)[2] >= best - 1e-9
+
+
+@pytest.mark.parametrize("flags", [[], ["--layout", "end2end"], ["--layout", "end2end", "--no-box-voting"]])
+def test_the_threshold_of_a_file_is_that_of_its_own_canvas_and_output(trained, tmp_path, flags):
+    data, run = trained
+    shutil.copy(run / "last.pt", tmp_path / "last.pt")
+    export_one = ["--weights", tmp_path / "last.pt", "--data", data, "--format", "torchscript", *flags]
+    call(export.main, *export_one)
+    file = tmp_path / "last.torchscript"
+    own = open_model(file, device=torch.device("cpu"), trust=True)
+    votes = [] if own.votes or own.nms_iou is None else [[], ["--no-box-voting"]]
+    for more in votes or [[]]:
+        call(
+            val.main, "--weights", file, "--trust", "--data", data, *CPU, "--noplots", "--project", tmp_path,
+            "--name", "val", "--exist-ok", *more,
+        )  # fmt: skip
+        results = json.loads((tmp_path / "val" / "results.json").read_text())
+        assert own.threshold(box_voting=not more) == pytest.approx(results["best_confidence"], abs=0.003)
+    progress = read_checkpoint(run / "last.pt")["progress"]
+    call(export.main, *export_one, "--check-images", 5)  # too few to tell
+    stored = open_model(file, device=torch.device("cpu"), trust=True).info["confidence"]
+    if own.votes:
+        assert stored == progress["scored_confidence"]
+    else:
+        assert stored == progress["plain_confidence"]

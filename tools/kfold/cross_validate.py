@@ -18,7 +18,7 @@ from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
-from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.evaluation.metrics import METRICS, Fitness
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, continued, folder_of, train_config
@@ -195,10 +195,8 @@ def cross_validate(
                 raise TrainingFailed(f"fold {number + 1}: no epoch could be scored", refused=False)
             score_fold(config, run / "best.pt", data, finished)
         scored.append(read_fold(finished))
-        classes = len(scored[0].truth.category_ids)
-        results = [*(done.folds if done else []), score_detections(scored[-1].truth, scored[-1].found, classes)]
-        pooled = pool(scored)
-        done = CrossValidation(results, score_detections(pooled.truth, pooled.found, classes))
+        results = [*(done.folds if done else []), scored[-1].result()]
+        done = CrossValidation(results, pool(scored).result())
         if not on_fold(number + 1, done):
             return None
     return done

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.commands.val import open_model_and_data, score
-from engine.evaluation.metrics import METRICS
+from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.tables import number_text
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
@@ -27,7 +27,11 @@ _FOUND = DetectionTable.__slots__
 @dataclass(frozen=True)
 class ScoredFold:
     truth: GroundTruth
-    found: DetectionTable
+    found: DetectionTable  # that are scored
+    shown: DetectionTable  # as detect.py finds them
+
+    def result(self) -> EvalResult:
+        return score_detections(self.truth, self.found, len(self.truth.category_ids), shown=self.shown)
 
 
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
@@ -40,9 +44,10 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
     validation = ValConfig(weights=str(weights), data=str(data), **shared)
     model, spec = open_model_and_data(validation, ctx)
     _, evaluator, _ = score(validation, model, spec, ctx)
-    fold = ScoredFold(evaluator.ground_truth, evaluator.detections)
+    fold = ScoredFold(evaluator.ground_truth, evaluator.detections, evaluator.shown)
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH}
     arrays |= {f"found_{name}": getattr(fold.found, name) for name in _FOUND}
+    arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _FOUND}
     with atomic_write(out) as file:
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
     if ctx.device.type == "cuda":
@@ -55,10 +60,13 @@ def read_fold(path: Path) -> ScoredFold:
     with np.load(path, allow_pickle=False) as arrays:
         truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
         found = {name: arrays[f"found_{name}"] for name in _FOUND}
+        shown = found  # of an earlier version
+        if "shown_scores" in arrays:
+            shown = {name: arrays[f"shown_{name}"] for name in _FOUND}
         limits = {"max_det": int(arrays["max_det"]), "category_ids": tuple(arrays["category_ids"].tolist())}
     images = tuple(range(len(truth["offsets"]) - 1))
     truth = GroundTruth(**truth, **limits, image_ids=images)
-    return ScoredFold(truth, DetectionTable(**found))
+    return ScoredFold(truth, DetectionTable(**found), DetectionTable(**shown))
 
 
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
@@ -75,8 +83,11 @@ def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
         category_ids=tuple(range(len(folds[0].truth.category_ids))),
         max_det=max(fold.truth.max_det for fold in folds),
     )
-    found = (replace(fold.found, image_index=fold.found.image_index + first) for fold, first in zip(folds, images))
-    return ScoredFold(truth, DetectionTable.concatenate(found))
+    tables = []
+    for parts in ([fold.found for fold in folds], [fold.shown for fold in folds]):
+        moved = (replace(part, image_index=part.image_index + first) for part, first in zip(parts, images))
+        tables.append(DetectionTable.concatenate(moved))
+    return ScoredFold(truth, *tables)
 
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:

@@ -311,12 +311,15 @@ class ValConfig(_DetectionsConfig, _DataConfig):
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
-        None,
-        help="rectangular batches with minimum padding, if the model accepts them; default: by head (YOLOX: square)",
+        None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: by head (0.7, 0.65, 0.6 or no NMS)"
+        None,
+        low=0,
+        high=1,
+        aliases=("--iou",),
+        help="NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1",
     )
     tta: bool = setting(
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
