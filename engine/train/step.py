@@ -217,6 +217,9 @@ def build_step(
     """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
     compiled. ``pretrained``: as in `build_optimizer`. ``images``: of a whole global batch."""
     config, hyp = run.config, run.hyp
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.momentum = hyp.bn_momentum
     optimizer = build_optimizer(
         model,
         choose_optimizer(config.optimizer, plan.total),

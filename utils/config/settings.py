@@ -105,6 +105,9 @@ class Hyperparameters:
     )
     warmup_momentum: float = setting(0.8, low=0, high=_MOST_MOMENTUM, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
+    bn_momentum: float = setting(
+        0.03, low=1e-4, high=1, help="weight of a batch in the running statistics of batch norm; more for short runs"
+    )
     clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
     ema_decay: float = setting(0.9999, low=0, high=1, help="final decay of the weight EMA")
     ema_tau: float = setting(2000.0, low=1e-9, help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
