@@ -323,11 +323,13 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
 
 def test_stems_are_unique_and_safe():
     stem = UniqueStems()
-    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "rtsp://me@cam:8554/live?x=1", "a/...jpg"]
+    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "http://h/p/a%20b.jpg?v=1", "http://h/", "a/...jpg"]
     stems = [stem(source) for source in sources]
-    assert stems[:5] == ["a", "a-2", "A-3", "a", "webcam0"]
-    assert stems[5] == "me_cam_8554_live_x=1"
-    assert len(stem(f"https://host/clip.mp4?signature={'0' * 500}")) == 100  # file systems take 255 bytes
+    assert stems[:7] == ["a", "a-2", "A-3", "a", "webcam0", "a b", "h"]
+    assert stem("rtsp://me@cam:8554/live?x=1", is_video=True) == "me_cam_8554_live_x=1"
+    for is_video in (True, False):  # file systems take 255 bytes
+        address = f"https://host/{'0' * 500}.mp4?signature={'0' * 500}{is_video}"
+        assert len(stem(address, is_video=is_video)) == 100
     assert all(s and not set(s) & set("/\\:*?") for s in stems)
 
 
