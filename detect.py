@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_one_process("detect.py")
     if config.save_conf and not config.save_txt:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
-    from data.sources import check_source
+    from engine.inference.frames import check_source
     from models.weights.download import check_weights
 
     with all_mistakes() as mistakes:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_source(config.source)
         with mistakes.noted():
             check_weights(config.weights)
-    from engine.inference.detection import detect  # imports torch, once the flags and files are known to be valid
+    from engine.commands.detect import detect  # imports torch, once the flags and files are known to be valid
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # of `docker stop` and closed terminals: files are finished
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup

@@ -18,8 +18,8 @@ from utils.program import write_result
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(ExportConfig, argv, __doc__.split("\n")[0])
     require_one_process("export.py")
+    from engine.commands.input_files import check_scoring_files
     from engine.export.options import check_flags
-    from engine.input_files import check_scoring_files
 
     check_flags(config)
     check_scoring_files(config.weights, config.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from utils.config.parser import given_flags, parse_config
@@ -11,58 +12,60 @@ from utils.config.settings import TrainConfig
 from utils.distributed.launch import check_processes, evaluates, read_launch
 from utils.entrypoint import run_main
 from utils.errors import REQUEUE
-from utils.machine.limits import explained, memory_advice
 from utils.machine.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.run import Run
+    from engine.run.run import Run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    with StopSignals() as signals:  # from the first moment on, so that the exit code says that the run can be resumed
-        run = _train(sys.argv[1:] if argv is None else list(argv), signals)
-    if run and run.config.export:  # signals end it as they end export.py
+    with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
+        run = _start(sys.argv[1:] if argv is None else list(argv), signals)
+    if run is not None and run.config.export:  # outside the block: here a signal ends the process, as in export.py
         from engine.export.run import export_best
 
         export_best(run.folder / "best.pt", run.config)
 
 
-def _train(argv: list[str], signals: StopSignals) -> Run | None:
-    """The run that this process has trained; None on all but the main one."""
+def _start(argv: list[str], signals: StopSignals) -> Run | None:
+    """Starts what the command line asks for in this process: training, validation for the processes that train
+    (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
     config = parse_config(TrainConfig, argv, "Trains a detector.")
-    from engine.input_files import check_training_files  # after parsing, or its imports would slow down --help
+    from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
+    explicit_flags = given_flags(TrainConfig, argv)
     if config.spawn > 1 and read_launch() is None:
         from utils.distributed.spawn import spawn
 
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
-    given = given_flags(TrainConfig, argv)
     if evaluates(config.eval_ranks):
-        from engine.evaluators.evaluating_process import evaluate_for_others
+        from engine.commands.eval_rank import evaluate_for_others
 
-        evaluate_for_others(config, given)  # does not return
+        evaluate_for_others(config, explicit_flags)  # does not return
+    return _train(config, explicit_flags, signals)
+
+
+def _train(config: TrainConfig, explicit_flags: set[str], signals: StopSignals) -> Run | None:
     # What imports torch is imported once the flags and files are known to be valid.
-    from engine.parallel.control import Watchdog
+    from engine.parallel.watchdog import Watchdog
+    from utils.distributed.agreement import check_same_start
     from utils.distributed.context import DistributedContext, report_errors_once
 
-    with Watchdog(signals) as watchdog:
+    with ExitStack() as stack:
+        watchdog = stack.enter_context(Watchdog(signals))
         ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
-        with ctx.closing(), report_errors_once(ctx):
-            from engine.run import open_run
-            from engine.train.build import build_run  # in here, so that only one process reports a failing import
-            from utils.distributed.agreement import check_same_start
+        stack.enter_context(ctx.closing())
+        stack.enter_context(report_errors_once(ctx))
+        from engine.train.build import build_training  # in here, so that only one process reports a failing import
 
-            watchdog.watch_peers(ctx)
-            check_same_start(ctx, config)
-            with open_run(ctx, config, given) as run:
-                batch_size, imgsz = run.config.batch_size, run.config.imgsz
-                advice = memory_advice(batch_size, imgsz, least_batch=ctx.world_size, device=ctx.device.type)
-                with explained(advice), build_run(ctx, run, watchdog) as trainer:
-                    trainer.fit()
-    return trainer.run if ctx.is_main else None  # with the folder and the batch size that the run has chosen
+        watchdog.watch_peers(ctx)
+        check_same_start(ctx, config)
+        trainer = build_training(ctx, config, explicit_flags, watchdog, stack)
+        trainer.fit()
+    return trainer.run if ctx.is_main else None
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from utils.machine.limits import explained, memory_advice
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
-    from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
+    # What follows takes longer to import than --help may.
+    from engine.commands.input_files import check_scoring_files
 
     check_processes(config.spawn, config.device)
     check_scoring_files(config.weights, config.data, (config.task,), config.classes)
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     configure_logging(ctx.is_main)
     advice = memory_advice(config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
-        from engine.validate import validate  # in here, so that only one process reports a failing import
+        from engine.commands.val import validate  # in here, so that only one process reports a failing import
 
         validate(config, ctx)
 

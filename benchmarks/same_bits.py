@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")

@@ -59,7 +59,7 @@ class Run:
             content = json.loads(results.read_text(encoding="utf-8"))
             numbers = {name: value for name, value in content.items() if isinstance(value, int | float)}
             return {_SCORES.get(name, name): value for name, value in numbers.items()}
-        from utils.files.checkpoint import read_checkpoint
+        from utils.files.checkpoint_file import read_checkpoint
 
         stored = read_checkpoint(self.best).get("metrics", {})
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}

@@ -80,7 +80,7 @@ def check_anchors(
 ) -> str:
     """Measures the best possible recall of an anchor head for the sides of the training boxes (M, 2), in pixels at the
     training size. If it is below 0.98 and ``refit``, fits new anchors, which are used if they are better in recall and
-    fitness: in ``model.head.anchors``, smaller ones on finer levels. A loss built earlier still has the old ones.
+    fitness: in ``model.head.anchors``, smaller ones on finer levels.
     Returns a line for the log."""
     buffer = model.head.anchors
     levels, per_level, _ = buffer.shape

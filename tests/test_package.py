@@ -227,7 +227,7 @@ def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed
     flags = [*flags_in(tmp_path), "--threads", "1"]
     (installed.folder / "hooks.py").write_text(HOOKS)
     said = installed.run(installed.site / "bin" / "lockstep", "train", *flags, "--callbacks", "hooks:Hooks")
-    assert "hook lockstep.engine.callbacks" in said
+    assert "hook lockstep.engine.hooks.callbacks" in said
     train.main([*flags, "--project", str(tmp_path)])
     folders = tmp_path / "exp", installed.folder / "runs" / "train" / "exp"
     ours, theirs = (weights_of(folder / "best.pt") for folder in folders)
@@ -271,7 +271,7 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     (installed.folder / "hooks.py").write_text(HOOKS)
     code = f"import utils, lockstep; print(utils.OWN, lockstep.train(**{given}).load().names)"
     said = installed.run("-c", code)
-    assert "hook lockstep.engine.callbacks" in said
+    assert "hook lockstep.engine.hooks.callbacks" in said
     assert said.endswith("True {0: 'light', 1: 'dark'}\n")
 
 

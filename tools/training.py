@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from engine.run import LOCK_NAME
+from engine.run.folder import LOCK_NAME
 from tools.child import start
 from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig, folder_of
 from utils.config.settings import TrainConfig
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct

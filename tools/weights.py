@@ -17,7 +17,7 @@ from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors
+from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
 from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 

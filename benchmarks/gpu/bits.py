@@ -34,7 +34,7 @@ from utils.config.parser import hyperparameters_from
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds, unwrap
 from utils.distributed.spawn import spawn
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.structures import Batch
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4

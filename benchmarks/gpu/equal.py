@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
 from engine.inference.predictor import load
-from engine.parallel.control import StepValues
 from engine.parallel.ddp import DataParallel
+from engine.parallel.step_values import StepValues
 from engine.train.step import TrainStep
 from tests.helpers.crowd import make_input
 from tests.helpers.tiny import write_weights

@@ -103,7 +103,7 @@ def exported(options: argparse.Namespace) -> Iterator[str]:
 def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     """How well weights find the training objects, which decides ``lr_mult``. SystemExit if the CPU's differs."""
     from benchmarks.gpu.bits import open_loader
-    from engine.optim.pretrained_rate import IMAGES, score_on_objects
+    from engine.train.lr_probe import IMAGES, score_on_objects
     from models.weights.load import load_detector
 
     found = {}

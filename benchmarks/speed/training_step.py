@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def build_step(
     import torch
 
     from engine.optim.schedule import step_plan
-    from engine.run import Run
+    from engine.run.run import RunSettings
     from engine.train.step import build_step as build
     from models.detector import build_detector
     from utils.config.parser import hyperparameters_from
@@ -69,7 +68,7 @@ def build_step(
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
     return build(
         ctx,
-        Run(Path(), config, hyp, None, []),
+        RunSettings(config, hyp),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
         pretrained={},

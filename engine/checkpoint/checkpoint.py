@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import Bounds, Count, build
 from utils.strings import counted
 
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
-    from engine.optim.model_tensors import ModelEma
+    from engine.optim.ema import ModelEma
 
 
 @dataclass
@@ -176,19 +176,19 @@ class Checkpoint(RunDescription):
         return stored | {"progress": asdict(self.progress)}
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
-        """Loads the state of a run, except for the weights of the model (`load_model`), from which the other parts are
-        built."""
+        """Loads the state of a run. Raises UserError when it does not fit."""
         with self.errors_of_fit():
+            unwrap(state.model).load_state_dict(self.model)
             state.ema.module.load_state_dict(self.ema)
             restore_rank_buffers(self.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
             state.optimizer.load_state_dict(self.optimizer)
         if self.scaler and state.scaler.is_enabled():
             state.scaler.load_state_dict(self.scaler)
 
-    def load_model(self, model: nn.Module) -> None:
-        """Raises UserError when the weights do not fit."""
-        with self.errors_of_fit():
-            unwrap(model).load_state_dict(self.model)
+    def free_tensors(self) -> None:
+        """Frees the tensors of a checkpoint that has been restored."""
+        for tensors in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
+            tensors.clear()
 
     @contextlib.contextmanager
     def errors_of_fit(self) -> Iterator[None]:

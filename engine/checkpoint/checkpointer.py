@@ -21,7 +21,7 @@ from engine.checkpoint.checkpoint import (
 )
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint import write_checkpoint
+from utils.files.checkpoint_file import write_checkpoint
 from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 

@@ -21,6 +21,7 @@ from data.loading.loader import Prefetcher
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
+from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
@@ -203,8 +204,6 @@ def stitcher_of(loader: ValidationLoader, iou_thres: float | None, max_det: int)
     """Joins the detections in tiles; None if ``loader`` yields whole images."""
     if loader.samples.tiles is None:
         return None
-    from models.postprocess.stitching import TileStitcher
-
     return TileStitcher(loader.samples.tiles.image, loader.samples.tiles.windows, iou_thres, max_det)
 
 

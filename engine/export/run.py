@@ -31,8 +31,8 @@ from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
 from engine.export.options import require_packages, resolve_options
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, calibration_images, largest_difference, spread
-from engine.inference.data_set import open_for_model
 from engine.inference.model import CheckpointModel
+from engine.inference.model_data import open_for_model
 from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
 from models.detector import Detector

@@ -13,8 +13,9 @@ from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
-from engine.parallel.control import Action, RunControl, StepFlags, StepValues
-from engine.run import Run
+from engine.parallel.control import Action, RunControl
+from engine.parallel.step_values import StepFlags, StepValues
+from engine.run.run import Run
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 

@@ -181,7 +181,9 @@ class TensorBoard(Hook):
             self._turn_off(error)
 
     def start(self, trainer: Training) -> None:
-        lines = (f"    {name}: {value}" for name, value in trainer.run.settings.items())  # preformatted Markdown
+        lines = (
+            f"    {name}: {value}" for name, value in trainer.run.settings.by_name().items()
+        )  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
 
     def after_validation(self, trainer: Training, epoch: Epoch) -> None:

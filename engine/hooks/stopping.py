@@ -10,7 +10,7 @@ from collections.abc import Callable
 from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
-from engine.parallel.control import StepValues
+from engine.parallel.step_values import StepValues
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct

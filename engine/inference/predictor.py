@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.sources import FileProblem, Frame, open_source
+from engine.inference.frames import FileProblem, Frame, open_source
 from engine.inference.images import Color, Source, as_images
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.pipeline import Canvases, DetectionSettings, Pipeline
 from engine.inference.results import Results, boxes_of
 from engine.inference.runtimes.open import is_exported, open_model
+from engine.inference.settings import Canvases, DetectionSettings, Pipeline
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.config.pixels import as_rgb8

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.inference.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.drawing.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.strings import counted

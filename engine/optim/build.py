@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -176,18 +176,6 @@ def _fill_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
                 local.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def row_rates(model: nn.Module, pretrained: Mapping[str, Sequence[int]], lr_mult: float) -> list[RowRates]:
-    """For parameters of ``pretrained`` with new rows: ``lr_mult``, relative to those, for the other rows."""
-    found = []
-    for key, new_rows in pretrained.items():
-        if new_rows and lr_mult != 1:
-            parameter = model.get_parameter(key)
-            factors = parameter.new_full((len(parameter), *(1,) * (parameter.ndim - 1)), lr_mult)
-            factors[list(new_rows)] = 1.0
-            found.append(RowRates(parameter, factors))
-    return found
-
-
 Groups = list[dict[str, Any]]
 Construct = Callable[..., torch.optim.Optimizer]  # an optimizer class, groups and its options
 
@@ -224,50 +212,89 @@ RULES = {
 }
 
 
-def build_optimizer(
-    model: nn.Module,
-    name: str,
-    *,
-    lr: float | None,
-    lr_factor: float = 1.0,
-    momentum: float,
-    weight_decay: float,
-    pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    pretrained_lr_mult: float = 1.0,
-    new_lr_mult: float = 1.0,
-    sharded: bool = False,
-) -> OptimizerSet:
-    """The optimizer ``name`` of `RULES`.
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """How an optimizer updates parameters, whatever its rule."""
 
-    Args:
-        lr: None: that of the rule.
-        lr_factor: multiplies it in either case.
-        pretrained: parameters that come from weights: by name, the rows that do not (new classes). The rate of all
-            other rows is multiplied by ``pretrained_lr_mult``.
-        new_lr_mult: multiplies the rule's rate for parameters and rows that are not pretrained, if others are; has no
-            effect on an explicit ``lr``.
-        momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
-        sharded: each process keeps the state of its part of the parameters (`engine.optim.zero`).
+    lr: float | None = None  # initial learning rate; None: that of the rule
+    lr_factor: float = 1.0  # multiplies it in either case
+    momentum: float  # of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule
+    weight_decay: float
+    sharded: bool = False  # each process keeps the state of its part of the parameters (`engine.optim.zero`)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedParameters:
+    """Parameters that come from weights, and the rates at which they and the others learn."""
+
+    new_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by name, rows that are not loaded (classes)
+    lr_mult: float = 1.0  # multiplies the rate of all their other rows
+    new_lr_mult: float = 1.0  # multiplies the rule's rate for parameters and rows that are not loaded, if others are
+
+    def row_rates(self, model: nn.Module, new_lr_mult: float) -> list[RowRates]:
+        """The rates of parameters of which only some rows are loaded, relative to those of the new rows."""
+        relative = self.lr_mult / new_lr_mult
+        if relative == 1:
+            return []
+        rates = []
+        for name, new_rows in self.new_rows.items():
+            if new_rows:
+                parameter = model.get_parameter(name)
+                factors = parameter.new_full((len(parameter), *(1,) * (parameter.ndim - 1)), relative)
+                factors[list(new_rows)] = 1.0
+                rates.append(RowRates(parameter, factors))
+        return rates
+
+
+NOTHING_LOADED = LoadedParameters()
+
+
+def build_optimizer(
+    model: nn.Module, name: str, settings: OptimizerSettings, loaded: LoadedParameters = NOTHING_LOADED
+) -> OptimizerSet:
+    """Builds the optimizer ``name`` of `RULES`.
+
+    An explicit ``lr`` is also that of new parameters: `LoadedParameters.new_lr_mult` has no effect on it.
     """
     rule = RULES[name]
-    if lr is not None or not pretrained:
-        new_lr_mult = 1.0
-    lr = (rule.lr if lr is None else lr) * lr_factor
+    has_own_rate = settings.lr is None and loaded.new_rows
+    new_lr_mult = loaded.new_lr_mult if has_own_rate else 1.0
+    lr = (rule.lr if settings.lr is None else settings.lr) * settings.lr_factor
 
     def construct(optimizer_class: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
-        if not sharded:
+        if not settings.sharded:
             return optimizer_class(groups, lr=lr, **options)
-        from engine.optim.zero import ShardedOptimizer
+        from engine.optim.zero import ShardedOptimizer  # here, as importing torch.distributed.optim takes seconds
 
         return ShardedOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
 
-    loaded = {id(model.get_parameter(key)) for key, new_rows in pretrained.items() if not new_rows}
+    groups = _parameter_groups(model, settings, loaded, lr=lr, new_lr_mult=new_lr_mult)
+    optimizers = rule.build(groups, construct, settings.momentum)
+    return OptimizerSet(optimizers, name, loaded.row_rates(model, new_lr_mult))
+
+
+def _parameter_groups(
+    model: nn.Module, settings: OptimizerSettings, loaded: LoadedParameters, *, lr: float, new_lr_mult: float
+) -> Groups:
+    """The groups of parameters with one rate and one weight decay: by kind, and loaded ones before new ones."""
+    loaded_ids = {id(model.get_parameter(name)) for name, new_rows in loaded.new_rows.items() if not new_rows}
     groups: Groups = []
     for kind, parameters in split_parameters(model).items():
-        for is_new, lr_mult in ((False, pretrained_lr_mult), (True, new_lr_mult)):
-            members = [p for p in parameters if (id(p) not in loaded) == is_new]
-            options = {"weight_decay": weight_decay if kind == "weight" else 0.0, "kind": kind, "is_new": is_new}
-            rates = {"lr_mult": lr_mult, "initial_lr": lr * lr_mult, "lr": lr * lr_mult, "follow_momentum": True}
-            groups += [{"params": members, **options, **rates}] if members else []
-    rows = row_rates(model, pretrained, pretrained_lr_mult / new_lr_mult)
-    return OptimizerSet(rule.build(groups, construct, momentum), name, rows)
+        weight_decay = settings.weight_decay if kind == "weight" else 0.0
+        for is_new, lr_mult in ((False, loaded.lr_mult), (True, new_lr_mult)):
+            members = [parameter for parameter in parameters if (id(parameter) not in loaded_ids) == is_new]
+            if not members:
+                continue
+            groups.append(
+                {
+                    "params": members,
+                    "weight_decay": weight_decay,
+                    "kind": kind,
+                    "is_new": is_new,
+                    "lr_mult": lr_mult,
+                    "initial_lr": lr * lr_mult,
+                    "lr": lr * lr_mult,
+                    "follow_momentum": True,
+                }
+            )
+    return groups

@@ -1,4 +1,4 @@
-"""Operations on all tensors of a model in few kernels: to one vector and back, and the moving average (EMA).
+"""All tensors of a model as one vector, and back, in few kernels.
 
 `flatten` and `copy_from_flat` order values as PyTorch indexes them. `flatten_as` and `views_as` order them as they are
 stored: convolution kernels (O, I, h, w) are channels_last by default, so their values are stored as (O, h, w, I).
@@ -6,8 +6,6 @@ stored: convolution kernels (O, I, h, w) are channels_last by default, so their 
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -55,24 +53,3 @@ def views_as(vector: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     ``likes``. Fused optimizers require a gradient to have the strides of its parameter."""
     ends = accumulate((like.numel() for like in likes), initial=vector.storage_offset())
     return [vector.as_strided(like.shape, like.stride(), start) for like, start in zip(likes, ends)]
-
-
-class ModelEma:
-    """The exponential moving average of ``model`` (unwrapped), whose tensors may only be changed in place. Every rank
-    updates its own, so no step sends it. The decay ramps up, so that early weights are soon forgotten:
-    ``decay * (1 - exp(-updates / tau))``, with updates counted from 1."""
-
-    def __init__(self, model: nn.Module, *, decay: float, tau: float) -> None:
-        self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        self._decay, self._tau = decay, tau
-        pairs = list(zip(self.module.state_dict().values(), model.state_dict().values()))
-        self._floats = [pair for pair in pairs if pair[0].is_floating_point()]  # average, source
-        self._others = [pair for pair in pairs if not pair[0].is_floating_point()]
-
-    @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """``updates`` counts optimizer steps, including this one."""
-        decay = self._decay * (1 - math.exp(-updates / self._tau))
-        torch._foreach_lerp_(*zip(*self._floats), 1 - decay)
-        if self._others:
-            torch._foreach_copy_(*zip(*self._others))

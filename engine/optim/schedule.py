@@ -22,14 +22,19 @@ class StepPlan:
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
     steps: int  # per epoch
-    total: int  # in the run
+    epochs: int  # of the run
+
+    @property
+    def total(self) -> int:
+        """Steps of the run."""
+        return self.steps * self.epochs
 
 
 def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
     """The plan of a run whose epochs have ``epoch_batches`` on each rank."""
     accumulate = max(round(config.nominal_batch / config.batch_size), 1)
     steps = -(-epoch_batches // accumulate)
-    return StepPlan(accumulate, steps, steps * config.epochs)
+    return StepPlan(accumulate, steps, config.epochs)
 
 
 def epochs_in_time(done: int, seconds: float, total_s: float) -> int:

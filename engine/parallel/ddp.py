@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from engine.parallel.sync_bn import convert_sync_bn
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.distributed.groups import sync_bn_group
 from utils.errors import UserError
 from utils.structures import Batch
 
@@ -70,9 +72,6 @@ def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, 
     """
     if ctx.is_distributed:
         if sync_bn:
-            from engine.parallel.sync_bn import convert_sync_bn
-            from utils.distributed.groups import sync_bn_group
-
             convert_sync_bn(model, sync_bn_group(ctx, sync_bn))
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel

@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.ddp import resolve_virtual_ranks
-from engine.run import Run
+from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import LEAST_SEARCHED, build_step
 from models.losses.base import Criterion
@@ -83,18 +83,23 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def batch_that_fits(
-    ctx: DistributedContext, run: Run, model: nn.Module, criterion: Criterion, *, pixels: PixelFormat = RGB8
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: nn.Module,
+    criterion: Criterion,
+    *,
+    pixels: PixelFormat = RGB8,
 ) -> int:
     """The largest global batch that fits; logs it. All processes must call this. Neither ``model``, in training mode,
     nor its gradients change. Raises UserError if not even one image per shard fits."""
     memory = CudaMemory(ctx.device)
-    config = run.config
+    config = settings.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-    side = largest_side(run, model)
+    side = largest_side(config, model)
     has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
 
     def peak_bytes_of(images: int) -> int | None:
-        peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, pixels))
+        peak = memory.peak_of(lambda: prepare_step(ctx, settings, model, criterion, images, pixels))
         # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
         return 2 * peak if peak and has_graphs else peak
 
@@ -136,21 +141,26 @@ def samples_per_image(config: TrainConfig) -> int:
     return 4 if config.quad else 1
 
 
-def largest_side(run: Run, model: nn.Module) -> int:
+def largest_side(config: TrainConfig, model: nn.Module) -> int:
     """The largest side of the run's canvases, pixels."""
-    config, side = run.config, run.config.imgsz
+    side = config.imgsz
     if config.multi_scale:
         side = round(side * (1 + config.multi_scale) / model.stride) * model.stride
     return 2 * side if config.quad else side
 
 
 def prepare_step(
-    ctx: DistributedContext, run: Run, model: nn.Module, criterion: Criterion, images: int, pixels: PixelFormat = RGB8
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: nn.Module,
+    criterion: Criterion,
+    images: int,
+    pixels: PixelFormat = RGB8,
 ) -> TakeStep:
     """Returns a step like the run's, on copies of its objects, which does not wait for other processes. Under DDP the
     run keeps all gradients allocated; here the second copy of the model takes their place. ``images``: per shard of the
     batch; the step takes this process's shards."""
-    config = run.config
+    config = settings.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
     config = replace(config, batch_size=images * shards * samples_per_image(config))
@@ -159,15 +169,15 @@ def prepare_step(
     alone = replace(config, virtual_ranks=own if virtual else 0, compile=False, zero=False, sync_bn=0)
     step = build_step(
         DistributedContext.single(ctx.device),
-        replace(run, config=alone, hyp=replace(run.hyp, lr_mult=1.0)),  # chosen when the images are known
+        RunSettings(alone, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
         model,
         criterion,
         pretrained={},
-        plan=StepPlan(accumulate, 1, LEAST_SEARCHED),  # cuDNN searches for kernels as in a long run
+        plan=StepPlan(accumulate, steps=1, epochs=LEAST_SEARCHED),  # cuDNN searches for kernels as in a long run
         images=own * images,
     )
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
-    side, boxes = largest_side(run, model), BOXES * samples_per_image(config)
+    side, boxes = largest_side(config, model), BOXES * samples_per_image(config)
     labels = box_labels(boxes, model.num_classes, ignores=config.keep_old)
     batches = [blank_batch(own * images, side, labels, ctx.device, pixels) for _ in range(2 * accumulate)]
 

@@ -1,304 +1,371 @@
-"""A training run, put together from its settings."""
+"""Assembles a training run from its settings. `build_training` is the table of contents; the phases follow below it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from data.folds import hold_out_validation
 from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
+from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
+from engine.export.options import require_packages
+from engine.export.run import try_formats
+from engine.hooks.callbacks import load_callbacks
 from engine.hooks.hook import Hook
+from engine.hooks.plots import Plots
 from engine.hooks.progress_bar import ProgressBar
+from engine.hooks.remote_validation import RemoteValidation
 from engine.hooks.results import ClassScores, ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.trackers import open_services
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
-from engine.parallel.control import RunControl, Watchdog
-from engine.run import Run, claim_folder, prepare_process, unused_settings
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
+from engine.run.folder import claim_folder
+from engine.run.plan import plan_run
+from engine.run.process import prepare_process
+from engine.run.resume import check_classes, restore_run
+from engine.run.run import Run, RunPlan, RunSettings
+from engine.run.unused_settings import unused_settings
+from engine.train.batch_size import batch_that_fits, check_batch_search
+from engine.train.lr_probe import choose_lr_mult
+from engine.train.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.train.step import TrainStep, build_step, check_step_settings
+from engine.train.teacher import TeacherFile, open_teacher
 from engine.train.trainer import Trainer
-from models.build import build_starting_model
+from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
+from utils.machine.limits import explained, memory_advice
 from utils.strings import counted, listed
-
-if TYPE_CHECKING:
-    from engine.teacher import TeacherFile
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a run reads and builds before it has a folder."""
+class RunData:
+    """The data set of a run, and what depends on its classes."""
 
     spec: DatasetSpec
+    fitness: Fitness
+    teacher: TeacherFile | None
+
+
+@dataclass(frozen=True)
+class Loaders:
     train: InfiniteDataLoader
     val: ValidationLoader
-    fitness: Fitness
-    model: Detector
-    teacher: TeacherFile | None
-    pretrained: dict[str, tuple[int, ...]]  # see `build_model`
-    origin: dict[str, str]  # of the weights
 
 
-@contextmanager
-def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator[Trainer]:
-    """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made. The
-    caller has entered ``watchdog``."""
-    config, checkpoint = run.config, run.checkpoint
-    check_same_run(ctx, config, run.hyp, checkpoint and asdict(checkpoint.progress))
-    check_settings(ctx, config, run.hyp)
-    attached = attached_hooks(ctx, run)  # before anything is opened, as they may reject settings
-    prepare_process(ctx, config, run.hyp, run.lines)
-    run, inputs = open_inputs(ctx, run)
-    with ExitStack() as stack:
-        run = stack.enter_context(claim_folder(ctx, run))
-        trainer = build_trainer(ctx, run, inputs, attached, RunControl(ctx, watchdog))
-        for hook in trainer.hooks:
-            stack.callback(hook.close)
-        yield trainer
-
-
-def open_inputs(ctx: DistributedContext, run: Run) -> tuple[Run, Inputs]:
-    """The run with the batch size and ``lr_mult`` that it chooses itself, and its checked inputs."""
-    config, hyp, checkpoint, teacher = run.config, run.hyp, run.checkpoint, None
-    if config.teacher or config.keep_old:
-        from engine.teacher import open_teacher
-
-        teacher = open_teacher(ctx, config, checkpoint)
-    spec = open_run_data(ctx, run, teacher)
-    fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
-    model, pretrained, origin = build_model(ctx, config, checkpoint, spec)
-    if teacher is not None:
-        teacher.check(spec, model)
-    if config.batch_size == FIND_BATCH_SIZE:
-        from engine.train.batch_size import batch_that_fits
-
-        found = batch_that_fits(ctx, run, model, build_loss(ctx, run, model, teacher), pixels=spec.pixels)
-        run = replace(run, config=replace(config, batch_size=found))
-        config = run.config
-        check_settings(ctx, config, hyp)  # again, now that the batch size is known
-    if ctx.is_main:
-        for line in unused_settings(ctx, config, hyp, model.head, channels=model.channels, tile=spec.tile):
-            get_logger().warning("%s", line)
-    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
-    val = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares)
-    fitness.check_objects(val.index.ground_truth())
-    if ctx.is_main:
-        warn_of_shared_images(spec, train.index, val.index)
-        warn_of_small_boxes(train.index, imgsz=config.imgsz, stride=model.stride)
-    if checkpoint is not None:
-        checkpoint.load_model(model)  # with its anchors, which the loss copies
-    elif model.head.anchors is not None:
-        from models.autoanchor import check_anchors
-
-        sides, refit = train.index.sides_at(config.imgsz), not config.noautoanchor
-        get_logger().info("%s", check_anchors(sides, model, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed))
-    if hyp.lr_mult is None:  # a resumed run has one
-        lr_mult = 1.0
-        if config.weights:
-            from engine.optim.pretrained_rate import choose_lr_mult
-
-            lr_mult = choose_lr_mult(ctx, config, train.samples, model, step_plan(config, len(train)).total)
-        run = replace(run, hyp=replace(hyp, lr_mult=lr_mult))
-    if config.export:
-        from engine.export.run import try_formats
-
-        with torch_distributed_zero_first(ctx):
-            if ctx.is_main:
-                try_formats(model, config.export, config.imgsz)
-    return run, Inputs(spec, train, val, fitness, model, teacher, pretrained, origin)
-
-
-def build_trainer(
-    ctx: DistributedContext, run: Run, inputs: Inputs, attached: Sequence[Hook], control: RunControl
+def build_training(
+    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], watchdog: Watchdog, stack: ExitStack
 ) -> Trainer:
-    """The trainer of a run that has its folder, at the position of its checkpoint."""
-    config, model, train, val = run.config, inputs.model, inputs.train, inputs.val
-    criterion = build_loss(ctx, run, model, inputs.teacher, train.index)
-    plan = step_plan(config, len(train))
-    if ctx.is_main and not config.time:
-        warn_of_few_steps(plan, from_weights=bool(config.weights))
-    images = train.global_images(0)
-    step = build_step(ctx, run, model, criterion, pretrained=inputs.pretrained, plan=plan, images=images)
-    log_plan(run, step, plan)
-    # Fingerprints depend on modification times. Machines with copies of their own have others: rank 0's count.
-    indexes = (train.samples.index, val.samples.index)
-    fingerprint = broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
+    """Builds the trainer of the run that a command line describes, at the position of its checkpoint if it continues.
+
+    Everything that can be refused is checked before the run has a folder, and what needs no files before any is opened.
+
+    Args:
+        explicit_flags: names of the settings that the command line gives.
+        watchdog: entered by the caller.
+        stack: what it holds is closed when the run ends: hooks, the run's folder and its lock.
+
+    Raises UserError for settings, data, a model or weights with which no run is possible.
+    """
+    plan = plan_run(ctx, config, explicit_flags, stack)
+    settings = plan.settings
+    stack.enter_context(explained(advice_on_memory(ctx, settings.config)))
+    check_same_run(ctx, settings.config, settings.hyp, plan.checkpoint and asdict(plan.checkpoint.progress))
+    check_settings(ctx, settings)
+    optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
+    prepare_process(ctx, settings, plan.startup_messages)
+
+    data = open_run_data(ctx, plan)
+    start = build_run_model(ctx, plan, data)
+    model = start.model
+    settings = choose_batch_size(ctx, settings, data, model)
+    warn_of_unused_settings(ctx, settings, data, model)
+    loaders = build_loaders(ctx, settings, data, model)
+    steps = step_plan(settings.config, len(loaders.train))
+    if plan.checkpoint is None:
+        fit_anchors(settings, model, loaders.train.index)
+    settings = choose_rate_of_loaded_weights(ctx, settings, loaders, model, steps)
+    try_export(ctx, settings.config, model)
+
+    criterion = build_criterion(ctx, settings, model, data.teacher, loaders.train.index)
+    warn_of_short_run(ctx, settings.config, steps)
+    images = loaders.train.global_images(0)
+    step = build_step(ctx, settings, model, criterion, pretrained=start.pretrained, plan=steps, images=images)
+    log_steps(plan, settings, step, steps)
+    fingerprint = data_fingerprint(ctx, loaders)
     progress = Progress()
-    if run.checkpoint is not None:
-        from engine.checkpoint.resume import restore_run
+    if plan.checkpoint is not None:
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, len(loaders.train), fingerprint)
 
-        progress = restore_run(ctx, run.checkpoint, step, config, len(train), fingerprint)
-    description = describe_run(run, inputs, step.optimizer.name, fingerprint)
-    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
-    evaluator = training_evaluator(ctx, step.ema.module, criterion, step.amp_dtype, val)
-    validation = Validation(evaluator, val, config.val_every)
-    fitness = inputs.fitness
-    hooks = [
-        Checkpoints(config.save_minutes * 60),
-        NonFiniteSteps(),
-        Results(fitness),
-        ProgressBar(),
-        *([ClassWeights(train)] if config.image_weights else []),
-        *([TimeLimit(config.time)] if config.time else []),
-        *([ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)] if ctx.is_main else []),
-        *([ClassScores(evaluator.ground_truth, model.names)] if ctx.is_main else []),
-        *attached,
-        validation,
-        *([EarlyStopping(config.patience, fitness.name, validation.is_due)] if config.patience else []),
-        Summary(fitness.name),
-    ]
-    return Trainer(run, step, train, progress, control, checkpointer, hooks)
+    run = claim_folder(ctx, plan, settings, stack)  # the first thing that is written
+    description = describe_run(run, data, start, step.optimizer.name, fingerprint)
+    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
+    hooks = build_hooks(ctx, run, step, loaders, data.fitness, optional_hooks)
+    for hook in hooks:
+        stack.callback(hook.close)
+    return Trainer(
+        run=run,
+        step=step,
+        loader=loaders.train,
+        plan=steps,
+        progress=progress,
+        control=RunControl(ctx, watchdog),
+        checkpointer=checkpointer,
+        hooks=hooks,
+    )
 
 
-def attached_hooks(ctx: DistributedContext, run: Run) -> list[Hook]:
-    """The hooks of what settings ask for. Raises UserError for settings that rule each other out, and for packages that
-    are not installed."""
-    config, hooks = run.config, []
-    if ctx.eval_ranks or (run.checkpoint and run.checkpoint.hooks):
-        from engine.evaluators.remote_validation import RemoteValidation
+def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
+    """What to change if the memory of the machine or of its GPUs does not suffice for the run."""
+    return memory_advice(config.batch_size, config.imgsz, least_batch=ctx.world_size, device=ctx.device.type)
 
-        hooks.append(RemoteValidation(ctx, config, run.checkpoint))
+
+def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
+    """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
+    scanning images."""
+    config = settings.config
+    if config.export and ctx.is_main:
+        require_packages(config.export)
+    if config.batch_size == FIND_BATCH_SIZE:
+        check_batch_search(ctx, config)
+    check_step_settings(ctx, config)
+    check_loader_settings(ctx, config, settings.hyp)
+
+
+def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
+    """Builds the hooks that a setting turns on.
+
+    Raises UserError for settings that rule each other out, and for packages that are not installed.
+    """
+    config = plan.settings.config
+    hooks: list[Hook] = []
+    if ctx.eval_ranks or (plan.checkpoint and plan.checkpoint.hooks):
+        hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
     if config.tracker and ctx.is_main:
-        from engine.trackers import open_services
-
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
-        from engine.report.plots import Plots
-
         hooks.append(Plots())
     if config.callbacks:
-        from engine.callbacks import load_callbacks
-
         hooks.append(load_callbacks(config.callbacks))
     return hooks
 
 
-def check_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
-    """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
-    scanning images."""
-    if config.export and ctx.is_main:
-        from engine.export.options import require_packages
+def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
+    """Opens the data set, on each node's own disk with ``--stage``, and the teacher, if the run has one.
 
-        require_packages(config.export)
-    if config.batch_size == FIND_BATCH_SIZE:
-        from engine.train.batch_size import check_batch_search
-
-        check_batch_search(ctx, config)
-    check_step_settings(ctx, config)
-    check_loader_settings(ctx, config, hyp)
-
-
-def open_run_data(ctx: DistributedContext, run: Run, teacher: TeacherFile | None = None) -> DatasetSpec:
-    """The training and validation splits of the run's data set, staged first with ``--stage``, and with ``--keep-old``
-    with the classes of the teacher before its own. With ``--val-fraction`` the main process chooses the validation
-    images of a new run; a resumed run has those of its checkpoint."""
-    config = run.config
-    stored_in = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
-    spec = open_data(DataSource.of_training(config, known_root=run.data_root, stored_in=stored_in), ctx)
+    With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
+    process chooses the validation images of a new run; a run that continues has those of its checkpoint.
+    """
+    config, checkpoint = plan.settings.config, plan.checkpoint
+    teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
+    stored_in = str(checkpoint.path) if checkpoint and plan.data_root else ""
+    spec = open_data(DataSource.of_training(config, known_root=plan.data_root, stored_in=stored_in), ctx)
     if config.keep_old:
         spec = teacher.extended(spec, config.weights)
-    if not config.val_fraction:
-        return spec
-    from data.folds import hold_out_validation
-
-    names = run.checkpoint.val_images if run.checkpoint else []
-    return hold_out_validation(ctx, config, spec, names)
+    if config.val_fraction:
+        spec = hold_out_validation(ctx, config, spec, checkpoint.val_images if checkpoint else [])
+    fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
+    return RunData(spec, fitness, teacher)
 
 
-def build_model(
-    ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None, spec: DatasetSpec
-) -> tuple[Detector, dict[str, tuple[int, ...]], dict[str, str]]:
-    """The detector on its device, with starting weights and frozen layers; a resumed run's weights are loaded later.
-    Also the parameters that came from weights when the run began: by name, the rows that were random; and the origin of
-    these weights, as checkpoints store it."""
-    names, channels = class_names(spec, config.single_cls), spec.pixels.channels
+def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> StartingModel:
+    """Builds the model on its device: with starting weights, or, for a run that continues, as its checkpoint describes
+    it (`restore_run` loads the weights). Raises UserError when the processes do not have the same."""
+    config, spec, checkpoint = plan.settings.config, data.spec, plan.checkpoint
+    names = class_names(spec, config.single_cls)
+    channels = spec.pixels.channels
     if checkpoint is None:
-        model, pretrained, source = build_starting_model(ctx, config, names, channels, resumed=None)
-        origin = source._asdict()
-        state = model.state_dict()
-        from_files = [state[name] for name in pretrained]
+        start = build_starting_model(ctx, config, names, channels)
+        state = start.model.state_dict()
+        loaded = [state[name] for name in start.pretrained]
     else:
-        from engine.checkpoint.resume import check_classes
-
         check_classes(checkpoint, names, spec.source)
         with errors_of(checkpoint.path):
-            model, _, _ = build_starting_model(ctx, config, names, channels, resumed=checkpoint.model_spec)
-        origin = checkpoint.origin
+            model = rebuild_model(ctx, config, names, channels, checkpoint.model_spec)
         pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
-        from_files = list(checkpoint.model.values())
-    check_same_model(ctx, model, from_files)
-    return model, pretrained, origin
+        start = StartingModel(model, pretrained, checkpoint.origin)
+        loaded = list(checkpoint.model.values())
+    check_same_model(ctx, start.model, loaded)
+    if data.teacher is not None:
+        data.teacher.check(spec, start.model)
+    return start
 
 
-def build_loss(
-    ctx: DistributedContext, run: Run, model: Detector, teacher: TeacherFile | None, train: DatasetIndex | None = None
+def choose_batch_size(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> RunSettings:
+    """The settings with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
+    if settings.config.batch_size != FIND_BATCH_SIZE:
+        return settings
+    criterion = build_criterion(ctx, settings, model, data.teacher)
+    batch_size = batch_that_fits(ctx, settings, model, criterion, pixels=data.spec.pixels)
+    settings = replace(settings, config=replace(settings.config, batch_size=batch_size))
+    check_settings(ctx, settings)
+    return settings
+
+
+def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> None:
+    if ctx.is_main:
+        lines = unused_settings(ctx, settings, model.head, channels=model.channels, tile=data.spec.tile)
+        for line in lines:
+            get_logger().warning("%s", line)
+
+
+def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> Loaders:
+    """Scans and caches both splits, and builds their loaders. Warns about data that would spoil the result."""
+    config, hyp, spec = settings.config, settings.hyp, data.spec
+    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
+    val = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares)
+    data.fitness.check_objects(val.index.ground_truth())
+    if ctx.is_main:
+        warn_of_shared_images(spec, train.index, val.index)
+        warn_of_small_boxes(train.index, imgsz=config.imgsz, stride=model.stride)
+    return Loaders(train, val)
+
+
+def fit_anchors(settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+    """Checks the anchors of a new run's model, if it has any, against the training boxes, and fits new ones."""
+    if model.head.anchors is None:
+        return
+    config = settings.config
+    sides = train.sides_at(config.imgsz)
+    refit = not config.noautoanchor
+    message = check_anchors(sides, model, anchor_t=settings.hyp.anchor_t, refit=refit, seed=config.seed)
+    get_logger().info("%s", message)
+
+
+def choose_rate_of_loaded_weights(
+    ctx: DistributedContext, settings: RunSettings, loaders: Loaders, model: Detector, steps: StepPlan
+) -> RunSettings:
+    """The settings with ``lr_mult``, which a run that continues and a recipe may have already."""
+    if settings.hyp.lr_mult is not None:
+        return settings
+    lr_mult = 1.0
+    if settings.config.weights:
+        lr_mult = choose_lr_mult(ctx, settings.config, loaders.train.samples, model, steps.total)
+    return replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
+
+
+def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:
+    """Exports the untrained model for ``--export``: what cannot be exported is said before the training, not after."""
+    if not config.export:
+        return
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            try_formats(model, config.export, config.imgsz)
+
+
+def build_criterion(
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: Detector,
+    teacher: TeacherFile | None,
+    train: DatasetIndex | None = None,
 ) -> Criterion:
-    """The loss of the model's head, on the device. It copies the anchors, so they must be final. ``train``: the
-    training split, for ``--cls-pw``; None: all classes count alike."""
-    config, weights = run.config, None
+    """Builds the loss of the model's head on the device. ``train``: the training split, for ``--cls-pw``; None: all
+    classes count alike."""
+    config, weights = settings.config, None
     if config.cls_pw and train is not None:
         weights = class_weights(train.boxes_of_classes(model.num_classes), config.cls_pw)
-        shown = [f"{model.names[c]} {weights[c]:.3g}" for c in weights.argsort(descending=True, stable=True).tolist()]
+        by_weight = weights.argsort(descending=True, stable=True).tolist()
+        shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
         get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
-    built = teacher.build(model) if teacher else None
-    smoothing = config.label_smoothing
-    loss = model.head.build_loss(run.hyp, teacher=built, label_smoothing=smoothing, class_weights=weights)
-    return loss.to(ctx.device)
+    criterion = model.head.build_loss(
+        settings.hyp,
+        teacher=teacher.build(model) if teacher else None,
+        label_smoothing=config.label_smoothing,
+        class_weights=weights,
+    )
+    return criterion.to(ctx.device)
 
 
-def log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
+def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
+    if ctx.is_main and not config.time:
+        warn_of_few_steps(steps, from_weights=bool(config.weights))
+
+
+def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, and what a step is."""
-    config, hyp, optimizer = run.config, run.hyp, step.optimizer
-    why = "--optimizer"
-    if run.checkpoint is not None and run.checkpoint.config.get("optimizer") == config.optimizer:
-        why = "as when the run began"
+    config, log = settings.config, get_logger()
+    optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, config, steps)})"
+    log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
+    log.info(
+        "%s (%s of %d), each of %s of %s at %d px, in %s",
+        counted(steps.total, "step"),
+        counted(config.epochs, "epoch"),
+        steps.steps,
+        counted(steps.accumulate, "batch"),
+        counted(config.batch_size, "image"),
+        config.imgsz,
+        str(step.amp_dtype or torch.float32).removeprefix("torch."),
+    )
+    compiles = " and compiles the model" if config.compile else ""
+    log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+
+
+def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -> str:
     if config.optimizer == "auto":
-        why = f"auto: {'at most' if plan.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
-    rates = {group["is_new"]: group["initial_lr"] for group in optimizer.param_groups}
-    base = RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0
+        length = "at most" if steps.total <= SHORT_RUN else "more than"
+        return f"auto: {length} {SHORT_RUN:,} steps"
+    if plan.checkpoint is not None and plan.checkpoint.config.get("optimizer") == config.optimizer:
+        return "as when the run began"
+    return "--optimizer"
+
+
+def _described_rates(settings: RunSettings, step: TrainStep) -> str:
+    """The initial learning rates, and in brackets what they follow from."""
+    hyp = settings.hyp
+    rates = {group["is_new"]: group["initial_lr"] for group in step.optimizer.param_groups}
+    base = RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0
     reasons = [f"default {base:g}" if hyp.lr0 is None else "lr0"]
-    reasons += ["raised for new layers in few steps"] if rates.get(True, base) > base else []
-    reasons += [f"lr_factor {hyp.lr_factor:g}"] if hyp.lr_factor != 1 else []
-    reasons += [f"lr_mult {hyp.lr_mult:g}"] if False in rates else []
-    rate = f"{min(rates.values()):g}"
+    if rates.get(True, base) > base:
+        reasons.append("raised for new layers in few steps")
+    if hyp.lr_factor != 1:
+        reasons.append(f"lr_factor {hyp.lr_factor:g}")
+    if False in rates:
+        reasons.append(f"lr_mult {hyp.lr_mult:g}")
     if len(rates) == 2:
         rate = f"{rates[True]:g} for new layers, {rates[False]:g} for loaded ones"
-    get_logger().info("%s (%s), learning rate %s (%s)", optimizer.name, why, rate, ", ".join(reasons))
-    get_logger().info(
-        "%s (%s of %d), each of %s of %s at %d px, in %s",
-        counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
-        counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
-    )  # fmt: skip
-    what = " and compiles the model" if config.compile else ""
-    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", what)
+    else:
+        rate = f"{min(rates.values()):g}"
+    return f"{rate} ({', '.join(reasons)})"
 
 
-def describe_run(run: Run, inputs: Inputs, rule: str, fingerprint: str) -> RunDescription:
-    """What all checkpoints of the run say of its settings, data and model. ``rule``: the optimizer's."""
-    spec, model = inputs.spec, inputs.model
+def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
+    """Identifies the data that a run has used. Fingerprints depend on modification times, and machines with copies of
+    their own have others: rank 0's count."""
+    indexes = (loaders.train.samples.index, loaders.val.samples.index)
+    return broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
+
+
+def describe_run(
+    run: Run, data: RunData, start: StartingModel, optimizer_name: str, fingerprint: str
+) -> RunDescription:
+    """What all checkpoints of the run say of its settings, data and model."""
+    spec, model = data.spec, start.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
-    data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
-    config = asdict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
+    location = describe_location(spec.source, root, run.folder)
+    config = asdict(run.config)
+    config["optimizer"] = optimizer_name  # a longer run must not choose another when it resumes
     if config["data"] != "demo":
-        config["data"] = data["source"]  # valid from any working folder
+        config["data"] = location["source"]  # valid from any working folder
     return RunDescription(
         model_spec=model.spec,
         names=list(model.names),
@@ -306,10 +373,38 @@ def describe_run(run: Run, inputs: Inputs, rule: str, fingerprint: str) -> RunDe
         bits=spec.pixels.bits,
         hyp=asdict(run.hyp),
         config=config,
-        data=data,
+        data=location | {"fingerprint": fingerprint},
         val_images=sorted(spec.held_out),
         tile=spec.tile,
-        pretrained={name: list(rows) for name, rows in inputs.pretrained.items()},
-        origin=inputs.origin,
-        teacher=inputs.teacher.stored if inputs.teacher else {},
+        pretrained={name: list(rows) for name, rows in start.pretrained.items()},
+        origin=start.origin,
+        teacher=data.teacher.stored if data.teacher else {},
     )
+
+
+def build_hooks(
+    ctx: DistributedContext,
+    run: Run,
+    step: TrainStep,
+    loaders: Loaders,
+    fitness: Fitness,
+    optional_hooks: Sequence[Hook],
+) -> list[Hook]:
+    """Builds the hooks of a run, in the order in which they are called."""
+    config = run.config
+    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, step.amp_dtype, loaders.val)
+    validation = Validation(evaluator, loaders.val, config.val_every)
+    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), Results(fitness), ProgressBar()]
+    if config.image_weights:
+        hooks.append(ClassWeights(loaders.train))
+    if config.time:
+        hooks.append(TimeLimit(config.time))
+    if ctx.is_main:
+        hooks += [ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)]
+        hooks.append(ClassScores(evaluator.ground_truth, step.ema.module.names))
+    hooks += optional_hooks
+    hooks.append(validation)
+    if config.patience:
+        hooks.append(EarlyStopping(config.patience, fitness.name, validation.is_due))
+    hooks.append(Summary(fitness.name))
+    return hooks

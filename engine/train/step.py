@@ -11,29 +11,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
-from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten, float_buffers
+from engine.optim.build import LoadedParameters, OptimizerSet, OptimizerSettings, build_optimizer, choose_optimizer
+from engine.optim.ema import ModelEma
+from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.parallel.control import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
-from engine.run import Run
+from engine.parallel.pipeline import build_stage, check_pipeline
+from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
+from engine.parallel.virtual_ranks import VirtualRanks
+from engine.run.run import RunSettings
+from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, unwrap
+from utils.distributed.groups import check_group_size
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 from utils.structures import Batch, to_float
-
-if TYPE_CHECKING:
-    from engine.train.compile import Compilation
-
 
 LEAST_SEARCHED = 2_000  # batches in a run that are worth cuDNN's search for the fastest kernels, which takes 5 to 15 s
 
@@ -184,8 +184,6 @@ def kernel_search(is_on: bool) -> Iterator[None]:
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that no step of these processes could have."""
     if config.pipeline > 1:
-        from engine.parallel.pipeline import check_pipeline
-
         check_pipeline(ctx, config)
     resolve_virtual_ranks(ctx, config)
     alone = {"--virtual-ranks": config.virtual_ranks, "--sync-bn": config.sync_bn, "--compile": config.compile}
@@ -194,19 +192,15 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
         if is_given and len(ctx.devices) > 1:
             raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
-        from utils.distributed.groups import check_group_size
-
         check_group_size(ctx, config.sync_bn)
     resolve_amp(config.amp, ctx.device)
     if config.compile:
-        from engine.train.compile import check_compilation
-
         check_compilation(config, ctx)
 
 
 def build_step(
     ctx: DistributedContext,
-    run: Run,
+    settings: RunSettings,
     model: nn.Module,
     criterion: Criterion,
     *,
@@ -215,44 +209,46 @@ def build_step(
     images: int,
 ) -> TrainStep:
     """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled. ``pretrained``: as in `build_optimizer`. ``images``: of a whole global batch."""
-    config, hyp = run.config, run.hyp
+    compiled. ``pretrained``: `LoadedParameters.new_rows`. ``images``: of a whole global batch."""
+    config, hyp = settings.config, settings.hyp
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.momentum = hyp.bn_momentum
     optimizer = build_optimizer(
         model,
         choose_optimizer(config.optimizer, plan.total),
-        lr=hyp.lr0,
-        lr_factor=hyp.lr_factor,
-        pretrained=pretrained,
-        pretrained_lr_mult=hyp.lr_mult,
-        new_lr_mult=new_layers_lr_mult(math.inf if config.time else plan.total),
-        momentum=hyp.momentum,
-        weight_decay=hyp.weight_decay,
-        sharded=config.zero and ctx.is_distributed,
+        OptimizerSettings(
+            lr=hyp.lr0,
+            lr_factor=hyp.lr_factor,
+            momentum=hyp.momentum,
+            weight_decay=hyp.weight_decay,
+            sharded=config.zero and ctx.is_distributed,
+        ),
+        LoadedParameters(
+            new_rows=pretrained,
+            lr_mult=hyp.lr_mult,
+            new_lr_mult=new_layers_lr_mult(math.inf if config.time else plan.total),
+        ),
     )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     compilation = None
     if config.compile:
-        from engine.train.compile import plan_compilation
-
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=images, shards=shards)
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
     searches = has_one_size and plan.total * plan.accumulate >= LEAST_SEARCHED
-    settings = StepSettings(
+    step_settings = StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
         benchmark_images=images if searches else 0,
     )
-    strategy = build_strategy(ctx, config, model, optimizer, plan, partial(settings.autocast, ctx.device))
+    strategy = build_strategy(ctx, config, model, optimizer, plan, partial(step_settings.autocast, ctx.device))
     if compilation is not None:
         compilation.apply(model, criterion)
         get_logger().info("%s", compilation.line)
-    return TrainStep(strategy, criterion, optimizer, ema, settings)
+    return TrainStep(strategy, criterion, optimizer, ema, step_settings)
 
 
 def build_strategy(
@@ -265,12 +261,8 @@ def build_strategy(
 ) -> Strategy:
     """The strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
     if config.pipeline > 1:
-        from engine.parallel.pipeline import build_stage
-
         return build_stage(ctx, model, autocast, optimizer.parameters)
     if virtual_ranks := resolve_virtual_ranks(ctx, config):
-        from engine.parallel.virtual_ranks import VirtualRanks
-
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
     if ctx.is_distributed:
         side = 2 * model.stride

@@ -11,10 +11,11 @@ from data.loading.loader import InfiniteDataLoader, Prefetcher
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.optim.schedule import build_schedule, step_plan
-from engine.parallel.control import NO_FLAGS, RunControl, StepFlags
+from engine.optim.schedule import StepPlan, build_schedule
+from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.run import Run
+from engine.parallel.step_values import NO_FLAGS, StepFlags
+from engine.run.run import Run
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 
@@ -25,9 +26,11 @@ class Trainer:
 
     def __init__(
         self,
+        *,
         run: Run,
         step: TrainStep,
         loader: InfiniteDataLoader,
+        plan: StepPlan,
         progress: Progress,
         control: RunControl,
         checkpointer: Checkpointer,
@@ -40,12 +43,12 @@ class Trainer:
         self.is_closing, self._is_over = False, False  # see `models.losses.base.Criterion.set_closing`
         earlier_s = run.checkpoint.run["seconds"] if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
-        self._plan_steps(run.config.epochs)
+        self._follow_plan(plan)
 
-    def _plan_steps(self, epochs: int) -> None:
-        self.epochs, config = epochs, replace(self.run.config, epochs=epochs)
-        self.plan = step_plan(config, len(self.loader))  # how the loader's batches become steps
-        self.schedule = build_schedule(self.run.hyp, self.plan, cosine=config.cos_lr)
+    def _follow_plan(self, plan: StepPlan) -> None:
+        self.plan = plan  # how the loader's batches become steps
+        self.epochs = plan.epochs
+        self.schedule = build_schedule(self.run.hyp, plan, cosine=self.run.config.cos_lr)
 
     def fit(self) -> None:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
@@ -155,6 +158,6 @@ class Trainer:
 
     def set_epochs(self, epochs: int) -> None:
         """Changes the number of epochs of the whole run."""
-        self._plan_steps(epochs)
+        self._follow_plan(replace(self.plan, epochs=epochs))
         self.loader.set_epochs(epochs)
         self.checkpointer.set_epochs(epochs)

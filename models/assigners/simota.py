@@ -7,7 +7,6 @@ pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +25,30 @@ _LEAST_LOG = -100.0  # logarithms of probabilities are clamped here
 # stay in the cache, on an accelerator the limit bounds memory (64 MiB each) on dense images.
 _GROUP_ELEMENTS_CPU = 2**17
 _GROUP_ELEMENTS = 2**24
+
+
+class Predictions(NamedTuple):
+    """What the model predicts in each cell."""
+
+    objectness: Tensor  # (B, N, 1) logits
+    class_logits: Tensor  # (B, N, C)
+    boxes: Tensor  # (B, N, 4)
+
+
+class Objects(NamedTuple):
+    """The targets of each image."""
+
+    labels: Tensor  # int64 (B, K), any valid class where there is no target
+    boxes: Tensor  # (B, K, 4)
+    mask: Tensor  # bool (B, K), where there is a target
+
+
+class Cells(NamedTuple):
+    """The cells of all levels."""
+
+    centers: Tensor  # (N, 2) pixels
+    strides: Tensor  # (N, 1) pixels
+    finest_stride: float
 
 
 class SimOtaAssignment(NamedTuple):
@@ -58,6 +81,40 @@ def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tens
     return target_term.sub_(log_no.sum(-1)[:, None]).clamp_(min=0)
 
 
+def near_middle(cells: Cells, boxes: Tensor) -> Tensor:
+    """Cells within `CENTER_RADIUS` strides of a target's middle: boxes (B, K, 4) -> bool (B, K, N)."""
+    reach = CENTER_RADIUS * cells.strides[:, 0]
+    x, y = ((boxes[..., :2] + boxes[..., 2:]) / 2).split(1, -1)
+    is_near_x = (x - cells.centers[:, 0]).abs() < reach
+    is_near_y = (y - cells.centers[:, 1]).abs() < reach
+    return is_near_x.logical_and_(is_near_y)
+
+
+class Cheapest(NamedTuple):
+    """The cheapest cells of each target, T = min(10, N) of them."""
+
+    cells: Tensor  # int64 (B, K, T)
+    selected: Tensor  # bool (B, K, T): as many as the target's largest IoUs add up to, if they are candidates
+    cost: Tensor  # float32 (B, K, T), inf where the cell is no candidate
+    overlap: Tensor  # float32 (B, K, T): IoU
+
+
+def cheapest_cells(predictions: Predictions, objects: Objects, cells: Cells) -> Cheapest:
+    """Chooses the cells of lowest cost for every target, which other targets may choose, too."""
+    inside = candidate_cells(cells.centers, objects.boxes, cells.finest_stride)
+    near = near_middle(cells, objects.boxes)
+    candidates = (inside | near).logical_and_(objects.mask[..., None])
+    overlap = iou(predictions.boxes[:, None], objects.boxes[:, :, None]).mul_(candidates)
+    cost = score_cost(predictions.objectness, predictions.class_logits, objects.labels)
+    cost -= OVERLAP_WEIGHT * (overlap + 1e-8).log()
+    cost = torch.where(inside & near, cost, cost + _OUTSIDE).masked_fill_(~candidates, float("inf"))
+    most = min(MOST_CELLS, cells.centers.shape[0])
+    count = overlap.topk(most, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
+    lowest, chosen = cost.topk(most, dim=-1, largest=False)
+    selected = (torch.arange(most, device=chosen.device) < count) & lowest.isfinite()
+    return Cheapest(chosen, selected, lowest, overlap.gather(-1, chosen))
+
+
 class SimOtaAssigner:
     """Assigns to each target the cells of lowest cost, which a low score and a low IoU both raise.
 
@@ -70,60 +127,30 @@ class SimOtaAssigner:
         self.one_to_one = one_to_one
 
     @torch.no_grad()
-    def __call__(
-        self,
-        objectness: Tensor,
-        class_logits: Tensor,
-        predicted: Tensor,
-        centers: Tensor,
-        strides: Tensor,
-        labels: Tensor,
-        boxes: Tensor,
-        mask: Tensor,
-        finest_stride: float,
-    ) -> SimOtaAssignment:
-        """Assigns every image's cells; T = min(10, N), or 1.
-
-        Args:
-            objectness: (B, N, 1) logits.
-            class_logits: (B, N, C).
-            predicted: (B, N, 4) decoded boxes.
-            centers, strides: (N, 2) and (N, 1) pixels.
-            labels: int64 (B, K), any valid class where there is no target.
-            boxes: (B, K, 4).
-            mask: bool (B, K), where there is a target.
-        """
-        batch, slots = labels.shape
-        limit = _GROUP_ELEMENTS_CPU if predicted.device.type == "cpu" else _GROUP_ELEMENTS
-        group = max(1, limit // (slots * max(1, predicted.shape[1])))
-        images = (objectness, class_logits, predicted, labels, boxes, mask)
-        parts = [
-            self._cheapest([t[i : i + group] for t in images], centers, strides, finest_stride)
-            for i in range(0, max(batch, 1), group)
-        ]
-        cells, selected, cost, overlap = (torch.cat(column) for column in zip(*parts))
-        cheapness = 1 / (1 + cost)
+    def __call__(self, predictions: Predictions, objects: Objects, cells: Cells) -> SimOtaAssignment:
+        """Assigns every image's cells; T = min(10, N), or 1."""
+        num_cells = predictions.boxes.shape[1]
+        cheapest = self._in_groups(predictions, objects, cells)
+        cheapness = 1 / (1 + cheapest.cost)
         if self.one_to_one:  # among all candidates, however small the sum of IoUs
-            chosen, assigned = match_one_to_one(cells, cheapness, cheapness, predicted.shape[1])
-            return SimOtaAssignment(cells.gather(-1, chosen), assigned, overlap.gather(-1, chosen))
-        assigned = resolve_conflicts(cells, selected, cheapness, predicted.shape[1])
-        return SimOtaAssignment(cells, assigned, overlap)
+            chosen, assigned = match_one_to_one(cheapest.cells, cheapness, cheapness, num_cells)
+            return SimOtaAssignment(cheapest.cells.gather(-1, chosen), assigned, cheapest.overlap.gather(-1, chosen))
+        assigned = resolve_conflicts(cheapest.cells, cheapest.selected, cheapness, num_cells)
+        return SimOtaAssignment(cheapest.cells, assigned, cheapest.overlap)
 
-    def _cheapest(
-        self, images: Sequence[Tensor], centers: Tensor, strides: Tensor, finest_stride: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The cheapest cells of every target of a group: index, whether selected, cost, IoU; (B, K, T) each."""
-        objectness, class_logits, predicted, labels, boxes, mask = images
-        inside = candidate_cells(centers, boxes, finest_stride)
-        reach, (x, y) = CENTER_RADIUS * strides[:, 0], ((boxes[..., :2] + boxes[..., 2:]) / 2).split(1, -1)
-        near = ((x - centers[:, 0]).abs() < reach).logical_and_((y - centers[:, 1]).abs() < reach)
-        candidates = (inside | near).logical_and_(mask[..., None])
-        overlap = iou(predicted[:, None], boxes[:, :, None]).mul_(candidates)
-        cost = score_cost(objectness, class_logits, labels)
-        cost -= OVERLAP_WEIGHT * (overlap + 1e-8).log()
-        cost = torch.where(inside & near, cost, cost + _OUTSIDE).masked_fill_(~candidates, float("inf"))
-        most = min(MOST_CELLS, centers.shape[0])
-        count = overlap.topk(most, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
-        lowest, cells = cost.topk(most, dim=-1, largest=False)
-        selected = (torch.arange(most, device=cells.device) < count) & lowest.isfinite()
-        return cells, selected, lowest, overlap.gather(-1, cells)
+    def _in_groups(self, predictions: Predictions, objects: Objects, cells: Cells) -> Cheapest:
+        """`cheapest_cells` of a few images at a time, so that intermediates stay small."""
+        batch, slots = objects.labels.shape
+        num_cells = predictions.boxes.shape[1]
+        limit = _GROUP_ELEMENTS_CPU if predictions.boxes.device.type == "cpu" else _GROUP_ELEMENTS
+        group = max(1, limit // (slots * max(1, num_cells)))
+        parts = []
+        for start in range(0, max(batch, 1), group):
+            images = slice(start, start + group)
+            part = cheapest_cells(
+                Predictions(*(tensor[images] for tensor in predictions)),
+                Objects(*(tensor[images] for tensor in objects)),
+                cells,
+            )
+            parts.append(part)
+        return Cheapest(*(torch.cat(column) for column in zip(*parts)))

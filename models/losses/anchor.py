@@ -125,14 +125,14 @@ class AnchorLoss(Criterion):
     names = ("box", "obj", "cls")
 
     def __init__(self, settings: LossSettings, anchors: Tensor) -> None:
-        """``anchors`` (L, A, 2), cells."""
+        """``anchors`` (L, A, 2), cells: those of the head, which the loss follows when a checkpoint is loaded."""
         super().__init__()
         self.settings, hyp = settings, settings.hyp
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
         levels = len(settings.strides)
         self.level_weights = _LEVEL_WEIGHTS if levels == len(_LEVEL_WEIGHTS) else (1.0,) * levels
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
-        self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
+        self.register_buffer("anchors", anchors.detach().float(), persistent=False)
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None

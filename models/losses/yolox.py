@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.simota import SimOtaAssigner
+from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.layers.ops import gather_cells
 from models.losses.base import NO_OBJECT, Criterion, LossSettings, canvas_targets, smooth_labels
@@ -56,7 +56,9 @@ class YOLOXLoss(Criterion):
             predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets.rows, targets.max_targets)
             cells, assigned, overlap = self.assigner(
-                objectness, classes, predicted, centers * strides, strides, labels, boxes, mask, min(self.strides)
+                Predictions(objectness, classes, predicted),
+                Objects(labels, boxes, mask),
+                Cells(centers * strides, strides, min(self.strides)),
             )
             class_targets = smooth_labels(overlap, labels[..., None].expand_as(cells), self.settings)
             class_targets, boxes = class_targets.flatten(1, 2), boxes.repeat_interleave(cells.shape[-1], dim=1)

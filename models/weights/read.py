@@ -17,7 +17,7 @@ from torch import Tensor
 from models.weights.layouts import to_public_names, usual_image_size
 from models.weights.safe_torch_file import ForeignFile, Record, is_module
 from utils.errors import UserError
-from utils.files.checkpoint import FORMAT, VERSION, is_safetensors, read_checkpoint, read_safetensors
+from utils.files.checkpoint_file import FORMAT, VERSION, is_safetensors, read_checkpoint, read_safetensors
 from utils.files.schema import check
 from utils.strings import counted
 

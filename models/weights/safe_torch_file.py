@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError, first_line
-from utils.files.checkpoint import open_checkpoint, open_zip
+from utils.files.checkpoint_file import open_checkpoint, open_zip
 
 MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
 OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch never writes these

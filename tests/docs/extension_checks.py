@@ -19,7 +19,7 @@ from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.inference.runtimes.open import open_model
-from engine.optim.build import build_optimizer
+from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector
 from tests.helpers.exports import lively
@@ -71,7 +71,7 @@ def test_ignored_cells_without_object_have_no_class_loss():
 def test_lion_equals_the_paper_and_skips_a_step():
     model = nn.Linear(3, 2, bias=False, dtype=torch.float64)
     weight, momentum = model.weight.detach().numpy().copy(), np.zeros((2, 3))
-    optimizer = build_optimizer(model, "Lion", lr=None, momentum=0.9, weight_decay=0.1)
+    optimizer = build_optimizer(model, "Lion", OptimizerSettings(momentum=0.9, weight_decay=0.1))
     for step in range(5):
         model.weight.grad = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         gradient = model.weight.grad.numpy()

@@ -24,7 +24,7 @@ from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
 from utils.config import search_settings, settings
 from utils.config.parser import hyperparameters_from, parse_config
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.structures import Batch
 
 SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give the same weights

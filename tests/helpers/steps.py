@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from engine.optim.build import build_optimizer
-from engine.optim.model_tensors import ModelEma
+from engine.optim.build import OptimizerSettings, build_optimizer
+from engine.optim.ema import ModelEma
 from engine.parallel.ddp import Strategy
 from engine.parallel.pipeline import build_stage
 from engine.parallel.virtual_ranks import VirtualRanks
@@ -35,7 +35,7 @@ def make_train_step(
         settings: of `StepSettings`.
     """
     ema = ModelEma(model, decay=0.9, tau=1.0)
-    rule = build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4)
+    rule = build_optimizer(model, optimizer, OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=5e-4))
     how = StepSettings(**{"clip_norm": 10.0, **settings})
     autocast = partial(how.autocast, ctx.device)
     strategy = Strategy(ctx, wrapped or model, autocast)

@@ -17,7 +17,7 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"

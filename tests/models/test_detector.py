@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from models.build import build_starting_model
+from engine.train.starting_model import build_starting_model
 from models.detector import Detector, build_detector, build_on_meta
 from models.heads.base import DetectionHead
 from models.layers.conv import Upsample
@@ -421,4 +421,4 @@ def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
 def test_layers_without_parameters_are_nothing_to_train() -> None:
     config = TrainConfig(model="yolov8n", freeze=[layer for layer in range(23) if layer != 10])  # 10: Upsample
     with refused():
-        build_starting_model(DistributedContext.single(), config, ["a"], 3, resumed=None)
+        build_starting_model(DistributedContext.single(), config, ["a"], 3)

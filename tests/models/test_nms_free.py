@@ -31,7 +31,7 @@ from tests.models.assigners.test_assigners import assign, scene
 from tests.models.postprocess.test_detections import brute_force
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 HYP = Hyperparameters()
 PAIR = {"end2end": True}

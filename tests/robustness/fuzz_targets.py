@@ -42,8 +42,8 @@ from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
 from engine.hooks.results import ResultsCsv
+from engine.run.resume import resumed_config, resumed_hyperparameters, resumed_position
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.load import load_detector
@@ -67,7 +67,7 @@ from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
-from utils.files.checkpoint import read_checkpoint, read_safetensors
+from utils.files.checkpoint_file import read_checkpoint, read_safetensors
 from utils.logger import get_logger
 
 MOST_CHARACTERS = 2000  # of a line

@@ -35,7 +35,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 IMAGES, BATCH = 18, 4

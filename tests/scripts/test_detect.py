@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import detect
-from engine.inference import detection
-from engine.inference.pipeline import Pipeline
+from engine.commands import detect as detection
+from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.predictor import Predictor
+from engine.inference.settings import Pipeline
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.tiles import Tiles
@@ -31,8 +32,7 @@ from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
-from utils.drawing.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.machine.threads import Ahead
 
 ROOT = Path(__file__).parents[2]
@@ -415,10 +415,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("engine.inference.detection.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("utils.drawing.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
+        ("engine.commands.detect.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
-            "data.sources.read_image",
+            "engine.inference.frames.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
             "3.jpg: input/output error; the",
         ),
@@ -450,7 +450,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("utils.drawing.detection_writer.cv2.VideoWriter", lambda *_: closed)
+    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", lambda *_: closed)
     with refused():
         run(weights, tmp_path / "in", tmp_path, "--save-txt")
     out = capsys.readouterr().out

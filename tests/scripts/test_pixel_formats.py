@@ -26,7 +26,7 @@ from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
 from utils.config.pixels import PixelFormat, as_rgb8
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 FIVE12 = {"channels": 5, "bits": 12}
 

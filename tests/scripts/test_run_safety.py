@@ -16,7 +16,7 @@ from tests.helpers.same_content import same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.spawn import free_port
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.results_csv import ResultsTable
 
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
@@ -299,7 +299,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
-    with Processes(tmp_path / "log.txt", odd="hang:1:5:5;set:engine.parallel.control:STALL_S:3") as run:
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:5;set:engine.parallel.watchdog:STALL_S:3") as run:
         run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
         assert run.codes() == [0, 0], run.output()
         text = run.output()

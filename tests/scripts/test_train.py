@@ -18,7 +18,7 @@ from tests.helpers.same_content import read_csv, same_content, untimed
 from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.distributed.launch import torchrun_variables
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")

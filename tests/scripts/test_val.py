@@ -25,7 +25,7 @@ from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 NAMES = ("disc", "box")
 SIZE = 64

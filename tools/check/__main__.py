@@ -79,7 +79,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The content of the JSON, and the lines of the summary."""
-    from engine.input_files import check_scoring_files
+    from engine.commands.input_files import check_scoring_files
 
     check_scoring_files(options.weights, options.data, options.split or ())
     # What imports torch is imported once the flags and files are known to be valid.
@@ -96,7 +96,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     predictor = None
     if options.weights:
         from engine.evaluation.label_errors import LEAST_SCORE, trust_lines
-        from engine.inference.data_set import check_channels
+        from engine.inference.model_data import check_channels
         from engine.inference.predictor import load
         from tools.check.label_errors import label_issues
 

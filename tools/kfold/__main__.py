@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(KfoldConfig, argv, __doc__.split("\n")[0])
     check_started_once(config)
     require_one_process("tools.kfold", "start it once; --spawn N trains on N processes")
-    from engine.input_files import check_training_files
+    from engine.commands.input_files import check_training_files
 
     check_training_files(config, divides=True)
     from tools.kfold.cross_validate import run_folds

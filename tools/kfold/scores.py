@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.commands.val import open_model_and_data, score
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.tables import number_text
-from engine.validate import open_model_and_data, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.distributed.context import DistributedContext

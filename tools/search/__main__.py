@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_started_once(config)
     require_one_process("tools.search", "start it once; --spawn N trains each trial on N processes")
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
-    from engine.input_files import check_training_files
+    from engine.commands.input_files import check_training_files
 
     check_training_files(config, has_recipe=False)
     from tools.search.loop import search

@@ -198,8 +198,15 @@ def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
 
 @contextmanager
 def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
-    """Reports each failure once: on all but the first rank that raises a `UserError` it becomes `PeerFailure`, and so
-    does the failure of a collective after another process has ended, unless that left no message."""
+    """Makes each failure be reported by one process of the run.
+
+    | what this process raises | if it is the first of the run | else |
+    | --- | --- | --- |
+    | UserError | UserError | PeerFailure |
+    | a bug | the bug | the bug |
+    | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
+    | PeerFailure | PeerFailure | PeerFailure |
+    """
     try:
         yield
     except PeerFailure:
@@ -207,22 +214,34 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     except BaseException as error:
         if ctx.store is None:
             raise
-        text = str(error)
-        has_lost_peer = isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)
-        if not (isinstance(error, RuntimeError) and has_lost_peer):
-            if _is_reporter(ctx.store) or not isinstance(error, UserError):
-                raise
-            raise PeerFailure(text) from None
-        line = ""  # `spawn` prints with which status a process has ended
-        if "timed out" in text.lower():
-            line = f"another process did not answer in time: {first_line(error)}"
-        elif "/dev/shm" in text:
-            line = "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
-        elif multiprocessing.parent_process() is None:
-            line = f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?"
-        if line and _is_reporter(ctx.store):
-            raise UserError(line) from None
-        raise PeerFailure("another process of this run has ended") from None
+        if _has_lost_peer(error):
+            message = _lost_peer_message(ctx, error)
+            if message and _is_reporter(ctx.store):
+                raise UserError(message) from None
+            raise PeerFailure("another process of this run has ended") from None
+        is_first = _is_reporter(ctx.store)  # a bug, too: its traceback is the report
+        if isinstance(error, UserError) and not is_first:
+            raise PeerFailure(str(error)) from None
+        raise
+
+
+def _has_lost_peer(error: BaseException) -> bool:
+    """Whether a collective has failed because another process has ended."""
+    if not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _BROKEN)
+
+
+def _lost_peer_message(ctx: DistributedContext, error: BaseException) -> str:
+    """What is said about a failed collective; "" if whoever started the lost process reports how it ended (`spawn`)."""
+    message = str(error)
+    if "timed out" in message.lower():
+        return f"another process did not answer in time: {first_line(error)}"
+    if "/dev/shm" in message:
+        return "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
+    if multiprocessing.parent_process() is None:
+        return f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?"
+    return ""
 
 
 def _ended_process(ctx: DistributedContext) -> str:

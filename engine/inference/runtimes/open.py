@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.inference.model import CheckpointModel, InferenceModel
+from engine.inference.runtimes.exported import open_exported
 from models.weights.load import load_detector
 
 EXPORTED = {".onnx": "onnx", ".xml": "openvino", ".torchscript": "torchscript", ".pt2": "pt2"}  # runtimes by suffix
@@ -36,7 +37,5 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
     if not is_exported(path):
         detector, info = load_detector(path)
         return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
-    from engine.inference.runtimes.exported import open_exported
-
     runtime = "openvino" if path.is_dir() else EXPORTED[path.suffix.lower()]
     return open_exported(path, runtime, device=device, nms=nms, trust=trust)

@@ -15,12 +15,12 @@ from torch import nn
 import utils.files.safe_io as whole_file
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.optim.build import build_optimizer
-from engine.optim.model_tensors import ModelEma
+from engine.optim.build import OptimizerSettings, build_optimizer
+from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.schema import build
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ DESCRIPTION = RunDescription(
 def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    optimizer = build_optimizer(model, "Muon", lr=0.01, momentum=0.9, weight_decay=0.01)
+    optimizer = build_optimizer(model, "Muon", OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=0.01))
     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
     optimizer.step()
     ema, scaler = ModelEma(model, decay=0.9, tau=1), torch.amp.GradScaler("cpu", enabled=False)
@@ -61,7 +61,6 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
         Checkpoint.read(tmp_path / "best.pt")
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
-    checkpoint.load_model(fresh.model)
     checkpoint.restore(SINGLE, fresh)
     assert checkpoint.progress == Progress(epoch=2, step=9, updates=9)
     bare = state.model.module if hasattr(state.model, "module") else state.model
@@ -80,7 +79,7 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()
-    other.optimizer = build_optimizer(other.model, "SGD", lr=0.1, momentum=0.9, weight_decay=0)
+    other.optimizer = build_optimizer(other.model, "SGD", OptimizerSettings(lr=0.1, momentum=0.9, weight_decay=0))
     with refused():
         Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, other)
 
@@ -240,4 +239,4 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     run = {"config": DESCRIPTION.config, "run": {"epoch_batches": 4, "seconds": 1.0}}
     write_checkpoint(content | state | run, tmp_path / "last.pt")
     with refused():
-        Checkpoint.read(tmp_path / "last.pt").load_model(model)
+        Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, SimpleNamespace(model=model))

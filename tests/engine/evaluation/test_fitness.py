@@ -20,7 +20,7 @@ from tests.helpers.same_content import read_csv, same_content, untimed
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 NAMES = ("RBC", "WBC", "a:b", "AP50")
 

@@ -20,8 +20,12 @@ from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 
 
+def settings_of(**values: object) -> SimpleNamespace:
+    return SimpleNamespace(by_name=lambda: values)
+
+
 def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
-    return SimpleNamespace(progress=Progress(epoch=epoch), run=SimpleNamespace(settings=settings))
+    return SimpleNamespace(progress=Progress(epoch=epoch), run=SimpleNamespace(settings=settings_of(**settings)))
 
 
 def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:

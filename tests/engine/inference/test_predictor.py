@@ -20,16 +20,16 @@ import pytest
 import torch
 
 import export
-from data.sources import Frame
+from engine.inference.frames import Frame
 from engine.inference.images import as_images
-from engine.inference.pipeline import Pipeline
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
+from engine.inference.settings import Pipeline
 from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.engine.inference.conftest import picture
 from tests.helpers.messages import refused
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead
 

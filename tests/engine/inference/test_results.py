@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.inference import detection_writer
 from engine.inference.results import Boxes, Results
 from tests.helpers.messages import refused
-from utils.drawing import detection_writer
 
 HEIGHT, WIDTH = 40, 80
 NAMES = {0: "disc", 1: "box/größe"}

@@ -9,7 +9,15 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.checkpoint.checkpointer import copied
-from engine.optim.build import RULES, build_optimizer, choose_optimizer, split_parameters
+from engine.optim.build import (
+    RULES,
+    LoadedParameters,
+    OptimizerSet,
+    OptimizerSettings,
+    build_optimizer,
+    choose_optimizer,
+    split_parameters,
+)
 from engine.optim.muon import orthogonalize
 from engine.optim.schedule import Schedule
 from tests.helpers.ranks import run_ranks
@@ -24,6 +32,19 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
+def build(
+    model: nn.Module,
+    name: str,
+    *,
+    new_rows: dict[str, tuple[int, ...]] | None = None,
+    lr_mult: float = 1.0,
+    new_lr_mult: float = 1.0,
+    **settings,
+) -> OptimizerSet:
+    loaded = LoadedParameters(new_rows=new_rows or {}, lr_mult=lr_mult, new_lr_mult=new_lr_mult)
+    return build_optimizer(model, name, OptimizerSettings(**settings), loaded)
+
+
 def take_steps(model: nn.Module, optimizer, steps: int) -> None:
     generator = torch.Generator().manual_seed(1)
     optimizer.skip = torch.tensor(0.0)
@@ -36,7 +57,7 @@ def take_steps(model: nn.Module, optimizer, steps: int) -> None:
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_momentum_after_the_first_step_equals_torchs(momentum):
     ours, theirs = network(), network()
-    sgd = build_optimizer(ours, "SGD", lr=0.05, momentum=momentum, weight_decay=0.01)
+    sgd = build(ours, "SGD", lr=0.05, momentum=momentum, weight_decay=0.01)
     groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in sgd.param_groups]
     match = dict(zip(ours.parameters(), theirs.parameters()))
     for group in groups:
@@ -55,7 +76,7 @@ def test_momentum_after_the_first_step_equals_torchs(momentum):
 def test_a_late_first_gradient_starts_with_zero_momentum(tmp_path):
     """--skip-zero-grads skips some parameters; earlier checkpoints contain no momentum for those."""
     model = network()
-    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
+    sgd = build(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
     first, *rest = model.parameters()
     for parameter in rest:
         parameter.grad = torch.ones_like(parameter)
@@ -102,8 +123,8 @@ def test_a_non_finite_step_changes_nothing(name, done):
     """Steps that include a non-finite one, which may be the first, end with the same weights as those without it."""
     clean, poisoned = network(), network()
     options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
-    options |= {"pretrained": {"0.weight": (1,)}, "pretrained_lr_mult": 0.5}  # a row with a rate of its own
-    a, b = (build_optimizer(m, name, **options) for m in (clean, poisoned))
+    options |= {"new_rows": {"0.weight": (1,)}, "lr_mult": 0.5}  # a row with a rate of its own
+    a, b = (build(m, name, **options) for m in (clean, poisoned))
     take_steps(poisoned, b, done)
     before = copy.deepcopy(poisoned.state_dict())
     for p in poisoned.parameters():
@@ -123,14 +144,14 @@ def test_a_non_finite_step_changes_nothing(name, done):
 def test_state_of_other_parameters_is_refused(name):
     options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
     small, large = (nn.Sequential(nn.Conv2d(3, width, 3), nn.Conv2d(width, 3, 3)) for width in (4, 64))
-    stored = build_optimizer(small, name, **options)
+    stored = build(small, name, **options)
     take_steps(small, stored, 1)
     with pytest.raises(ValueError, match="the run trained other layers"):
-        build_optimizer(large, name, **options).load_state_dict(copy.deepcopy(stored.state_dict()))
+        build(large, name, **options).load_state_dict(copy.deepcopy(stored.state_dict()))
 
 
 def test_set_rates_updates_all_groups():
-    optimizer = build_optimizer(network(), "Muon", lr=0.1, momentum=0.95, weight_decay=0.0)
+    optimizer = build(network(), "Muon", lr=0.1, momentum=0.95, weight_decay=0.0)
     schedule = Schedule(
         total_steps=11, warmup_steps=0, final=0.0, cosine=False, momentum=0.9, warmup_momentum=0.8, warmup_bias_lr=0
     )
@@ -143,8 +164,8 @@ def test_set_rates_updates_all_groups():
 @pytest.mark.parametrize(
     ("before", "after", "known_factor", "new_factor"),
     [
-        ({"lr": 0.01}, {"lr": 0.01, "pretrained_lr_mult": 0.25}, 0.25, 1),
-        ({"lr": None, "pretrained_lr_mult": 0.25}, {"lr": None, "pretrained_lr_mult": 0.25, "new_lr_mult": 2.0}, 1, 2),
+        ({"lr": 0.01}, {"lr": 0.01, "lr_mult": 0.25}, 0.25, 1),
+        ({"lr": None, "lr_mult": 0.25}, {"lr": None, "lr_mult": 0.25, "new_lr_mult": 2.0}, 1, 2),
     ],
 )
 def test_known_and_new_rows_have_rates_of_their_own(name, before, after, known_factor, new_factor):
@@ -154,8 +175,8 @@ def test_known_and_new_rows_have_rates_of_their_own(name, before, after, known_f
     def moved(**options) -> dict[str, torch.Tensor]:
         model = network()
         start = copy.deepcopy(model.state_dict())
-        options["pretrained"] = known if "pretrained_lr_mult" in options else {}
-        take_steps(model, build_optimizer(model, name, momentum=0.9, weight_decay=0.0, **options), 1)
+        options["new_rows"] = known if "lr_mult" in options else {}
+        take_steps(model, build(model, name, momentum=0.9, weight_decay=0.0, **options), 1)
         return {key: p.detach() - start[key] for key, p in model.named_parameters()}
 
     plain = moved(**before)
@@ -171,8 +192,8 @@ def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
     """Twice the rule's rate for new parameters; that of pretrained ones and of models without any stays."""
 
     def rates(lr: float | None, pretrained: dict[str, tuple[int, ...]]) -> dict[str, float]:
-        options = {"momentum": 0.9, "weight_decay": 0.0, "pretrained_lr_mult": 0.25, "new_lr_mult": 2.0}
-        return build_optimizer(network(), name, lr=lr, pretrained=pretrained, **options).rates()
+        options = {"momentum": 0.9, "weight_decay": 0.0, "lr_mult": 0.25, "new_lr_mult": 2.0}
+        return build(network(), name, lr=lr, new_rows=pretrained, **options).rates()
 
     lr = RULES[name].lr
     assert set(rates(None, {}).values()) == {lr}
@@ -187,8 +208,8 @@ def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_pretrained_biases_begin_at_the_same_rate_however_fast_new_layers_learn(factor):
     known = {"1.bias": ()}
-    options = {"pretrained": known, "pretrained_lr_mult": 0.25, "new_lr_mult": factor}
-    optimizer = build_optimizer(network(), "Muon", lr=None, momentum=0.9, weight_decay=0.0, **options)
+    options = {"new_rows": known, "lr_mult": 0.25, "new_lr_mult": factor}
+    optimizer = build(network(), "Muon", lr=None, momentum=0.9, weight_decay=0.0, **options)
     warm = {"final": 0.01, "cosine": False, "momentum": 0.9, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1}
     optimizer.set_rates(Schedule(total_steps=50, warmup_steps=9, **warm), 0)
     rates = optimizer.rates()
@@ -211,13 +232,13 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3))
         model.to(memory_format=torch.channels_last)
-        optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
+        optimizer = build(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
         for step in range(4):
             if interrupted and step == 2:
                 file = io.BytesIO()
                 torch.save(copied({"optimizer": optimizer.state_dict()}), file)
                 file.seek(0)
-                optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
+                optimizer = build(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
                 optimizer.load_state_dict(torch.load(file)["optimizer"])
             model(torch.randn(2, 4, 8, 8)).square().mean().backward()
             optimizer.step()
@@ -238,10 +259,10 @@ def _sharded_and_whole(ctx: DistributedContext, name: str) -> tuple[bool, int, b
 
     dist.broadcast = counted
     settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
-    sharded = build_optimizer(ours, name, sharded=True, **settings)
+    sharded = build(ours, name, sharded=True, **settings)
     messages.clear()
     take_steps(ours, sharded, 3)
-    take_steps(theirs, build_optimizer(theirs, name, **settings), 3)
+    take_steps(theirs, build(theirs, name, **settings), 3)
     equal = all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
     return equal, len(messages) // 3 // len(sharded.optimizers), strides == [p.stride() for p in ours.parameters()]
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags, Watchdog
+from engine.parallel.control import Action, RunControl
+from engine.parallel.step_values import NO_FLAGS, StepFlags
+from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.optim.build import build_optimizer
+from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.parallel.ddp import DataParallel, bucket_mebibytes, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.test_step import global_batch, make_step, weights_of
@@ -99,8 +99,8 @@ def test_ddp_trains_with_a_dropped_branch():
 
 def _sharded(ctx, optimizer: str, sharded: bool):
     step, model = make_step(ctx, "anchor_free", optimizer=optimizer, sync_bn=ctx.is_distributed)
-    parts = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
-    step.optimizer = build_optimizer(model, optimizer, **parts, sharded=sharded)
+    settings = OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=5e-4, sharded=sharded)
+    step.optimizer = build_optimizer(model, optimizer, settings)
     share = global_batch().shard(3 * ctx.rank, 3 * ctx.rank + 3)
     for update in (1, 2, 3):
         if update == 2:

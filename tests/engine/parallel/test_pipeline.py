@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from engine.train.starting_model import freeze_layers
 from engine.train.step import TrainStep
-from models.build import freeze_layers
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content
@@ -19,7 +19,7 @@ from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.structures import Batch
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ import warnings
 import torch
 from torch import nn
 
-from engine.optim.model_tensors import ModelEma
+from engine.optim.ema import ModelEma
 from engine.parallel import sync_bn
 from engine.parallel.ddp import average_buffers
 from engine.parallel.sync_bn import GlobalBatchNorm2d, convert_sync_bn

@@ -14,7 +14,7 @@ from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,7 +13,7 @@ from tests.helpers.processes import ROOT
 PRELUDE = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-import engine.parallel.control as watchdog
+import engine.parallel.watchdog as watchdog
 from utils.machine.stop_signals import StopSignals
 from utils.distributed.store_barrier import this_process
 from utils.errors import Stopped

@@ -17,8 +17,9 @@ import torch
 import yaml
 
 import engine.train.batch_size
+import engine.train.build
 import train
-from engine.run import Run
+from engine.run.run import RunSettings
 from engine.train.batch_size import (
     BOXES,
     MOST_IMAGES,
@@ -28,7 +29,7 @@ from engine.train.batch_size import (
     largest_that_fits,
     prepare_step,
 )
-from models.build import freeze_layers
+from engine.train.starting_model import freeze_layers
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
@@ -37,7 +38,7 @@ from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, wri
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
@@ -102,9 +103,9 @@ class Counted:
         return self.peaks[-1]
 
 
-def run_of(**settings) -> Run:
+def settings_of(**settings) -> RunSettings:
     config = TrainConfig(**{"batch_size": -1, "imgsz": 64, "amp": "off", **settings})
-    return Run(Path("runs"), config, Hyperparameters(), None, [])
+    return RunSettings(config, Hyperparameters())
 
 
 def model_and_loss(spec: dict = TINY_MODEL):
@@ -135,7 +136,7 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
     state, loss_state = state_of(model), state_of(criterion)
     drawn = global_generators()
 
-    take_step = prepare_step(CPU, run_of(**settings), model, criterion, 2)
+    take_step = prepare_step(CPU, settings_of(**settings), model, criterion, 2)
     take_step()
     take_step()
 
@@ -168,20 +169,20 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
         seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets.rows), targets.max_targets))
 
     criterion.register_forward_pre_hook(note)
-    prepare_step(CPU, run_of(**settings), model, criterion, 3)()
+    prepare_step(CPU, settings_of(**settings), model, criterion, 3)()
     shards = max(settings.get("virtual_ranks", 1), 1 + ("nominal_batch" in settings))
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
 def peak_bytes(images: int) -> int:
     model, criterion = model_and_loss()
-    return Counted().peak_of(lambda: prepare_step(CPU, run_of(), model, criterion, images))
+    return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, images))
 
 
 def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-        return batch_that_fits(ctx, run_of(**settings), *model_and_loss())
+        return batch_that_fits(ctx, settings_of(**settings), *model_and_loss())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
 )
 def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     model, criterion = model_and_loss()
-    measured = run_of(quad=settings.get("quad", False))
+    measured = settings_of(quad=settings.get("quad", False))
     limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
         found = search(CPU, settings, limit)
@@ -306,7 +307,7 @@ def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
     limit = peak_bytes(limit_of) + 100
     monkeypatch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-    monkeypatch.setattr(engine.train.batch_size, "check_batch_search", lambda ctx, config: None)
+    monkeypatch.setattr(engine.train.build, "check_batch_search", lambda ctx, config: None)
     run_main(train.main, [*flags, "--epochs", "1"])
     stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]
     content = read_checkpoint(tmp_path / "exp" / "last.pt")

@@ -4,7 +4,7 @@ refused before anything is built."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,9 @@ from torch.utils._pytree import tree_leaves
 from data.loading.augmented import AugmentedImages
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.results import Validation
-from engine.parallel.control import Watchdog
-from engine.run import open_run
+from engine.parallel.watchdog import Watchdog
 from engine.train import build
-from engine.train.build import build_run
+from engine.train.build import build_training
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -46,9 +45,8 @@ def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
     config, ctx = parse_config(TrainConfig, argv, ""), DistributedContext.single("cpu")
-    opened = open_run(ctx, config, given_flags(TrainConfig, argv))
-    with opened as run, build_run(ctx, run, Watchdog(StopSignals())) as trainer:
-        yield trainer
+    with ExitStack() as stack:
+        yield build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
 
 
 def names(trainer: Trainer) -> list[str]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
-from engine.run import Run
+from engine.run.run import RunSettings
+from engine.train.starting_model import freeze_layers
 from engine.train.step import build_step, check_step_settings
-from models.build import freeze_layers
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -210,13 +209,13 @@ def test_norms_count_their_batches_in_one_kernel():
 )
 def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, searches):
     seen = []
-    run = Run(Path("runs"), TrainConfig(imgsz=64, amp="off", **settings), Hyperparameters(), None, [])
+    run_settings = RunSettings(TrainConfig(imgsz=64, amp="off", **settings), Hyperparameters())
     model = build_detector(TINY_MODEL, 2, seed=1)
     model.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
-        DistributedContext.single("cpu"), run, model, model.head.build_loss(Hyperparameters()),
-        pretrained={}, plan=StepPlan(1, 10, batches), images=4,
+        DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
+        pretrained={}, plan=StepPlan(1, steps=1, epochs=batches), images=4,
     )  # fmt: skip
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)

@@ -9,8 +9,11 @@ import torch
 
 from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from engine.parallel.control import RunControl, Watchdog
-from engine.run import Run
+from engine.optim.schedule import step_plan
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
+from engine.run.run import Run, RunSettings
+from engine.train.step import TrainStep
 from engine.train.trainer import Trainer
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
@@ -89,12 +92,27 @@ class Watch(Hook):
         return [call for call in self.calls if call[0] in names]
 
 
-def build(*hooks: Hook, progress: Progress | None = None, epochs: int = 2, **settings) -> Trainer:
+def build(
+    *hooks: Hook, progress: Progress | None = None, hyp: Hyperparameters | None = None, epochs: int = 2, **settings
+) -> Trainer:
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
-    run = Run(Path(), TrainConfig(epochs=epochs, **settings), Hyperparameters(), None, [])
-    control = RunControl(ctx, Watchdog(StopSignals()))
-    return Trainer(run, step, Loader(), progress or Progress(), control, Saves(), hooks)
+    settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
+    return trainer_of(Run(folder=Path(), settings=settings), step, progress or Progress(), *hooks)
+
+
+def trainer_of(run: Run, step: TrainStep, progress: Progress, *hooks: Hook) -> Trainer:
+    loader = Loader()
+    return Trainer(
+        run=run,
+        step=step,
+        loader=loader,
+        plan=step_plan(run.config, len(loader)),
+        progress=progress,
+        control=RunControl(step.ctx, Watchdog(StopSignals())),
+        checkpointer=Saves(),
+        hooks=hooks,
+    )
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -180,10 +198,7 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
     trainer = build(Requests())
     trainer.fit()
     assert (trainer.progress.epoch, trainer.progress.batch) == (0, 3)
-    resumed = Trainer(
-        trainer.run, trainer.step, Loader(), trainer.progress, RunControl(trainer.ctx, Watchdog(StopSignals())),
-        Saves(), [],
-    )  # fmt: skip
+    resumed = trainer_of(trainer.run, trainer.step, trainer.progress)
     resumed.fit()
     assert torch.equal(weights(resumed), weights(whole))
 
@@ -204,8 +219,7 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
 
 def test_the_last_epochs_refine():
     seen = []
-    trainer = build(epochs=4)
-    trainer.run.hyp.__dict__["close_mosaic"] = 1
+    trainer = build(epochs=4, hyp=Hyperparameters(close_mosaic=1))
     trainer.step.criterion.set_closing = seen.append
     trainer.fit()
     assert seen == [False, False, False, True]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.assigners import simota
-from models.assigners.simota import SimOtaAssigner
+from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner, SimOtaAssignment
 from models.box_coding import cell_centers
 from tests.helpers.scoring import iou_by_hand
 from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
@@ -28,6 +28,14 @@ def simota_scene(batch: int, slots: int, classes: int, seed: int) -> tuple:
     predicted = torch.where(target.any(-1, keepdim=True), torch.lerp(predicted, target, pull), predicted)
     objectness = torch.from_numpy(rng.normal(-1, 2, (batch, len(centers), 1))).float()
     return objectness, logits, predicted, centers, pyramid_strides(), labels, boxes, mask
+
+
+def assign(
+    objectness, logits, predicted, centers, strides, labels, boxes, mask, *, one_to_one: bool = False
+) -> SimOtaAssignment:
+    """The assignment of what `simota_scene` returns."""
+    predictions, objects = Predictions(objectness, logits, predicted), Objects(labels, boxes, mask)
+    return SimOtaAssigner(one_to_one=one_to_one)(predictions, objects, Cells(centers, strides, min(STRIDES)))
 
 
 def sigmoid(x: float) -> float:
@@ -80,7 +88,7 @@ def test_assignment_equals_loops() -> None:
     all_contested = 0
     for seed in range(8):
         inputs = simota_scene(3, 7, 4, seed)
-        assignment = SimOtaAssigner()(*inputs, finest_stride=min(STRIDES))
+        assignment = assign(*inputs)
         (expected, contested), found = assign_by_loops(*inputs), as_dictionary(assignment)
         assert {key: k for key, (k, _) in found.items()} == {key: k for key, (k, _) in expected.items()}
         overlaps = [found[k][1] for k in expected]
@@ -95,7 +103,7 @@ def test_assignment_equals_loops() -> None:
 def test_one_to_one_keeps_the_cheapest_cell_of_each_target() -> None:
     inputs = simota_scene(4, 6, 3, 1)
     mask = inputs[-1]
-    one = SimOtaAssigner(one_to_one=True)(*inputs, finest_stride=8)
+    one = assign(*inputs, one_to_one=True)
     assert one.cells.shape == (4, 6, 1)
     assert torch.equal(one.assigned[..., 0], mask), "each target has a cell, also where others contest it"
     for b in range(4):
@@ -104,16 +112,16 @@ def test_one_to_one_keeps_the_cheapest_cell_of_each_target() -> None:
     for k in range(6):  # a single target gets its cheapest candidate
         only = torch.zeros_like(mask)
         only[:, k] = mask[:, k]
-        many, single = (SimOtaAssigner(one_to_one=o)(*inputs[:-1], only, finest_stride=8) for o in (False, True))
+        many, single = (assign(*inputs[:-1], only, one_to_one=o) for o in (False, True))
         first = many.cells[:, k, :1]  # cells are ordered by cost
         assert torch.equal(single.cells[:, k][only[:, k]], first[only[:, k]])
 
 
 def test_grouping_images_does_not_change_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = simota_scene(5, 6, 3, 4)
-    whole = SimOtaAssigner()(*inputs, finest_stride=8)
+    whole = assign(*inputs)
     monkeypatch.setattr(simota, "_GROUP_ELEMENTS_CPU", 1)
-    single = SimOtaAssigner()(*inputs, finest_stride=8)
+    single = assign(*inputs)
     assert all(torch.equal(a, b) for a, b in zip(whole, single))
 
 
@@ -124,7 +132,7 @@ def test_a_single_target_always_gets_a_cell() -> None:
     _, logits, predicted, centers, strides, *_ = simota_scene(1, 1, 2, 0)
     logits, far = logits.expand(200, -1, -1), (predicted + 1000).expand(200, -1, -1)
     labels, mask = torch.zeros(200, 1, dtype=torch.long), torch.ones(200, 1, dtype=torch.bool)
-    assignment = SimOtaAssigner()(logits[..., :1], logits, far, centers, strides, labels, boxes, mask, 8)
+    assignment = assign(logits[..., :1], logits, far, centers, strides, labels, boxes, mask)
     assert assignment.assigned.sum(-1).eq(1).all()
     assert (assignment.overlap == 0).all()
 
@@ -132,7 +140,7 @@ def test_a_single_target_always_gets_a_cell() -> None:
 @pytest.mark.parametrize("value", [-200.0, 200.0])
 def test_extreme_scores_stay_finite(value: float) -> None:
     inputs = simota_scene(2, 3, 3, 0)
-    assignment = SimOtaAssigner()(torch.full_like(inputs[0], value), torch.full_like(inputs[1], value), *inputs[2:], 8)
+    assignment = assign(torch.full_like(inputs[0], value), torch.full_like(inputs[1], value), *inputs[2:])
     assert assignment.assigned[inputs[-1]].any()
     assert assignment.overlap.isfinite().all()
 
@@ -142,6 +150,6 @@ def test_no_images_and_no_targets_give_empty_assignments(batch: int, slots: int)
     _, _, _, centers, strides, *_ = simota_scene(1, 1, 2, 0)
     maps = [torch.zeros(batch, len(centers), channels) for channels in (1, 3, 4)]
     labels, mask = (torch.zeros(batch, slots, dtype=dtype) for dtype in (torch.long, torch.bool))
-    assignment = SimOtaAssigner()(*maps, centers, strides, labels, torch.zeros(batch, slots, 4), mask, 8)
+    assignment = assign(*maps, centers, strides, labels, torch.zeros(batch, slots, 4), mask)
     assert assignment.cells.shape == assignment.assigned.shape == (batch, slots, 10)
     assert not assignment.assigned.any()

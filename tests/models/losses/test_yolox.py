@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.simota import SimOtaAssigner
+from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner
 from models.box_coding import cell_centers
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.tiny import as_targets
@@ -51,7 +51,9 @@ def test_the_loss_equals_loops(eps: float, closing: bool) -> None:
     table = torch.tensor([[out for out, _, _ in cells] for cells in images])
     decoded = torch.tensor([[box for _, box, _ in cells] for cells in images])
     assignment = SimOtaAssigner()(  # has a separate test
-        table[..., 4:5], table[..., 5:], decoded, centers * strides, strides, padded[..., 0].long(), boxes, mask, 8
+        Predictions(table[..., 4:5], table[..., 5:], decoded),
+        Objects(padded[..., 0].long(), boxes, mask),
+        Cells(centers * strides, strides, 8),
     )
     owner = {(b, int(assignment.cells[b, k, t])): k for b, k, t in assignment.assigned.nonzero().tolist()}
     box = obj = cls = l1 = 0.0

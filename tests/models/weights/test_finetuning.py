@@ -35,9 +35,9 @@ def recorded(monkeypatch) -> tuple[list[dict[str, Tensor]], set[tuple[float, flo
     start, batch_norm = build.build_starting_model, nn.functional.batch_norm
 
     def recording_start(*args, **settings):
-        model, *rest = start(*args, **settings)
-        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        return model, *rest
+        built = start(*args, **settings)
+        states.append({name: tensor.clone() for name, tensor in built.model.state_dict().items()})
+        return built
 
     def recording_norm(x, mean, var, weight, bias, training, momentum, eps):
         if training:

@@ -17,7 +17,7 @@ from tests.helpers.hostile_files import zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
-from utils.files.checkpoint import write_safetensors
+from utils.files.checkpoint_file import write_safetensors
 from utils.logger import get_logger
 
 

@@ -20,7 +20,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
 from tools.kfold.scores import ScoredFold, pool, read_fold
 from tools.shard import write_set
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
 

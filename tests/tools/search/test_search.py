@@ -21,7 +21,7 @@ from train import main as train
 from utils.config.parser import hyperparameters_from
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")

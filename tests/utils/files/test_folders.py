@@ -15,7 +15,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 from utils.files.folders import cache_folder, describe_location, find_location
 
 

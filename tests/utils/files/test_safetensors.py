@@ -12,7 +12,7 @@ import torch
 
 from models.weights.read import read_weights
 from tests.helpers.messages import refused
-from utils.files.checkpoint import DTYPES, is_safetensors, read_safetensors, write_safetensors
+from utils.files.checkpoint_file import DTYPES, is_safetensors, read_safetensors, write_safetensors
 
 
 def write_raw(path: Path, header: object, data: bytes = b"") -> Path:

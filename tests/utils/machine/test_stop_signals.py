@@ -6,7 +6,7 @@ import signal
 import pytest
 
 import train
-from engine import input_files
+from engine.commands import input_files
 from utils.errors import Stopped
 from utils.machine import stop_signals
 from utils.machine.stop_signals import StopSignals

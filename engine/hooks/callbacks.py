@@ -95,7 +95,7 @@ class UserCallbacks(Hook):
     def start(self, trainer: Training) -> None:
         run, ctx = trainer.run, trainer.ctx
         model, stop = trainer.step.ema.module, partial(trainer.control.request, Action.STOP)
-        self._state = RunState(run.folder, run.settings, ctx.rank, ctx.world_size, ctx.is_main, model, stop)
+        self._state = RunState(run.folder, run.settings.by_name(), ctx.rank, ctx.world_size, ctx.is_main, model, stop)
         self._call("on_start", trainer)
 
     def after_step(self, trainer: Training) -> None:

@@ -20,10 +20,11 @@ from torch import Tensor
 from data.loading.build import build_val_loader
 from data.open import open_data
 from data.spec.dataset_spec import DataSource
+from engine.eval_ranks.evaluators import POLL_S, common_facts
+from engine.eval_ranks.messages import post_message, read_message
 from engine.evaluation.evaluator import training_evaluator
-from engine.evaluators.remote_validation import POLL_S, common_facts, post_message, read_message
-from engine.run import choose_kernels
-from models.build import build_starting_model
+from engine.run.process import choose_kernels
+from engine.train.starting_model import rebuild_model
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.context import DistributedContext
@@ -99,14 +100,13 @@ class _Scorer:
         where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
         spec = open_data(DataSource.of_training(config, **where), ctx)
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
-        built = build_starting_model(ctx, config, setup["names"], spec.pixels.channels, resumed=setup["model_spec"])
-        self._model = built[0]
+        self._model = rebuild_model(ctx, config, setup["names"], spec.pixels.channels, setup["model_spec"])
         canvases = {"stride": self._model.stride, "tile": spec.tile, "squares": self._model.head.squares}
         self._loader = build_val_loader(ctx, config, spec, **canvases, hyp=hyp)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
                 raise UserError(f"{name} differs from that of the training processes")
-        self._model.load_state_dict(setup["ema"])  # with the anchors, which the loss copies
+        self._model.load_state_dict(setup["ema"])
         weights = setup["class_weights"]
         loss = self._model.head.build_loss(hyp, label_smoothing=config.label_smoothing, class_weights=weights)
         self._criterion = loss.to(ctx.device)

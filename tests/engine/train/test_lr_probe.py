@@ -16,8 +16,8 @@ from data.index.load import load_index
 from data.loading.augmented import AugmentedImages
 from data.loading.tiles import AugmentedTiles, TiledIndex
 from data.spec.dataset_yaml import load_dataset_spec
-from engine.optim import pretrained_rate
-from engine.optim.pretrained_rate import choose_lr_mult, lr_mult_by_score, score_on_objects
+from engine.train import lr_probe
+from engine.train.lr_probe import choose_lr_mult, lr_mult_by_score, score_on_objects
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
@@ -177,7 +177,7 @@ def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
     """Gives the score to all detectors; returns what is asked for."""
     asked = []
-    monkeypatch.setattr(pretrained_rate, "score_on_objects", lambda *given: asked.append(given) or (score, 7))
+    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or (score, 7))
     return asked
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.hooks.plots import TimeBudget, add_image, add_pr_curves, draw_batch
 from engine.hooks.results import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
-from engine.report.plots import TimeBudget, add_image, add_pr_curves, draw_batch
 from utils.structures import Batch, Detections, EvalResult, Targets
 
 NAMES = ("Katze", "größer", "снег", "猫")

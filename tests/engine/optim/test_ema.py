@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from benchmarks.speed.training_step import build_step, make_batches
-from engine.optim.model_tensors import ModelEma, copy_from_flat, flatten
+from engine.optim.ema import ModelEma
+from engine.optim.model_tensors import copy_from_flat, flatten
 from engine.parallel import virtual_ranks as virtual_ranks_module
 from engine.train import step as train_step
 from tests.helpers.kernel_count import KernelCount

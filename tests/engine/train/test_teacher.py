@@ -13,7 +13,7 @@ import yaml
 
 import train
 import val
-from engine.teacher import check_teacher
+from engine.train.teacher import check_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
@@ -33,9 +33,9 @@ from tests.helpers.tiny import (
 from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from engine.inference.model import InferenceModel
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import DETECTION_IOU, select_detections
 from models.postprocess.tiles import Tiles
+from models.postprocess.tiling import TiledDetector
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.config.parser import check_image_size, class_numbers
 from utils.errors import UserError
@@ -206,8 +207,6 @@ class Pipeline:
             )
 
     def _tiled(self, settings: DetectionSettings) -> TiledDetector:
-        from models.postprocess.tiling import TiledDetector
-
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,

@@ -20,7 +20,7 @@ import train
 from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
-from engine.trackers import Mlflow, Note, Service, Tracking, Wandb
+from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -28,7 +28,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import TrainConfig
 from utils.logger import configure_logging
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
 
 
@@ -82,7 +82,9 @@ class Process:
         self, folder: Path, service: Service, first: int = 1, settings: Mapping[str, Any] = SETTINGS, **limits: float
     ) -> None:
         self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
-        run = SimpleNamespace(folder=folder, settings=settings, checkpoint=None, config=TrainConfig())
+        run = SimpleNamespace(
+            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), checkpoint=None, config=TrainConfig()
+        )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress)
         hooks.call("start", self.trainer)
@@ -309,7 +311,7 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, m
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from engine.trackers import open_services\n"
+        "from engine.hooks.trackers import open_services\n"
         "from utils.errors import UserError\n"
         "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
     )

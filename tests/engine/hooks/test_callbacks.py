@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.callbacks import load_callbacks
+from engine.hooks.callbacks import load_callbacks
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOOKS = '''
 """Hooks of a user."""
 import json

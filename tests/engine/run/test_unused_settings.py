@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import train
-from engine.run import unused_settings
+from engine.run.run import RunSettings
+from engine.run.unused_settings import unused_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
@@ -30,7 +31,7 @@ def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
 
 def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **settings) -> list[str]:
     config = TrainConfig(override=list(override), **settings)
-    return unused_settings(ctx, config, with_overrides(Hyperparameters(), override), head)
+    return unused_settings(ctx, RunSettings(config, with_overrides(Hyperparameters(), override)), head)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +109,14 @@ def test_close_mosaic_is_unused_without_mosaics_unless_the_loss_refines(override
 
 def test_settings_of_tiles_need_tiles():
     config = TrainConfig(override=["tile_visibility=0.5", "tile_backgrounds=1"], image_weights=True)
-    hyp = with_overrides(Hyperparameters(), config.override)
+    settings = RunSettings(config, with_overrides(Hyperparameters(), config.override))
     head = YOLOXHead(*LEVELS, 8)
-    assert unused_settings(ONE, config, hyp, head) == [
+    assert unused_settings(ONE, settings, head) == [
         f"--set {name} does nothing: the data set's YAML has no 'tile'"
-        for name in ("tile_backgrounds", "tile_visibility")
+        for name in ("tile_visibility", "tile_backgrounds")
     ]
     want = ["--set tile_backgrounds does nothing: --image-weights chooses how often tiles are seen"]
-    assert unused_settings(ONE, config, hyp, head, tile=64) == want
+    assert unused_settings(ONE, settings, head, tile=64) == want
 
 
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):

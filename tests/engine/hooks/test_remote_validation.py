@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.evaluators.remote_validation import discard_message, pending_epoch, post_message, read_message
+from engine.eval_ranks.messages import discard_message, post_message, read_message
+from engine.hooks.remote_validation import pending_epoch
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint import read_checkpoint
+from utils.files.checkpoint_file import read_checkpoint
 
 EPOCHS = 5
 ODD = "rated;ready;slow:0.05"
@@ -81,7 +82,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
 
 
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.evaluators.remote_validation:LATE_S:0"
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.evaluators:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
@@ -92,7 +93,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
-    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.evaluators.remote_validation:LATE_S:1000"
+    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.evaluators:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
-from engine.checkpoint.resume import check_is_newest, resumed_config, resumed_hyperparameters, resumed_position
-from engine.run import note_launch, open_run, run_of_launch
+from engine.run.folder import note_launch, run_of_launch
+from engine.run.plan import plan_run
+from engine.run.resume import check_is_newest, resumed_config, resumed_hyperparameters, resumed_position
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint import write_checkpoint
+from utils.files.checkpoint_file import write_checkpoint
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
@@ -121,8 +123,9 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     (tmp_path / "hyp.yaml").write_text("mosaic: 0.5\nfl_gamma: 0.0\n")
     config = TrainConfig(hyp=str(tmp_path / "hyp.yaml"), project=str(tmp_path))
     line = f"{tmp_path}/hyp.yaml: without effect here: fl_gamma 0.0 (there is no focal loss)"
-    with open_run(DistributedContext.single(), config, ("hyp",)) as run:
-        assert (run.hyp.mosaic, run.lines) == (0.5, [line])
+    with ExitStack() as stack:
+        plan = plan_run(DistributedContext.single(), config, ("hyp",), stack)
+    assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
     _, lines = resumed_hyperparameters({"mosaic": 1.0}, config, ("hyp",), "last.pt", pretrained=False)
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
 

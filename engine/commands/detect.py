@@ -12,13 +12,7 @@ from typing import Any
 
 import cv2
 
-from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
-from engine.inference.results import describe_counts, label_texts
-from models.postprocess.tiles import Tiles
-from utils.config.parser import typed_classes
-from utils.config.pixels import as_rgb8
-from utils.config.settings import DetectConfig
-from utils.drawing.detection_writer import (
+from engine.inference.detection_writer import (
     UniqueStems,
     VideoFiles,
     Window,
@@ -27,6 +21,12 @@ from utils.drawing.detection_writer import (
     write_yolo_labels,
     written_suffix,
 )
+from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
+from engine.inference.results import describe_counts, label_texts
+from models.postprocess.tiles import Tiles
+from utils.config.parser import typed_classes
+from utils.config.pixels import as_rgb8
+from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
 from utils.files.folders import increment_path

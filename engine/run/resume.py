@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and with which settings."""
+"""Continues a run from its checkpoint: with which settings, in which state, and where."""
 
 from __future__ import annotations
 
@@ -101,13 +101,16 @@ def restore_run(
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
-    """Loads the state of a resumed run, frees the checkpoint's copy of it, and returns where the run continues."""
+    """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Frees the
+    checkpoint's copies, and returns where the run continues.
+
+    Raises UserError when the state does not fit the run.
+    """
     checkpoint.restore(ctx, state)
+    checkpoint.free_tensors()
     progress, lines = resumed_position(checkpoint, config, epoch_batches, fingerprint)
     for line in lines:
         get_logger().info("%s", line)
-    for part in (checkpoint.model, checkpoint.ema, checkpoint.optimizer, checkpoint.rank_buffers or {}):
-        part.clear()
     if not config.image_weights:
         progress.class_weights = []
     return progress

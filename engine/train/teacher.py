@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from data.spec.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from models.detector import Detector
+from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.settings import TrainConfig
@@ -25,9 +25,6 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted, listed
-
-if TYPE_CHECKING:
-    from models.losses.distillation import Teacher
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,6 @@ class TeacherFile:
 
     def build(self, model: Detector) -> Teacher:
         """The teacher as the loss of ``model`` takes it."""
-        from models.losses.distillation import Teacher
-
         built = Teacher(self.detector, model.names, dual=model.head.is_dual, unlabeled_only=self.flag == "--keep-old")
         return built.to(memory_format=torch.channels_last)
 

@@ -88,7 +88,11 @@ class Tracking(Hook):
 
     def start(self, trainer: Training) -> None:
         run = trainer.run
-        self._folder, self._settings, self._table = run.folder, run.settings, trainer.hooks.get(ResultsCsv).table
+        self._folder, self._settings, self._table = (
+            run.folder,
+            run.settings.by_name(),
+            trainer.hooks.get(ResultsCsv).table,
+        )
         self._path = run.folder / f"tracked_{self._service.flag}.json"
         if run.checkpoint is None and run.config.exist_ok:
             # Of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)

@@ -13,12 +13,15 @@ from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, stitcher_of
 from engine.evaluation.matching import match_detections
-from engine.inference.data_set import class_columns, open_for_model
+from engine.hooks.plots import Subject, write_plots
 from engine.inference.model import InferenceModel, autocast_type
+from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tiles import Tiles
+from models.postprocess.tiling import TiledDetector
+from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
@@ -104,12 +107,8 @@ def score(
     )
     scored, postprocess = model, find
     if config.tta:
-        from models.postprocess.tta import TestTimeAugmentation
-
         scored = TestTimeAugmentation(model.detector)
     if tiles and not in_loader:
-        from models.postprocess.tiling import TiledDetector
-
         scored = TiledDetector(
             scored,
             find,
@@ -156,8 +155,6 @@ def _report(
     if config.save_json:
         tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
-        from engine.report.plots import Subject, write_plots
-
         title = f"Validation of {Path(config.weights).name}"
         subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
         write_plots(folder, subject, result, evaluator, errors)

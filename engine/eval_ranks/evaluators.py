@@ -1,0 +1,128 @@
+"""The evaluating processes of ``--eval-ranks``, as the training ones see them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data.index.index import DatasetIndex
+from data.loading.build import data_facts
+from engine.eval_ranks.messages import discard_message, post_message, read_message
+from engine.evaluation.evaluator import Evaluator
+from utils.distributed.agreement import product_version
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.distributed.rendezvous import evaluators
+from utils.distributed.store_barrier import has_died
+from utils.logger import get_logger
+from utils.strings import rank_list
+from utils.structures import EvalResult
+
+POLL_S = 0.05
+# How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
+LATE_S = 5.0
+LATE_FRACTION = 0.1
+LEAVE_S = 2.0  # how long rank 0 waits for the evaluating processes to end
+
+
+class Evaluators:
+    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls. Its
+    ``evaluator`` gets the detections and the preview, as if it had validated itself."""
+
+    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
+        self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)
+        self._number = self._epoch = 0  # of the newest message with weights, from 1, and of its epoch
+        self._sent_at, self._is_busy = 0.0, False
+        self._failure = ""  # why there will be no more scores
+        self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
+        if ctx.is_main:
+            post_message(self._store, "setup", setup)
+            get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
+
+    def is_free(self) -> bool:
+        """Whether the evaluating processes take the weights of an epoch now."""
+        is_free = False
+        if self._ctx.is_main:
+            if self._is_busy and self._store.check([f"scores/{self._number}"]):
+                self._receive()  # too late
+            self._find_failure()
+            are_ready = self._store.check([f"ready/{rank}" for rank in range(self._ctx.eval_ranks)])
+            is_free = are_ready and not self._is_busy and not self._failure
+        return broadcast_object(self._ctx, is_free)
+
+    def send(self, epoch: int, weights: dict[str, Tensor] | None, *, closing: bool) -> None:
+        """Sends the averaged weights of an epoch, on the CPU of rank 0, in the background. ``closing``: see
+        `Criterion.set_closing`."""
+        if not self._ctx.is_main:
+            return
+        self._number, self._epoch, self._is_busy, self._sent_at = self._number + 1, epoch, True, time.monotonic()
+        key, message = f"weights/{self._number}", {"ema": weights, "closing": closing}
+
+        def post() -> None:
+            with suppress(dist.DistError):  # the run has ended meanwhile
+                post_message(self._store, key, message)
+
+        threading.Thread(target=post, name="weights", daemon=True).start()
+
+    def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
+        """On rank 0, the scores of the epoch that was sent last; None if there are none in time, and elsewhere."""
+        if not self._is_busy:
+            return None
+        patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
+        deadline = time.monotonic() + patience_s
+        while not self._store.check([f"scores/{self._number}"]):
+            self._find_failure()
+            if self._failure or should_stop():
+                return None
+            if time.monotonic() > deadline:
+                text = "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead"
+                get_logger().warning(text, self._epoch)
+                return None
+            time.sleep(POLL_S)
+        scores = self._receive()
+        self._evaluator.preview, self._evaluator.detections = scores["preview"], scores["detections"]
+        return scores["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        scores = read_message(self._store, f"scores/{self._number}")
+        discard_message(self._store, f"scores/{self._number}")
+        discard_message(self._store, f"weights/{self._number}")
+        self._is_busy = False
+        return scores
+
+    def _find_failure(self) -> None:
+        """Notes and logs, once, that an evaluating process has ended."""
+        if self._failure:
+            return
+        dead = [rank for rank in self._ranks if has_died(self._ctx.store.get(f"process/{rank}").decode())]
+        if self._store.check(["failed"]):
+            self._failure = self._store.get("failed").decode()
+        elif dead:
+            self._failure = f"{rank_list(dead)} has ended"
+        if self._failure:
+            text = "--eval-ranks: %s; the training processes validate from now on"
+            get_logger().warning(text, self._failure)
+
+    def close(self) -> None:
+        """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
+        if not self._ctx.is_main:
+            return
+        deadline = time.monotonic() + LEAVE_S
+        with suppress(dist.DistError):
+            self._store.set("ended", "")
+            while not self._failure and self._store.add("left", 0) < self._ctx.eval_ranks:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_S)
+
+
+def common_facts(index: DatasetIndex) -> dict[str, str]:
+    """What must be equal in both groups."""
+    facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
+    return {name: str(value) for name, value in facts.items()}

@@ -1,0 +1,144 @@
+"""The folder of a run: made, locked, and removed again when the run fails before it has saved anything."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from engine.run.run import Run, RunPlan, RunSettings
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.errors import UserError
+from utils.files.folders import increment_path
+from utils.files.locks import FileLock
+from utils.files.safe_io import open_direct, write_whole
+from utils.logger import continue_in_file, get_logger
+from utils.program import write_result
+
+LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
+LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
+_PATIENCE_S = 3.0  # a process that was just killed may still be ending
+_KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
+
+
+def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack) -> Run:
+    """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
+    this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing.
+
+    Args:
+        settings: final ones, with the batch size and ``lr_mult`` chosen.
+        stack: when it is closed, the folder is unlocked, and removed if the run failed before it saved anything.
+
+    Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
+    """
+    folder = _make_folder(ctx, settings.config, stack) if plan.folder is None else plan.folder
+    if ctx.is_main:
+        note_launch(folder, plan.launchers)
+        open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
+        continue_in_file(folder / "train.log")
+        stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
+        write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
+        write_result(folder=str(folder))
+    get_logger().info("run folder %s (settings.yaml: all settings)", folder)
+    return Run(folder=folder, settings=settings, checkpoint=plan.checkpoint, data_root=plan.data_root)
+
+
+def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:
+    """Makes the folder of a new run and locks it until ``stack`` is closed."""
+    folder = Path(config.project) / config.name
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            absent = [path for path in (folder, *folder.parents) if not path.exists()]
+            planned = folder
+            folder = increment_path(config.project, config.name, config.exist_ok)
+            created = absent if folder == planned else [folder]
+            stack.callback(_lock(folder).release)
+            stack.push(partial(_remove_after_failure, created))  # while the lock is still held
+            _warn_of_earlier_checkpoints(folder)
+    return Path(broadcast_object(ctx, folder))
+
+
+def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None:
+    """Locks the folder of a run that continues, until ``stack`` is closed. Every rank must call this.
+
+    Raises UserError when another process trains the run.
+    """
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main and folder.is_dir():
+            stack.callback(_lock(folder).release)
+
+
+def _lock(folder: Path) -> FileLock:
+    """The acquired lock on the run in ``folder``. Removes files that a killed process left half written."""
+    lock = FileLock(folder / LOCK_NAME)
+    holder = lock.acquire(_PATIENCE_S)
+    if holder:
+        raise UserError(
+            f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "
+            "with another --name"
+        )
+    for half_written in folder.glob(".*.tmp"):  # by `utils.files.safe_io`
+        half_written.unlink(missing_ok=True)
+    return lock
+
+
+def _warn_of_earlier_checkpoints(folder: Path) -> None:
+    """Warns about periodic checkpoints that an earlier run has left in a folder that is used again."""
+    checkpoints = sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name))
+    if checkpoints:
+        get_logger().warning(
+            "%s: has %s of an earlier run; this run overwrites those of its own epochs",
+            folder,
+            ", ".join(path.name for path in checkpoints),
+        )
+
+
+def _remove_after_failure(
+    created: Sequence[Path],
+    error_type: type[BaseException] | None,
+    error: BaseException | None,
+    frames: TracebackType | None,
+) -> None:
+    """Removes the folders that `_make_folder` created, innermost first, if an error ends a run that saved nothing."""
+    if error is None or not created:
+        return
+    traceback.clear_frames(frames)  # closes their files, of which there may be too many
+    folder, *parents = created
+    if any(any(folder.glob(pattern)) for pattern in _KEPT_FILES):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in parents:
+        with suppress(OSError):  # other runs are in it
+            parent.rmdir()
+
+
+def note_launch(folder: Path, launchers: Sequence[str]) -> None:
+    """Records which torchrun processes train the run in ``folder``, so that a restart by any of them finds it."""
+    names = [launcher for launcher in launchers if launcher]
+    if names:
+        write_whole(folder / LAUNCHERS, "\n".join(names))
+
+
+def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
+    """The folder of the run that one of ``launchers`` has trained before, which makes this start a restart; or None."""
+    if not any(launchers):
+        return None
+    records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may have folders
+    if config.resume:  # last.pt or its folder, which may be in another project
+        records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
+    matches = [
+        record
+        for record in records
+        if record.is_file() and not set(launchers).isdisjoint(record.read_text("utf-8").splitlines())
+    ]
+    if not matches:
+        return None
+    return max(matches, key=lambda record: record.stat().st_mtime).parent

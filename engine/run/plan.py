@@ -1,0 +1,148 @@
+"""What a command trains: a new run, a run that ``--resume`` names, or one that torchrun has restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.checkpoint import Checkpoint
+from engine.run.folder import lock_folder, run_of_launch
+from engine.run.resume import check_is_newest, resumed_config, resumed_hyperparameters
+from engine.run.run import RunPlan, RunSettings
+from utils.config.parser import read_recipe
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
+from utils.errors import UserError
+from utils.files.folders import check_run_dir, find_location
+from utils.program import resume_flag
+from utils.strings import counted
+
+
+def plan_run(
+    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
+) -> RunPlan:
+    """Plans the run of a command line. Every rank must call this.
+
+    Args:
+        config: the command line's settings.
+        explicit_flags: names of the settings that the command line gives.
+        stack: holds the lock on the folder of a run that continues.
+
+    Raises UserError when there is nothing to resume from, no folder can be made, or another process trains the run.
+    """
+    launchers = all_objects(ctx, ctx.launcher)
+    restarted_folder = broadcast_object(ctx, run_of_launch(config, launchers) if ctx.is_main else None)
+    if restarted_folder is not None:
+        return _plan_restarted(ctx, config, explicit_flags, launchers, restarted_folder, stack)
+    if config.resume is not None:
+        return _plan_resumed(ctx, config, explicit_flags, launchers, stack)
+    return _plan_new(ctx, config, launchers)
+
+
+def _plan_new(ctx: DistributedContext, config: TrainConfig, launchers: list[str]) -> RunPlan:
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
+    hyp, messages = _new_hyperparameters(config)
+    return RunPlan(settings=RunSettings(config, hyp), startup_messages=messages, launchers=launchers)
+
+
+def _plan_resumed(
+    ctx: DistributedContext,
+    config: TrainConfig,
+    explicit_flags: Collection[str],
+    launchers: list[str],
+    stack: ExitStack,
+) -> RunPlan:
+    path = _checkpoint_to_resume(ctx, config)
+    lock_folder(ctx, path.parent, stack)
+    plan = _continued(ctx, config, explicit_flags, launchers, Checkpoint.read(path))
+    done = plan.checkpoint.progress.epoch
+    epochs = plan.settings.config.epochs
+    if done >= epochs:
+        state = f"all epochs are done ({done})" if done == epochs else f"--epochs {epochs}: {done} are done already"
+        raise UserError(f"{path}: {state}; to continue, set more: {resume_flag(path)} --epochs N")
+    return plan
+
+
+def _plan_restarted(
+    ctx: DistributedContext,
+    config: TrainConfig,
+    explicit_flags: Collection[str],
+    launchers: list[str],
+    folder: Path,
+    stack: ExitStack,
+) -> RunPlan:
+    """torchrun starts its processes again, with the same command, after one of them has failed or a node has come."""
+    lock_folder(ctx, folder, stack)
+    path = folder / "last.pt"
+    if path.is_file():
+        return _continued(ctx, config, explicit_flags, launchers, Checkpoint.read(path))
+    hyp, messages = _new_hyperparameters(config)
+    return RunPlan(
+        settings=RunSettings(config, hyp),
+        folder=folder,
+        startup_messages=[*messages, "restarted before the first checkpoint"],
+        launchers=launchers,
+    )
+
+
+def _new_hyperparameters(config: TrainConfig) -> tuple[Hyperparameters, list[str]]:
+    """The hyper-parameters of a run that starts from the beginning, and messages about the recipe."""
+    messages: list[str] = []
+    hyp = read_recipe(
+        config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=messages
+    )
+    return hyp, messages
+
+
+def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
+    """The checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
+    if not config.resume:
+        checkpoints = sorted(Path(config.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
+        if not checkpoints:
+            raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
+        return broadcast_object(ctx, checkpoints[-1])
+    path = Path(config.resume)
+    return path / "last.pt" if path.is_dir() else path
+
+
+def _continued(
+    ctx: DistributedContext,
+    config: TrainConfig,
+    explicit_flags: Collection[str],
+    launchers: Sequence[str],
+    checkpoint: Checkpoint,
+) -> RunPlan:
+    """The plan of the run that wrote ``checkpoint``, with what the command line changes."""
+    check_is_newest(checkpoint)
+    path, progress = checkpoint.path, checkpoint.progress
+    stored_config: dict[str, Any] = dict(checkpoint.config)
+    hyp, hyp_changes = resumed_hyperparameters(
+        checkpoint.hyp, config, explicit_flags, path, pretrained=bool(stored_config.get("weights"))
+    )
+    source, root = find_location(checkpoint.data, path)
+    if stored_config.get("data") != "demo":
+        stored_config["data"] = source
+    config, config_changes = resumed_config(stored_config, config, explicit_flags, path)
+    within = ""
+    if progress.has_trained(checkpoint.run["epoch_batches"]):
+        within = f" and the steps of epoch {progress.epoch + 1}"
+    elif progress.batch:
+        within = f" and {counted(progress.batch, 'batch')}"
+    messages = [f"resuming {path} after epoch {progress.epoch} of {config.epochs}{within}"]
+    messages += config_changes + hyp_changes
+    for key, name, current in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
+        previous = checkpoint.run.get(key, current)
+        if previous != current:
+            messages.append(f"resume: {name} {previous} -> {current}")
+    return RunPlan(
+        settings=RunSettings(config, hyp),
+        folder=path.parent,
+        checkpoint=checkpoint,
+        data_root=root if config.data == source else "",
+        startup_messages=messages,
+        launchers=list(launchers),
+    )

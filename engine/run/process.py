@@ -1,0 +1,47 @@
+"""What each process of a run sets up before it opens anything: logging, threads and deterministic kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.parallel.ddp import resolve_virtual_ranks
+from engine.run.run import RunSettings
+from utils.config.settings import TrainConfig, changed_settings
+from utils.distributed.context import DistributedContext
+from utils.logger import configure_logging, get_logger
+from utils.strings import counted
+
+
+def prepare_process(ctx: DistributedContext, settings: RunSettings, startup_messages: Sequence[str] = ()) -> None:
+    """Sets up logging, threads and determinism. Logs the messages, and the settings that differ from the defaults."""
+    config = settings.config
+    configure_logging(ctx.is_main, file_follows=True)
+    if config.threads or (resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"):
+        # How many threads share a sum decides its rounding, so every number of processes must use as many.
+        torch.set_num_threads(config.threads or 1)
+    choose_kernels(config)
+    log = get_logger()
+    for message in startup_messages:
+        log.info("%s", message)
+    log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
+    changed_config = changed_settings(config)
+    changed_config.pop("override", None)  # is in the hyper-parameters
+    changed_hyp = changed_settings(settings.hyp)
+    log.info("settings: %s; hyper-parameters: %s", _listing(changed_config), _listing(changed_hyp))
+
+
+def _listing(values: dict[str, Any]) -> str:
+    pairs = [f"{name}={'null' if value is None else value}" for name, value in values.items()]
+    return ", ".join(pairs) or "defaults"
+
+
+def choose_kernels(config: TrainConfig) -> None:
+    """Makes torch use deterministic kernels with ``--deterministic``."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it, and filling takes time

@@ -1,0 +1,55 @@
+"""A run: its settings, its plan, and the run itself once it has a folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.checkpoint import Checkpoint
+from utils.config.settings import Hyperparameters, TrainConfig
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All settings of a run."""
+
+    config: TrainConfig
+    hyp: Hyperparameters
+
+    def by_name(self) -> dict[str, Any]:
+        """All flags and hyper-parameters by name."""
+        return {**asdict(self.config), **asdict(self.hyp)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a command will train, before anything but a checkpoint has been opened. Equal on all ranks.
+
+    The settings may leave the batch size (-1) and ``lr_mult`` (None) open: engine/train/build.py chooses them.
+    """
+
+    settings: RunSettings
+    folder: Path | None = None  # folder of a run that continues, locked; None: `claim_folder` makes one
+    checkpoint: Checkpoint | None = None  # where the run continues; None: it starts from the beginning
+    data_root: str = ""  # folder of the data set as the checkpoint knows it
+    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
+    launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
+
+    folder: Path
+    settings: RunSettings
+    checkpoint: Checkpoint | None = None  # where the run continued; None: it started from the beginning
+    data_root: str = ""  # folder of the data set as the checkpoint knows it
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.settings.config
+
+    @property
+    def hyp(self) -> Hyperparameters:
+        return self.settings.hyp

@@ -1,0 +1,156 @@
+"""Settings that a command gives although they have no effect on its run, and why they have none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.run.run import RunSettings
+from models.heads.base import DetectionHead
+from utils.config.settings import ALL_RANKS, TrainConfig, changed_settings, closing_epochs
+from utils.distributed.context import DistributedContext
+from utils.strings import counted
+
+COLOR_SETTINGS = ("hsv_h", "hsv_s", "hsv_v")
+MIXING_SETTINGS = ("mosaic", "mixup")
+WARMUP_SETTINGS = ("warmup_momentum", "warmup_bias_lr")
+TILE_SETTINGS = ("tile_visibility", "tile_backgrounds")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A setting, whether it has no effect in a run, and the reason."""
+
+    setting: str
+    is_unused: bool
+    reason: str  # continues "--flag does nothing: ", or if it begins with "without", "--flag does nothing "
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the rules depend on."""
+
+    ctx: DistributedContext
+    settings: RunSettings
+    head: DetectionHead
+    channels: int  # of the images
+    tile: int  # side of the tiles of the data set's images, pixels; 0: whole images
+
+    @property
+    def epochs(self) -> float:
+        """The number of epochs; infinite if ``--time`` decides it."""
+        config = self.settings.config
+        return math.inf if config.time else config.epochs
+
+    @property
+    def mixes_images(self) -> bool:
+        """Whether some training images are made of several."""
+        settings = self.settings
+        return not settings.config.rect and any(getattr(settings.hyp, name) > 0 for name in MIXING_SETTINGS)
+
+
+def unused_settings(
+    ctx: DistributedContext, settings: RunSettings, head: DetectionHead, *, channels: int = 3, tile: int = 0
+) -> list[str]:
+    """Returns a line for each setting of the command line that has no effect in this run.
+
+    Args:
+        head: of the model.
+        channels: of the images.
+        tile: see `DatasetSpec`.
+    """
+    facts = RunFacts(ctx, settings, head, channels, tile)
+    explicit = _explicit_settings(settings.config)
+    reasons: dict[str, str] = {}
+    for rule in (*_loss_rules(facts), *_augmentation_rules(facts), *_process_rules(facts), *_schedule_rules(facts)):
+        if rule.is_unused and rule.setting in explicit:
+            reasons.setdefault(rule.setting, rule.reason)
+    lines = []
+    for setting, reason in reasons.items():
+        separator = " " if reason.startswith("without ") else ": "
+        lines.append(f"{explicit[setting]} does nothing{separator}{reason}")
+    return lines + _shortened_settings(facts)
+
+
+def _explicit_settings(config: TrainConfig) -> dict[str, str]:
+    """The settings that differ from the defaults, by name, as they are written on a command line."""
+    written = {name: f"--set {name}" for name in _overridden(config)}
+    for name, value in changed_settings(config).items():
+        flag = f"--{name.replace('_', '-')}"
+        written[name] = flag if value is True or value == ALL_RANKS else f"{flag} {value}"
+    return written
+
+
+def _overridden(config: TrainConfig) -> set[str]:
+    """Names of the hyper-parameters that ``--set`` gives."""
+    return {item.partition("=")[0].strip() for item in config.override}
+
+
+def _loss_rules(facts: RunFacts) -> Iterator[Rule]:
+    config, head = facts.settings.config, facts.head
+    for name in sorted(head.unused_hyperparameters):
+        yield Rule(name, True, "the model's loss does not use it")
+    yield Rule("one2one", not head.is_dual, "the model's loss does not use it")
+    yield Rule("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old")
+    yield Rule("cls_pw", head.num_classes == 1, "the model has one class")
+    yield Rule("noautoanchor", head.anchors is None, "the model has no anchors")
+
+
+def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
+    config, hyp = facts.settings.config, facts.settings.hyp
+    for name in COLOR_SETTINGS:
+        yield Rule(name, facts.channels != 3, "images without three channels have no color")
+    for name in MIXING_SETTINGS:
+        yield Rule(name, config.rect and getattr(hyp, name) > 0, "--rect leaves mosaic and mixup out")
+    yield Rule("mosaic_block", not facts.mixes_images, "no image is made of several")
+    yield Rule("close_mosaic", not facts.mixes_images and not facts.head.refines, "there is no mosaic or mixup")
+    yield Rule("close_scale", hyp.scale == 0, "scale is 0")
+    for name in TILE_SETTINGS:
+        yield Rule(name, not facts.tile, "the data set's YAML has no 'tile'")
+    yield Rule("tile_backgrounds", config.image_weights, "--image-weights chooses how often tiles are seen")
+
+
+def _process_rules(facts: RunFacts) -> Iterator[Rule]:
+    config, ranks = facts.settings.config, facts.ctx.world_size
+    yield Rule("spawn", config.spawn == 1, "one process trains anyway")
+    validates_once = facts.epochs == 1 or config.val_every == 0
+    yield Rule("eval_ranks", validates_once, "the training processes validate after the last epoch")
+    yield Rule("eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next")
+    yield Rule("sync_bn", ranks == 1, "one process sees the whole batch")
+    yield Rule("sync_bn", config.sync_bn == 1, "each process has its own statistics anyway")
+    yield Rule("zero", ranks == 1, "one process holds the whole state of the optimizer")
+    is_one_shard = config.virtual_ranks == 1 and ranks == 1
+    yield Rule("virtual_ranks", is_one_shard, "one process processes whole batches anyway")
+    is_one_each = config.virtual_ranks == ranks and config.deterministic
+    yield Rule("virtual_ranks", is_one_each, "--deterministic cuts batches by process anyway")
+
+
+def _schedule_rules(facts: RunFacts) -> Iterator[Rule]:
+    config, hyp = facts.settings.config, facts.settings.hyp
+    length = counted(config.epochs, "epoch")
+    yield Rule("lr_mult", not config.weights, "without --weights")
+    for name in WARMUP_SETTINGS:
+        yield Rule(name, hyp.warmup_epochs == 0, "warmup_epochs is 0")
+    accumulates = round(config.nominal_batch / config.batch_size) > 1
+    yield Rule("nominal_batch", not accumulates, f"a batch has {counted(config.batch_size, 'image')} already")
+    yield Rule("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is")
+    yield Rule("patience", config.patience >= facts.epochs, f"the run has {length}")
+    yield Rule("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only")
+    yield Rule("save_period", config.save_period > facts.epochs, f"the run has {length}")
+
+
+def _shortened_settings(facts: RunFacts) -> list[str]:
+    """Lines about settings that a short run cuts."""
+    config, hyp = facts.settings.config, facts.settings.hyp
+    lines = []
+    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    if facts.mixes_images and facts.epochs <= closing:
+        length = counted(config.epochs, "epoch")
+        lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")
+    if "warmup_epochs" in _overridden(config) and hyp.warmup_epochs > facts.epochs / 4:
+        lines.append(
+            f"--set warmup_epochs={hyp.warmup_epochs:g} is cut: the warm-up takes at most a quarter of the run, here "
+            f"{facts.epochs / 4:g} epochs"
+        )
+    return lines

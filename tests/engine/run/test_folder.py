@@ -1,0 +1,89 @@
+"""The folder of a run: made, locked, written to, and removed when the run fails early."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+import torch
+import yaml
+
+from engine.run.folder import LOCK_NAME, claim_folder
+from engine.run.process import prepare_process
+from engine.run.run import Run, RunPlan, RunSettings
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.files.locks import FileLock
+
+CPU = DistributedContext.single("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _restored_kernels() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def claim(stack: ExitStack, **settings) -> Run:
+    run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
+    return claim_folder(CPU, RunPlan(settings=run_settings), run_settings, stack)
+
+
+def fail_after(action: Callable[..., object], **settings) -> None:
+    """Closes the stack that ``action`` fills by an error."""
+    with suppress(RuntimeError), ExitStack() as stack:
+        action(stack, **settings)
+        raise RuntimeError
+
+
+def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
+    """Otherwise another start could use the folder and lose it."""
+    lock, remove = tmp_path / "new" / "exp" / LOCK_NAME, shutil.rmtree
+    holders = []
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (holders.append(FileLock(lock).acquire()), remove(*a, **k)))
+    fail_after(claim, project=str(tmp_path / "new"))
+    assert holders[0].startswith(f"process {os.getpid()} ")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kept", ["last.pt", "stall_rank0.txt"])
+def test_a_failed_run_that_has_saved_something_keeps_its_folder(tmp_path, kept):
+    fail_after(lambda stack, **settings: (claim(stack, **settings).folder / kept).touch(), project=str(tmp_path))
+    assert (tmp_path / "exp" / kept).exists()
+
+
+def test_a_failed_run_does_not_remove_a_folder_that_was_there(tmp_path):
+    (tmp_path / "exp").mkdir()
+    fail_after(claim, project=str(tmp_path), exist_ok=True)
+    assert (tmp_path / "exp").is_dir()
+
+
+def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
+    (tmp_path / "exp").mkdir()
+    for name in (".last.pt.0123abcd.tmp", ".settings.yaml.0123abcd.tmp", ".results.csv.0123abcd.tmp"):
+        (tmp_path / "exp" / name).touch()
+    with ExitStack() as stack:
+        claim(stack, project=str(tmp_path), exist_ok=True)
+        assert not list((tmp_path / "exp").glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["train.log", ".lock"])
+def test_nothing_is_written_where_a_symbolic_link_leads(tmp_path, name):
+    """With --exist-ok, the folder may contain what another user has put there."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / name).symlink_to(tmp_path / "target")
+    with pytest.raises(PermissionError, match="symbolic link"), ExitStack() as stack:
+        claim(stack, project=str(tmp_path.parent), name=tmp_path.name, exist_ok=True)
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_settings_are_stored_with_the_run(tmp_path):
+    with ExitStack() as stack:
+        prepare_process(CPU, RunSettings(TrainConfig(), Hyperparameters()))
+        run = claim(stack, project=str(tmp_path), rect=True)
+    stored = yaml.safe_load((run.folder / "settings.yaml").read_text())
+    assert (stored["config"]["rect"], stored["hyp"]["box"]) == (True, 7.5)
