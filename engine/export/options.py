@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,8 +19,15 @@ PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", 
 
 
 def require_packages(formats: Iterable[str]) -> None:
-    """Raises UserError if a package that writes or runs one of the formats is missing."""
-    for package in dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ())):
+    """Raises UserError that names all missing packages that write or run one of the formats."""
+    packages = list(dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ())))
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if len(missing) > 1:
+        names = f"{', '.join(missing[:-1])} and {missing[-1]}"
+        raise UserError(
+            f"export: the packages {names} are not installed; pip install {' '.join(missing)}, or choose other formats"
+        )
+    for package in packages:
         require_package(package, "export", "choose other formats")
 
 
