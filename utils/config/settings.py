@@ -39,7 +39,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
-    "noplots save_json nosave save_txt save_conf save_crop view_img "
+    "noplots save_json nosave quiet save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
 
@@ -340,6 +340,7 @@ class DetectConfig(_DetectionsConfig):
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")
+    quiet: bool = setting(False, help="print no line for each image, only the summary and what went wrong")
     view_img: bool = setting(False, help="show results in a window")
     line_thickness: int = setting(0, low=0, help="line width of boxes, pixels; 0: from the image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")

@@ -1,13 +1,8 @@
-import base64
-import contextlib
 import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +13,7 @@ import pytest
 from data.image_io.decode import read_image
 from engine.inference import frames as frame_reading
 from engine.inference.frames import FileProblem, Frame, newest_frames, open_source
+from tests.helpers.http_server import served
 from tests.helpers.messages import refused
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
@@ -171,35 +167,6 @@ def test_what_is_no_image_at_a_url_is_one_line(tmp_path, monkeypatch, asked, mes
 def test_an_address_without_a_server_is_one_line():
     with pytest.raises(UserError, match=r"^http://127.0.0.1:9/a.jpg: cannot be downloaded \(.*refused"):
         open_source("http://me@127.0.0.1:9/a.jpg")
-
-
-@contextlib.contextmanager
-def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an HTTP server of ``folder``, with the login that it wants for images."""
-    for name in ("http_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args) -> None:
-            pass
-
-        def send_head(self):
-            is_known = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"me:s cret").decode()
-            return (
-                super().send_head() if is_known or "mp4" in self.path or "page" in self.path else self.send_error(401)
-            )
-
-        def guess_type(self, path) -> str:
-            return "image/jpeg" if str(path).endswith("photo") else super().guess_type(path)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://me:s%20cret@127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(
