@@ -1,44 +1,51 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in four calls of at most 500 seconds each on a bare machine: checks and figures.
+# Everything that needs a GPU: checks and figures, in calls that fit a machine that is lent for minutes.
+#
+#   ONLY=first benchmarks/gpu.sh      the whole command for a first look, at most 540 s: trains, gradients and scores equal
+#                                     to the CPU's, host syncs, speed against the peer, kernels, exports, torchrun, resuming
+#   ONLY=again benchmarks/gpu.sh      the second look, at most 240 s: what the first one had no time for
+#   ONLY=again PARTS='NAME|NAME' benchmarks/gpu.sh     in its place: what has failed and was mended, by its names in gpu.txt
 #
 #   ONLY=checks benchmarks/gpu.sh     results equal to the CPU's, host syncs, bitwise equality, AP, half precision, NCCL
-#   ONLY=others benchmarks/gpu.sh     DataParallel, threads, TorchScript, torchrun, NCCL, the largest batch
+#   ONLY=others benchmarks/gpu.sh     exported files, DataParallel, threads, torchrun, NCCL, the largest batch
 #   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer
 #   ONLY=compiled benchmarks/gpu.sh   --compile, the costliest kernels, resuming, the renderer
-#   benchmarks/gpu.sh                 all of them one after another
+#   benchmarks/gpu.sh                 these four one after another, each at most 500 s
+#
 #   benchmarks/gpu.sh --list          the parts and how long each should take on an H100 with 16 cores
 #   benchmarks/gpu.sh --dry           the same parts on the CPU with tiny sizes, to see that they run
 #
-# Parts are independent: one that fails or hangs does not stop the others. One table with all figures and failures is
-# printed at the end and written to gpu.txt after each part. The exit code is 1 if a part fails or is too slow.
+# A part depends on data sets and trained weights only, which are made when they are missing: one that fails or hangs does
+# not stop the others. One table with all figures and failures is printed at the end and written to gpu.txt after each
+# part. The exit code is 1 if a part fails: a result is wrong, or it does not end in time. Speeds are only reported.
 #
-# PYTHON    interpreter with torch, torchvision, OpenCV, NumPy and PyYAML (python3)
+# PYTHON    interpreter with torch, torchvision, OpenCV (4.12 or newer), NumPy and PyYAML (python3)
 # WHEELS    folder of wheels of missing packages, installed into a temporary folder (.whl), for machines without network
 # PEER      Python of an environment that has Ultralytics; by default PYTHON if it has it, with the wheels; empty: none
 # OUT       where gpu.txt (the table) and gpu.log (all output) go (runs/gpu)
-# ONLY      checks, others, speed or compiled; empty: all
-# PARTS     regular expression: the parts whose names match it
-# BUDGET_S  seconds a call (500): a part that would start later is skipped, and one that takes longer is stopped
+# ONLY      first, again, checks, others, speed or compiled; empty: the last four
+# PARTS     regular expression: the parts whose names match it; in `again` also those of `first`
+# BUDGET_S  seconds a call: a part that would start later is skipped, and one that takes longer is stopped. Without it 520
+#           for first, 225 for again, 500 for each other one, so that all have ended in the times above
 # SLOWDOWN  factor for all limits, including BUDGET_S (1): for a machine that is busy with something else
 #
-# albumentations, lmdb and tqdm are not needed. For the peer, put these wheels into WHEELS (55 MB, no network needed):
-# ultralytics, ultralytics-thop, ultralytics-platform, polars, polars-runtime-32; and those of its other requirements
-# (matplotlib, pillow, psutil, requests, httpx, nvidia-ml-py) that the machine lacks:
+# Not needed: git, albumentations, lmdb, openvino, pycocotools, tqdm; onnx, onnxscript and onnxruntime only for ONNX files.
+# The peer needs three wheels in WHEELS (1.5 MB), and those of its other requirements that the machine lacks (matplotlib,
+# pillow, psutil, requests; not polars):
 #
-#   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
-#       --platform manylinux2014_x86_64 -d .whl ultralytics ultralytics-thop ultralytics-platform polars polars-runtime-32
+#   pip download --no-deps -d .whl ultralytics ultralytics-thop ultralytics-platform
 #
 # A machine whose host name cannot be resolved, or whose only network interface is the loopback, needs
-# GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo and torchrun --local-addr 127.0.0.1; one of the checks runs with these.
+# GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo and torchrun --local-addr 127.0.0.1; `first` runs torchrun with these.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-.whl}
-export OUT=${OUT:-runs/gpu} ONLY=${ONLY:-} PARTS=${PARTS:-} BUDGET_S=${BUDGET_S:-500} SLOWDOWN=${SLOWDOWN:-1}
+export OUT=${OUT:-runs/gpu} ONLY=${ONLY:-} PARTS=${PARTS:-} BUDGET_S=${BUDGET_S:-} SLOWDOWN=${SLOWDOWN:-1}
 
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/lockstep-gpu.XXXXXX")
 trap 'rm -rf "$TMP"' EXIT
 export XDG_CACHE_HOME=$TMP/cache TORCHINDUCTOR_CACHE_DIR=$TMP/inductor TRITON_CACHE_DIR=$TMP/triton
-export YOLO_CONFIG_DIR=$TMP YOLO_OFFLINE=true PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export YOLO_CONFIG_DIR=$TMP YOLO_OFFLINE=true PYTHONUNBUFFERED=1
 
 if compgen -G "$WHEELS/*.whl" >/dev/null && [[ ${1:-} != --list ]]; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$TMP/site" \

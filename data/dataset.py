@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -11,8 +10,8 @@ import numpy as np
 
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.render.letterbox import fit_letterbox, letterbox
-from data.sampler import VALIDATION_PAD, BatchRequest, rect_canvas
+from data.render.letterbox import CanvasRule, fit_letterbox, letterbox
+from data.sampler import BatchRequest
 from utils.structures import Sample, SampleKey
 
 if TYPE_CHECKING:
@@ -31,51 +30,55 @@ class LoadImagesAndLabels:
     tiles = None  # of the images, if these are the samples
 
     def __init__(
-        self, index: DatasetIndex, *, imgsz: int | None, image_cache: RamCache | DiskCache | None = None
+        self,
+        index: DatasetIndex,
+        *,
+        imgsz: int | None,
+        image_cache: RamCache | DiskCache | None = None,
+        reduces: bool = True,
     ) -> None:
-        """``imgsz``: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
-        ``image_cache``: of the same index and imgsz."""
+        """
+        Args:
+            imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
+            image_cache: of the same index and imgsz.
+            reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
+                letterboxing resizes whole images, as detection does.
+        """
         self.index = index
         self.images = index  # the split that the samples are from
         self.imgsz = imgsz
         self.image_cache = image_cache
-        self.source_hw = index.image_hw if imgsz is None else reduced_sizes(index.image_hw, imgsz)
+        is_whole = imgsz is None or (image_cache is None and not reduces)
+        self.source_hw = index.image_hw if is_whole else reduced_sizes(index.image_hw, imgsz)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def requests(
-        self,
-        batch_size: int,
-        stride: int,
-        *,
-        rect: bool,
-        canvas_hw: tuple[int, int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
-        """A rank's batches of a validation; over all ranks each sample comes once. The last batch may be smaller.
-
-        Args:
-            stride: canvas sides are multiples of it.
-            rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
-            canvas_hw: of all images; None: as ``rect`` says. Without ``imgsz`` each batch is one image at full size.
-        """
-        image_hw = self.index.image_hw
-        starts = range(0, len(image_hw), batch_size)
+        """A rank's batches of a validation; over all ranks each sample comes once. The images of a batch have one
+        canvas, and the most frequent canvas comes first. Without ``imgsz`` each batch is one image at full size."""
         if self.imgsz is None:
-            batches = [([i], (height, width)) for i, (height, width) in enumerate(image_hw.tolist())]
-        elif rect and canvas_hw is None:
-            aspects = image_hw[:, 0] / image_hw[:, 1]
-            order = np.argsort(aspects, kind="stable")
-            groups = [order[start : start + batch_size] for start in starts]
-            batches = [(g.tolist(), rect_canvas(aspects[g], self.imgsz, stride, VALIDATION_PAD)) for g in groups]
+            batches = [([i], (height, width)) for i, (height, width) in enumerate(self.index.image_hw.tolist())]
         else:
-            side = math.ceil(self.imgsz / stride) * stride
-            everything = range(len(image_hw))
-            batches = [(everything[start : start + batch_size], canvas_hw or (side, side)) for start in starts]
+            batches = self._batches_by_canvas(batch_size, canvases)
         requests = [BatchRequest(tuple(SampleKey(i, 0, i, size) for i in members), size) for members, size in batches]
         return requests[rank::world_size]
+
+    def _batches_by_canvas(self, batch_size: int, canvases: CanvasRule) -> list[tuple[list[int], tuple[int, int]]]:
+        """Images of one canvas, at most ``batch_size``, in the order of the data set, and the canvas of each batch."""
+        sizes, size_of_image = np.unique(self.index.image_hw, axis=0, return_inverse=True)
+        canvas_of_size = np.array([canvases.canvas_hw(size) for size in sizes.tolist()], np.int64).reshape(-1, 2)
+        canvas_of_image = canvas_of_size[size_of_image.reshape(-1)]
+        distinct, number, counts = np.unique(canvas_of_image, axis=0, return_inverse=True, return_counts=True)
+        batches = []
+        for most_frequent in np.argsort(-counts, kind="stable"):
+            images = np.flatnonzero(number.reshape(-1) == most_frequent).tolist()
+            height, width = distinct[most_frequent].tolist()
+            for start in range(0, len(images), batch_size):
+                batches.append((images[start : start + batch_size], (height, width)))
+        return batches
 
     def source_image(self, i: int) -> np.ndarray:
         """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""

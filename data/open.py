@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from data.index.files import without_empty
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource, class_names, what_exists
-from data.spec.dataset_yaml import YAML_FOLDER, load_dataset_spec
+from data.spec.dataset_yaml import YAML_FOLDER, load_dataset_spec, read_yaml
 from utils.config.parser import typed_classes
-from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
@@ -51,8 +50,8 @@ def _open_files(source: DataSource, note: str) -> DatasetSpec:
     if source.stored_in and not Path(known_by_name(source.data)).exists():
         raise UserError(f"{source.data}: no such file")
     spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
-    if spec.summary:
-        get_logger().info("%s", spec.summary)
+    for note in spec.notes:
+        get_logger().info("%s", note)
     for split in source.splits:  # what is missing is known before weights are read
         spec.check_split(split)
     return replace(spec, if_missing=spec.if_missing + note)
@@ -74,7 +73,7 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
     if data == DEMO:
         return
     data = find_data(data)
-    values = None if Path(data).is_dir() else load_yaml(data)
+    values = None if Path(data).is_dir() else read_yaml(Path(data))
     if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
         spec = load_dataset_spec(data).use_classes(typed_classes(classes))
         for split in splits:

@@ -97,20 +97,19 @@ class EpochOrder:
         return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
 
 
-def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) -> np.ndarray:
-    """The smallest canvases, int64 (n, 2), for images of aspects (height / width) from ``low`` to ``high`` (n,), longer
-    side imgsz, with ``pad`` strides added, rounded up to strides."""
+def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
+    """The smallest canvases, int64 (n, 2), for training images of aspects (height / width) from ``low`` to ``high``
+    (n,), longer side imgsz, rounded up to strides."""
     sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
-    return (np.ceil(sides * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
+    return (np.ceil(sides * imgsz / stride - 1e-9) * stride).astype(np.int64)
 
 
-def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) -> tuple[int, int]:
-    """The smallest canvas for a batch of images of these aspects (n,)."""
-    height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride, pad)[0].tolist()
+def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int) -> tuple[int, int]:
+    """The smallest canvas for a training batch of images of these aspects (n,)."""
+    height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride)[0].tolist()
     return height, width
 
 
-VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
 QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size
 
 

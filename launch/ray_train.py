@@ -31,6 +31,7 @@ from utils.distributed.spawn import free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
+from utils.machine.limits import require_package  # noqa: E402
 from utils.program import start_of  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
@@ -54,10 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
-    try:
-        import ray
-    except ImportError:
-        raise UserError('Ray is not installed: pip install "ray[default,train]"') from None
+    ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
         ray.init(address=options.address, runtime_env={"env_vars": variables}, log_to_driver=True)
@@ -126,7 +124,7 @@ def work(config: TrainConfig, working_folder: str) -> str:
     rank = context.get_world_rank()
     if rank == 0:
         wait_for_former(folder)
-        last, done = former_training(folder, config.epochs)
+        last, done = former_training(folder, config)
         plan = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(folder)))
     address, port, last, done, reported = broadcast_from_rank_zero(plan)
     if done:

@@ -27,6 +27,7 @@ from tools.child import start
 from utils.config.flags import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.errors import INTERRUPTED, REQUEUE, UserError
+from utils.files.paths import normal_path
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 
@@ -185,7 +186,7 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
         return os.fspath(data)
     import yaml
 
-    content = {**_plain(data), "path": os.path.abspath(data.get("path", ""))}
+    content = {**_plain(data), "path": str(normal_path(data.get("path", "")))}
     try:
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:

@@ -16,9 +16,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.heads.base import DetectionHead
 from models.layers import conv
-from models.registry import Kind, build_head, build_layer, find_entry, make_activation
+from models.registry import Kind, build_head, build_layer, check_depth, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError, first_line, one_line
+from utils.machine.limits import explanation
 from utils.rng import Stream, keyed_generator
 from utils.strings import counted
 
@@ -162,6 +163,7 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None
         raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
     if heads[0] is not spec.layers[-1]:
         raise heads[0].error("module", f"{heads[0].module} must be the last layer, and the only head")
+    check_depth(spec)
     activation = make_activation(spec)
     layers: list[nn.Module] = []
     with torch.device("meta"), torch.no_grad():
@@ -208,6 +210,8 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
     try:
         return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
     except (RuntimeError, ValueError) as error:
+        if explanation(error):
+            raise layer.error("args", f"{layer.module} has more weights than this machine has memory") from None
         raise layer.error("args", f"{layer.module} does not fit its input: {first_line(error)}") from None
 
 

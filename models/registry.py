@@ -23,6 +23,7 @@ from utils.errors import UserError, first_line
 from utils.files.schema import Bounds, check, hints_of, suggestion
 
 MAX_REPEATS = 1000  # of a row; more would take hours to build
+MAX_MODULES = 2000  # rows with their repeats
 MAX_CHANNELS = 1 << 16
 
 
@@ -124,9 +125,7 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
         return _construct(entry.module, (), layer.args, layer)
     if len(channels) != 1:
         raise layer.error("from", f"{layer.module} takes one layer, got {len(channels)}")
-    repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else 1
-    if repeats > MAX_REPEATS:
-        raise layer.error("repeats", f"{layer.repeats} times depth {spec.depth:g} is more than {MAX_REPEATS}")
+    repeats = _scaled_repeats(layer, spec)
     if entry.kind is Kind.CHANNELWISE:
         return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
     out = _out_channels(layer, spec)
@@ -136,6 +135,20 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
             args[:1] = [True]
         return _construct(entry.module, (channels[0], out, repeats), args, layer)
     return _repeat(lambda i: _construct(entry.module, (out if i else channels[0], out), args, layer), repeats)
+
+
+def check_depth(spec: ModelSpec) -> None:
+    """Raises UserError for a graph that would take hours, and gigabytes for its modules, to build."""
+    count = sum(_scaled_repeats(layer, spec) for layer in spec.layers)
+    if count > MAX_MODULES:
+        raise UserError(f"{spec.label}: has {count:,} layers, repeats included; more than {MAX_MODULES:,} are too many")
+
+
+def _scaled_repeats(layer: LayerSpec, spec: ModelSpec) -> int:
+    repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else 1
+    if repeats > MAX_REPEATS:
+        raise layer.error("repeats", f"{layer.repeats} times depth {spec.depth:g} is more than {MAX_REPEATS}")
+    return repeats
 
 
 def build_head(

@@ -52,12 +52,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="approximate size of a tar file; default: 256")
     parser.add_argument("--workers", type=int, default=8, help="threads that read images; default: 8")
     parser.add_argument("--cache-dir", default="", help="folder of index caches; empty: ~/.cache/lockstep")
+    help_text = "stop if more than this fraction of labels or images cannot be used; default: 0.1"
+    parser.add_argument("--max-bad", type=float, default=0.1, help=help_text)
     options = parser.parse_args(argv)
     configure_logging(True)
+    if not 0 <= options.max_bad <= 1:
+        raise UserError(f"--max-bad {options.max_bad:g}: must be from 0 to 1")
     if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
         raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
     spec = open_data(DataSource(options.data, cache_dir=options.cache_dir), DistributedContext.single())
-    write_set(spec, options.out, options.megabytes * 10**6, workers=options.workers, cache_dir=options.cache_dir)
+    write_set(
+        spec,
+        options.out,
+        options.megabytes * 10**6,
+        workers=options.workers,
+        cache_dir=options.cache_dir,
+        max_bad=options.max_bad,
+    )
     get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(str(options.out)))
 
 

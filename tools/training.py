@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
 from tools.child import start
 from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig, folder_of
 from utils.config.settings import TrainConfig
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
-from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
@@ -71,7 +71,7 @@ def train(
     to the child has ended the training, which can be resumed.
     """
     wait_for_former(folder)
-    last, done = former_training(folder, config.epochs)
+    last, done = former_training(folder, config)
     table, accepted = (folder / name for name in _FIRST)
     config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True)
     config = replace(config, resume=str(last) if last else None)
@@ -113,8 +113,8 @@ def wait_for_former(folder: Path) -> None:
                 raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
 
 
-def former_training(folder: Path, epochs: int) -> tuple[Path | None, bool]:
-    """The checkpoint in ``folder`` to resume from, and whether all epochs are done. Without one, removes what a
+def former_training(folder: Path, config: TrainConfig) -> tuple[Path | None, bool]:
+    """The checkpoint in ``folder`` to resume from, and whether the training has ended. Without one, removes what a
     training has left that ended before its first checkpoint. Raises TrainingFailed if it is damaged."""
     last = folder / "last.pt"
     if not last.is_file():
@@ -122,9 +122,13 @@ def former_training(folder: Path, epochs: int) -> tuple[Path | None, bool]:
             (folder / name).unlink(missing_ok=True)
         return None, False
     try:
-        return last, read_checkpoint(last)["progress"]["epoch"] >= epochs
+        checkpoint = Checkpoint.read(last)
     except UserError as error:
         raise TrainingFailed(str(error)) from None
+    progress = checkpoint.progress
+    epochs = checkpoint.config["epochs"] if config.time else config.epochs  # that fit into the time
+    is_over = progress.stops_early(config.patience, epochs=epochs, val_every=config.val_every)
+    return last, progress.epoch >= epochs or is_over
 
 
 def _wait(child: subprocess.Popen, trains_on: Callable[[], bool], signals: StopSignals) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
+from utils.files.folders import cache_folder
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
@@ -45,6 +46,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process has ended
     # Plots use a canvas of their own. Matplotlib cannot be imported if the backend that a notebook names is missing.
     os.environ.pop("MPLBACKEND", None)
+    with contextlib.suppress(UserError):  # there is no home folder
+        os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of this machine's fonts
     keep_freed_memory()
     threading.excepthook, sys.unraisablehook = _thread_ended, _not_raised
     try:

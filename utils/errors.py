@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import unicodedata
 from collections.abc import Iterator
 
 MAX_CHARACTERS = 1200
@@ -19,6 +20,12 @@ def one_line(text: str) -> str:
     """``text`` with a space for each run of line breaks and other control characters, which would split lines of logs
     or control terminals. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def look_alike(name: str, other: str) -> bool:
+    """Whether two different names cannot be told apart by eye: their accents are composed differently (NFC and NFD).
+    Messages show such names by ``ascii``."""
+    return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def first_line(error: BaseException) -> str:

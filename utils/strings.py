@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from utils.errors import look_alike
+
 _ID_DIGITS = 18  # of a number that fits into int64
 _LISTED_RANKS = 8
 
@@ -44,7 +46,11 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
     if len(names) != len(expected):
         return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
-    return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"
+    if index is None:
+        return ""
+    if look_alike(names[index], expected[index]):
+        return f"class {index} is {names[index]!a} against {expected[index]!a}, which look the same"
+    return f"class {index} is '{names[index]}' against '{expected[index]}'"
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:

@@ -106,6 +106,9 @@ class Targets:
     def to(self, device: torch.device, non_blocking: bool = True) -> Targets:
         return replace(self, rows=self.rows.to(device, non_blocking=non_blocking), host_rows=self.on_host)
 
+    def pin_memory(self) -> Targets:
+        return replace(self, rows=self.rows.pin_memory())
+
     def shard(self, start: int, end: int) -> Targets:
         """The targets of images ``start``..``end - 1``, numbered from 0."""
         first = sum(self.counts[:start])
@@ -135,14 +138,14 @@ class Batch:
     paths: tuple[str, ...] = ()
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        moved = map_tensors(self, lambda t: t.to(device, non_blocking=non_blocking))
-        return replace(moved, targets=replace(moved.targets, host_rows=self.targets.on_host))
+        """Moves the images and the targets to ``device``. The rest is read on the host, and stays there."""
+        images = self.images.to(device, non_blocking=non_blocking)
+        return replace(self, images=images, targets=self.targets.to(device, non_blocking))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of these tensors, which another stream allocated, until ``stream`` has used them."""
-        for tensor in (self.images, self.targets.rows, self.indices, self.original_hw, self.letterbox):
-            if tensor.device.type != "cpu":  # validation leaves some on the host
-                tensor.record_stream(stream)
+        """Keeps the memory of what `to` has moved, which another stream allocated, until ``stream`` has used it."""
+        self.images.record_stream(stream)
+        self.targets.rows.record_stream(stream)
 
     def shard(self, start: int, end: int) -> Batch:
         """Images ``start``..``end - 1``, exactly as if they had been collated alone."""
@@ -156,7 +159,8 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        return map_tensors(self, Tensor.pin_memory)
+        """Copies what `to` moves to page-locked memory. Called by torch's DataLoader when ``pin_memory=True``."""
+        return replace(self, images=self.images.pin_memory(), targets=self.targets.pin_memory())
 
 
 class LossOutput(NamedTuple):
@@ -240,6 +244,13 @@ class DetectionTable:
         """``rows``: a mask or indices."""
         return DetectionTable(*(getattr(self, name)[rows] for name in self.__slots__))
 
+    def best_of_images(self, count: int) -> DetectionTable:
+        """The ``count`` detections of each image with the highest scores."""
+        order = np.lexsort((-self.scores, self.image_index))
+        image = self.image_index[order]
+        rank = np.arange(len(image)) - np.searchsorted(image, image)
+        return self.take(order[rank < count])
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
@@ -254,13 +265,16 @@ class EvalResult:
     ap_large: float
     class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
     confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
-    confusion_confidence: float  # the least confidence of its detections: `threshold`, or a default without one
+    confusion_confidence: float  # its detections score higher: `threshold`, or a default without one
     curve_confidence: np.ndarray  # float64 (S,)
     curve_precision: np.ndarray  # float64 (C, S) against confidence
     curve_recall: np.ndarray  # float64 (C, S)
     pr_recall: np.ndarray  # float64 (101,)
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
+    # `threshold` of the scored detections, and of those that are shown without box voting; None: not known.
+    scored_confidence: float | None = None
+    plain_confidence: float | None = None
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
 
     @property

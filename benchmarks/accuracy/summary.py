@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
+from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+from utils.config.coco_classes import COCO_IDS
 from utils.structures import DetectionTable, GroundTruth
 
 
@@ -51,12 +52,17 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
 
 
 def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
-    """COCO's result rows as a table. The peer numbers classes from 1, this program from 0 where labels are YOLO's."""
+    """COCO's result rows as a table. The peer numbers classes from 1; this program numbers those of YOLO's labels from
+    0, or as COCO."""
     stems = {str(stem): number for number, stem in enumerate(gt.image_ids)}
     stems |= {str(int(stem)): number for stem, number in list(stems.items()) if stem.isdigit()}
     image = [stems[Path(r["file_name"]).stem if "file_name" in r else str(r["image_id"])] for r in rows]
     xywh = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
-    classes = np.array([row["category_id"] for row in rows], np.int64) - any("file_name" in row for row in rows[:1])
+    classes = np.array([row["category_id"] for row in rows], np.int64)
+    if any("file_name" in row for row in rows[:1]):
+        classes = classes - 1
+    elif classes.max(initial=0) >= len(gt.category_ids) == len(COCO_IDS):
+        classes = np.searchsorted(COCO_IDS, classes)
     scores = np.array([row["score"] for row in rows], np.float64)
     order = np.argsort(image, kind="stable")
     boxes = np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -168,34 +169,56 @@ def exchange_by_way_of_the_host() -> None:
     virtual_ranks.sum_over_processes = lambda ctx, flat: sum_on_host(ctx, flat.cpu()).to(flat.device)
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]  # ends with 1 after a signal
 STOPPED = 75  # how train.py ends when a signal has asked it to stop
-WRITTEN_S, ENDED_S = 120.0, 60.0  # until a first checkpoint is there; after a signal
+WRITTEN_S = 120.0  # until a first checkpoint must be there
+ENDED_S = 60.0  # until a process must have ended after a signal
+# By the loopback interface: the host's name need not be known.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "1"]
+
+
+class Interruption(NamedTuple):
+    """How a training is ended early."""
+
+    description: str
+    launcher: list[str]
+    signal: signal.Signals
+    exit_code: int
+
+
+INTERRUPTIONS = {
+    "sigterm": Interruption("stopped", [], signal.SIGTERM, STOPPED),
+    # A process group, of NCCL on a GPU. torchrun itself ends with 1 after a signal.
+    "torchrun": Interruption("stopped in a process group", TORCHRUN, signal.SIGTERM, 1),
+    "sigkill": Interruption("killed", [], signal.SIGKILL, -signal.SIGKILL),
+}
 
 
 def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures. SystemExit if a resumed run does not end with the bits of the uninterrupted one."""
+    """Yields how runs ended early and resumed differ from an uninterrupted one, for each of ``--interruption``.
+    SystemExit if bits differ."""
+    problems = []
     with tempfile.TemporaryDirectory() as folder:
         whole = training(options, folder, "whole")
         expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
-        wanted, differing = read_checkpoint(Path(folder, "whole", "last.pt")), []
-        for name, start, number, code in (
-            ("stopped", [], signal.SIGTERM, STOPPED),
-            ("stopped in a process group", TORCHRUN, signal.SIGTERM, 1),  # of NCCL on a GPU
-            ("killed", [], signal.SIGKILL, -signal.SIGKILL),
-        ):
+        wanted = read_checkpoint(Path(folder, "whole", "last.pt"))
+        for name in options.interruptions:
+            interruption = INTERRUPTIONS[name]
             last = Path(folder, name, "last.pt")
-            python, *command = training(options, folder, name)
-            at, seconds = break_off([python, *start, *command], last, number, code)
-            yield f"{name}: ended {seconds:.1f} s after the signal"
-            again = [sys.executable, "train.py", "--resume", str(last)]
-            expect(subprocess.run(again, cwd=ROOT, check=False).returncode, 0, again)
-            places = differences(wanted, read_checkpoint(last))
-            text = f"{name} after epoch {at['epoch']} and batch {at['batch']}, resumed"
-            yield f"{text}: {f'{len(places)} tensors differ' if places else 'the same bits as in one go'}"
-            differing += [f"{text}: {len(places)} tensors differ, first {places[0]}"] if places else []
-    if differing:
-        sys.exit("; ".join(differing))
+            python, *script = training(options, folder, name)
+            command = [python, *interruption.launcher, *script]
+            progress, seconds = break_off(command, last, interruption.signal, interruption.exit_code)
+            yield f"{interruption.description}: ended {seconds:.1f} s after the signal"
+            resume = [sys.executable, "train.py", "--resume", str(last)]
+            expect(subprocess.run(resume, cwd=ROOT, check=False).returncode, 0, resume)
+            tensors = differences(wanted, read_checkpoint(last))
+            moment = f"after epoch {progress['epoch']} and batch {progress['batch']}"
+            case = f"{interruption.description} {moment}, resumed"
+            if tensors:
+                problems.append(f"{case}: {len(tensors)} tensors differ, first {tensors[0]}")
+            else:
+                yield f"{case}: the same bits as in one go"
+    if problems:
+        sys.exit("; ".join(problems))
 
 
 def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:

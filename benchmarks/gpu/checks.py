@@ -9,6 +9,7 @@ import argparse
 import importlib
 import platform
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -35,14 +36,16 @@ PARTS = {
     "compiled": "equal:compare_compiled",
     "resume": "bits:stop_and_resume",
     "validate": "scripts:validate",
+    "validate-elsewhere": "scripts:validate_elsewhere",
     "detect": "scripts:detect",
     "exported": "scripts:exported",
     "largest-batch": "scripts:largest_batch",
     "train": "scripts:time_training",
 }
 PACKAGES = (
-    "torchvision", "triton", "numpy", "opencv-python", "opencv-python-headless", "tensorboard", "matplotlib", "tqdm",
-    "albumentations", "lmdb", "ultralytics",
+    "torch", "torchvision", "triton", "numpy", "opencv-python", "opencv-python-headless", "pyyaml", "pillow",
+    "safetensors", "jinja2", "tensorboard", "matplotlib", "tqdm", "onnx", "onnxscript", "onnxruntime", "psutil",
+    "albumentations", "lmdb", "openvino", "pycocotools", "polars", "ultralytics",
 )  # fmt: skip
 
 
@@ -52,13 +55,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="0")
     parser.add_argument("--model", nargs="+", default=["yolov8n"], dest="models")
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], dest="optimizers")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[16], dest="batches")
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--boxes", type=int, nargs="+", default=[16, 64, 96], help="an image")
+    parser.add_argument("--case", nargs="+", default=["yolov8n:16:SGD"], dest="cases", help="MODEL:BATCH:OPTIMIZER")
+    parser.add_argument("--amp", default="auto")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--data", default="")
+    parser.add_argument("--weights", type=Path, default=Path(), help="a checkpoint of a training on --data")
+    parser.add_argument("--at-least", type=float, default=0.0, help="the AP, or score, that the weights must have")
+    parser.add_argument("--variants", action="store_true", help="validation also with --amp auto and with --tta")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--layouts", type=int, default=2, help="how many ways to feed the device are timed")
+    parser.add_argument("--interruption", nargs="+", default=["sigterm", "torchrun", "sigkill"], dest="interruptions")
+    parser.add_argument("--layouts", type=int, default=2, help="how many ways to feed the device are tried")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="what two processes use")
@@ -67,31 +76,52 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--times", type=int, default=16)
     options = parser.parse_args(argv)
-    options.model, options.batch_size = options.models[0], options.batches[0]
+    options.model = options.models[0]
     module, function = PARTS[options.part].split(":")
     for line in getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(options):
         print(line if line.startswith("|") else f"figure: {line}", flush=True)
 
 
 def environment(options: argparse.Namespace) -> Iterator[str]:
-    """Prints the machine's hardware and packages, and what it lacks."""
+    """Yields OpenCV's version, other packages, the machine and the commit, each as soon as it is known. SystemExit if
+    images cannot be decoded: OpenCV is missing or too old."""
+    version, problem = opencv()
+    yield f"OpenCV {version}{f'; {problem}' if problem else ''}, Python {platform.python_version()}"
+    installed: dict[str, str] = {}
+    for package in metadata.distributions():
+        installed.setdefault(package.name.lower(), package.version)  # the first one on the path is imported
+    present = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
+    missing = [name for name in PACKAGES if name not in installed]
+    yield f"{', '.join(present)}; not installed: {', '.join(missing) or 'nothing'}"
+
     import torch
 
     from benchmarks.speed.report import commit, machine
 
-    yield f"{machine()}, Python {platform.python_version()}, commit {commit()}"
-    installed = {package.name: package.version for package in metadata.distributions()}
-    missing = ", ".join(name for name in PACKAGES if name not in installed)
-    found = ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
-    yield f"{found}; not installed: {missing or 'nothing'}"
+    yield machine()
     yield f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB of shared memory free"
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
         yield f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}"
+    yield f"commit {commit()}"
+    if problem:
+        sys.exit(f"OpenCV {version}: {problem}")
+
+
+def opencv() -> tuple[str, str]:
+    """Returns OpenCV's version, and why images cannot be decoded with it, else an empty text."""
+    try:
+        import cv2
+    except ImportError as error:
+        return "unknown", f"cannot be imported ({error}); put a wheel of opencv-python-headless into WHEELS"
+    if not hasattr(cv2, "imdecodeWithMetadata"):
+        problem = "no imdecodeWithMetadata; put a wheel of opencv-python-headless, 4.12 or newer, into WHEELS"
+        return cv2.__version__, problem
+    return cv2.__version__, ""
 
 
 def write_data(options: argparse.Namespace) -> Iterator[str]:
-    """The demo set, written to ``folder``/small, or with each of its images many times to ``folder``/many or /large."""
+    """Writes the demo set to ``folder``/small, or with each of its images many times to ``folder``/many or /large."""
     from benchmarks.speed.dataset_copy import copy_dataset
     from data.demo import ensure_demo
 

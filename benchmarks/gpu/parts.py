@@ -1,248 +1,379 @@
-"""The parts of the four calls of `benchmarks/gpu.sh`: what each part runs, and how long it should take."""
+"""The parts of `benchmarks/gpu.sh`: commands, each of which is one row of the table. calls.py chooses among them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-CALLS = ("checks", "others", "speed", "compiled")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+EXPORTED_AP = 0.5  # of the checkpoint whose exported files are scored: equal scores of a poor model prove nothing
+TRAINED_AP = 0.7  # after the training on the demo set; on a CPU it is 0.88
+KNOWN_OBJECTS = 0.4  # score of trained weights on the objects that they were trained with
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command, independent of all others, and its requirements."""
+    """A command of the benchmark.
 
-    call: str
+    Attributes:
+        name: of its row, by which PARTS chooses parts.
+        expected_s: seconds on an H100 with 16 cores.
+        command: program and arguments.
+        needs: products of other parts that must be there: "small", "many" and "large", data sets; "weights", a
+            checkpoint trained on "small". See `Parts.provider`.
+        product: what it makes itself; empty: nothing that other parts need.
+        gpu_only: why it is left out on a CPU; empty: it is not.
+        environment: variables of the command, on top of this process's.
+    """
+
     name: str
-    expected_s: int  # on an H100 with 16 cores
+    expected_s: int
     command: Sequence[str]
-    data: str = ""  # "small", "many", "large": see `data_part`
-    gpu_only: str = ""  # why it is left out on a CPU; empty: it is not
+    needs: Sequence[str] = ()
+    product: str = ""
+    gpu_only: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes that the parts run with on a GPU, or `DRY` on a CPU to test that they run."""
+    """Models, image and batch sizes. The defaults are for a GPU; `DRY` only shows, on a CPU, that all parts run."""
 
     device: str = "0"
-    imgsz: int = 640  # of what is timed
-    small: int = 320  # of what is only checked
-    batch: int = 8  # of what is only checked
-    images: int = 256  # of the demo set
-    times: int = 32  # each of them in the large sets
-    heads: tuple[str, ...] = ("yolov8n", "yolov5n", "yolo26n", "yoloxnano")
-    optimizers: tuple[str, ...] = ("SGD", "Muon")
+    half: str = "fp16"  # --amp of trainings in half precision with a scaler; a CPU has bf16 only
+    timed_imgsz: int = 640
+    checked_imgsz: int = 320
+    checked_batch: int = 8
+    trained_batch: int = 16  # of the training whose weights are scored
+    trained_epochs: int = 20
+    end_to_end_batch: int = 64
+    end_to_end_epochs: int = 3
+    resumed_epochs: int = 2
+    evaluated_epochs: int = 3
+    demo_images: int = 256  # training images of the demo set
+    copies: int = 32  # of each of them in the data sets "many" and "large"
+    heads: Sequence[str] = ("yolov8n", "yolov5n", "yolo26n", "yoloxnano")  # a model of each kind of head
+    optimizers: Sequence[str] = ("SGD", "Muon")
+    first_batches: Sequence[int] = (16, 64)
+    step_batches: Sequence[int] = (16, 64, 128, 256)
+    half_batches: Sequence[int] = (64, 128)
     loss_batch: int = 64
-    boxes: tuple[int, ...] = (16, 64, 96)
-    step_batches: tuple[int, ...] = (16, 64, 128, 256)
-    half_batches: tuple[int, ...] = (64, 128)  # of the comparison of float16 with bfloat16
-    profiled: tuple[int, ...] = (16, 64)
-    kernels: tuple[str, ...] = ("yolov8n", "yolo11n", "yolo26n")
-    trained: tuple[str, ...] = ("yolov8n", "yolov8s")
-    train_batch: int = 64
-    steps: int = 20
-    rounds: int = 3
-    epochs: int = 3
-    demo_epochs: int = 30
-    resume_epochs: int = 2
+    loss_boxes: Sequence[int] = (16, 64, 96)
+    further_models: Sequence[str] = ("yolo11n", "yolo26n")  # whose kernels are listed besides yolov8n's
+    larger_models: Sequence[str] = ("yolov8s",)  # timed besides yolov8n
+    steps: int = 20  # a turn
+    rounds: int = 3  # turns
+    has_learned: bool = True  # whether trainings are long enough for a good detector
 
 
 DRY = Sizes(
     device="cpu",
-    imgsz=64,
-    small=64,
-    batch=1,
-    images=8,
-    times=2,
+    half="bf16",
+    timed_imgsz=64,
+    checked_imgsz=64,
+    checked_batch=1,
+    trained_epochs=2,
+    end_to_end_batch=4,
+    end_to_end_epochs=2,
+    resumed_epochs=4,
+    evaluated_epochs=2,
+    demo_images=8,
+    copies=2,
     heads=("yolov8n", "yolov5n"),
-    loss_batch=2,
-    boxes=(16, 64),
+    first_batches=(2,),
     step_batches=(2,),
     half_batches=(2,),
-    profiled=(2,),
-    kernels=("yolov8n",),
-    trained=("yolov8n",),
-    train_batch=4,
+    loss_batch=2,
+    loss_boxes=(16, 64),
+    further_models=(),
+    larger_models=(),
     steps=1,
     rounds=1,
-    epochs=2,
-    demo_epochs=2,
-    resume_epochs=4,
+    has_learned=False,
 )
 
 
-def numbers(values: Sequence[int]) -> list[str]:
-    return [str(value) for value in values]
+def flags(**settings: object) -> list[str]:
+    """Writes settings as a command line has them: ``batch_size=[16, 64]`` is ``--batch-size 16 64``, and
+    ``variants=True`` is ``--variants``. Settings that are False or an empty text are left out."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if value is False or value == "":
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, (list, tuple)):
+            words += [str(item) for item in value]
+        elif value is not True:
+            words.append(str(value))
+    return words
 
 
-def check(part: str, sizes: Sizes, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.gpu.checks", part, "--device", sizes.device, *flags]
+class Parts:
+    """Makes parts for a machine and its sizes, each by a method. Methods take what differs between calls.
+
+    Args:
+        folder: where all parts write their files.
+        peer: Python of an environment that has Ultralytics; empty: ours alone.
+    """
+
+    def __init__(self, sizes: Sizes, folder: Path, peer: str = "") -> None:
+        self.sizes = sizes
+        self.folder = folder
+        self.peer = peer
+        self.weights = folder / "runs" / "trained" / "last.pt"
+
+    def leaves_out(self, part: Part) -> bool:
+        """Whether this machine is a CPU, and the part is not for it."""
+        return bool(part.gpu_only) and self.sizes.device == "cpu"
+
+    # What other parts need
+
+    def provider(self, product: str) -> Part:
+        """Returns the part that makes a product."""
+        return self.trains() if product == "weights" else self.data_set(product)
+
+    def path_of(self, product: str) -> Path:
+        return self.weights if product == "weights" else self.data(product)
+
+    def data(self, name: str) -> Path:
+        return self.folder / name / "data.yaml"
+
+    def data_set(self, name: str) -> Part:
+        """Writes the demo set ("small"), or with each of its images many times, in the size of what is checked ("many")
+        or timed ("large")."""
+        sizes = self.sizes
+        imgsz = sizes.timed_imgsz if name == "large" else sizes.checked_imgsz
+        command = self._check(
+            "data", folder=self.folder, set=name, imgsz=imgsz, images=sizes.demo_images, times=sizes.copies
+        )
+        return Part(f"data set, {name}", 20 if name == "large" else 8, command, product=name)
+
+    def trains(self) -> Part:
+        command = self._train(
+            "trained", batch_size=self.sizes.trained_batch, epochs=self.sizes.trained_epochs, val_every=10
+        )
+        return Part("trains with one GPU", 30, command, ["small"], product="weights")
+
+    # The machine, and results that must be those of the CPU
+
+    def environment(self) -> Part:
+        return Part("environment", 8, self._check("environment"))
+
+    def equal_steps(self, optimizers: Sequence[str], *, expected_s: int) -> Part:
+        command = self._check("equal-steps", **self._checked(), model=self.sizes.heads, optimizer=optimizers)
+        return Part("float32 steps equal to the CPU's", expected_s, command)
+
+    def equal_detections(self) -> Part:
+        return Part("NMS and box voting equal to the CPU's", 12, self._check("equal-detections", **self._checked()))
+
+    def equal_rendering(self) -> Part:
+        return Part("rendered images equal to the CPU's", 30, self._check("equal-rendering", **self._checked()))
+
+    def equal_scores(self, *, variants: bool, expected_s: int) -> Part:
+        command = self._check_weights("validate", TRAINED_AP, variants=variants)
+        return Part("scores of val.py equal to the CPU's", expected_s, command, ["small", "weights"])
+
+    def equal_exports(self) -> Part:
+        command = self._check_weights("exported", EXPORTED_AP)
+        return Part("exported files score as the checkpoint", 40, command, ["small", "weights"])
+
+    def equal_score_of_weights(self) -> Part:
+        command = self._check_weights("weights-score", KNOWN_OBJECTS)
+        return Part("loaded weights are scored as on the CPU", 15, command, ["small", "weights"])
+
+    def detects(self) -> Part:
+        return Part("detects", 9, self._check_weights("detect", 0.0), ["small", "weights"])
+
+    # Host syncs
+
+    def sync_free_steps(self, models: Sequence[str], *, expected_s: int) -> Part:
+        command = self._check("sync-free", **self._checked(), model=models, optimizer=self.sizes.optimizers)
+        return Part("no host sync in the step", expected_s, command)
+
+    def sync_free_loop(self, *, layouts: int, expected_s: int) -> Part:
+        command = self._check("sync-free-loop", **self._checked_data(), layouts=layouts)
+        return Part("no host sync in the training loop", expected_s, command, ["small"])
+
+    # Numbers and bits
+
+    def overflow(self) -> Part:
+        command = self._check("overflow", **self._checked(), optimizer=self.sizes.optimizers)
+        return Part("float16 that overflows at once", 12, command)
+
+    def trains_in_half(self) -> Part:
+        command = self._train("half", amp=self.sizes.half, optimizer="SGD")
+        return Part(f"trains in {self.sizes.half} with SGD", 13, command, ["small"])
+
+    def same_bits(self) -> Part:
+        command = self._check("ranks", **self._checked(batch_size=8), optimizer=self.sizes.optimizers)
+        return Part("the same bits on two processes of one GPU", 35, command, environment=LOOPBACK)
+
+    def ddp(self) -> Part:
+        command = self._check("ranks-ddp", **self._checked(batch_size=8))
+        return Part("DDP and ZeRO on two processes of one GPU", 25, command, environment=LOOPBACK)
+
+    def ddp_by_nccl(self) -> Part:
+        command = self._check("ranks-ddp", **self._checked(batch_size=8), backend="nccl")
+        variables = LOOPBACK | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        reason = "NCCL needs a GPU"
+        return Part("NCCL with two processes on one GPU", 40, command, gpu_only=reason, environment=variables)
+
+    def resumed(self, interruptions: Sequence[str], *, expected_s: int) -> Part:
+        settings = self._checked_data(batch_size=max(self.sizes.checked_batch, 4), epochs=self.sizes.resumed_epochs)
+        command = self._check("resume", **settings, interruption=interruptions)
+        return Part("stopped and resumed: the same bits", expected_s, command, ["small"], environment=LOOPBACK)
+
+    def pinned_batches(self) -> Part:
+        return Part("batches copied from pinned memory", 15, self._check("feed", **self._checked_data()), ["small"])
+
+    # Ways to run
+
+    def torchrun(self) -> Part:
+        return Part("torchrun, one rank", 20, self._torchrun([], "nccl"), ["small"])
+
+    def torchrun_by_loopback(self) -> Part:
+        command = self._torchrun(["--local-addr", "127.0.0.1"], "loopback")
+        return Part("torchrun by the loopback interface", 14, command, ["small"], environment=LOOPBACK)
+
+    def data_parallel(self) -> Part:
+        return Part("DataParallel, twice on one device", 15, self._check("data-parallel", **self._checked()))
+
+    def predictor_threads(self) -> Part:
+        return Part("a Predictor called by many threads", 20, self._check("predictor-threads", **self._checked()))
+
+    def validated_elsewhere(self, *, amp: str, expected_s: int) -> Part:
+        settings = self._checked_data(epochs=self.sizes.evaluated_epochs)
+        command = self._check("validate-elsewhere", **settings, folder=self.folder, amp=amp)
+        named = "" if amp == "auto" else f", --amp {amp}"
+        return Part(f"one process trains, another one validates on the CPU{named}", expected_s, command, ["small"])
+
+    def largest_batch(self) -> Part:
+        command = self._check("largest-batch", imgsz=self.sizes.timed_imgsz, data=self.data("many"), folder=self.folder)
+        reason = "--batch-size -1 needs a GPU"
+        return Part("the largest batch that fits", 180, command, ["many"], gpu_only=reason)
+
+    # Speed
+
+    def first_steps(self) -> Part:
+        command = self._check("first-steps", imgsz=self.sizes.timed_imgsz, batch_size=self.sizes.step_batches[0])
+        return Part("the first steps, and a smaller batch", 15, command)
+
+    def loss(self) -> Part:
+        sizes = self.sizes
+        command = self._check(
+            "loss-share",
+            imgsz=sizes.timed_imgsz,
+            batch_size=sizes.loss_batch,
+            model=["yolov8n", "yolo26n"],
+            boxes=sizes.loss_boxes,
+        )
+        return Part("loss and assignment, share of the step", 35, command)
+
+    def first_timed_steps(self) -> Part:
+        """At few sizes, in the automatic type and in float16."""
+        command = self._step(
+            model=f"yolov8n:{joined(self.sizes.first_batches)}", amp=["auto", self.sizes.half], rounds=2, peer=self.peer
+        )
+        return Part("steps alone, bf16 and fp16", 65, command)
+
+    def timed_steps(self) -> Part:
+        """At many sizes, with SGD and Muon, and of a larger model."""
+        sizes = self.sizes
+        models = [f"yolov8n:{joined(sizes.step_batches)}"]
+        models += [f"{name}:{sizes.end_to_end_batch}" for name in sizes.larger_models]
+        command = self._step(model=models, amp="auto", optimizer=sizes.optimizers, peer=self.peer)
+        return Part("steps alone", 100 if self.peer else 70, command)
+
+    def timed_steps_in_half(self) -> Part:
+        command = self._step(model="yolov8n", batch_size=self.sizes.half_batches, amp=["bf16", self.sizes.half])
+        return Part("float16 against bfloat16, step alone", 25, command)
+
+    def timed_steps_compiled(self, batches: Sequence[int], *, rounds: int, expected_s: int) -> Part:
+        command = self._step(compile=True, batch_size=batches, amp="auto", rounds=rounds)
+        named = f"batch {batches[0]}" if len(batches) == 1 else f"batches {' and '.join(map(str, batches))}"
+        return self._compiled(Part(f"compiled steps, {named}", expected_s, command))
+
+    def end_to_end(self, model: str, *, layouts: int, expected_s: int) -> Part:
+        sizes = self.sizes
+        command = self._check(
+            "train",
+            data=self.data("large"),
+            model=model,
+            imgsz=sizes.timed_imgsz,
+            batch_size=sizes.end_to_end_batch,
+            epochs=sizes.end_to_end_epochs,
+            layouts=layouts,
+            peer=self.peer,
+        )
+        return Part(f"end to end, {model}", expected_s, command, ["large"])
+
+    def kernels(self, cases: Sequence[str], *, expected_s: int) -> Part:
+        """``cases``: MODEL:BATCH:OPTIMIZER."""
+        command = self._check("kernels", imgsz=self.sizes.timed_imgsz, case=cases)
+        return Part("the costliest kernels of a step", expected_s, command)
+
+    def renderer(self) -> Part:
+        sizes = self.sizes
+        command = self._check("render", imgsz=sizes.timed_imgsz, batch_size=sizes.end_to_end_batch, rounds=sizes.rounds)
+        return Part("renderer on the device", 25, command)
+
+    # --compile
+
+    def equal_compiled_steps(self) -> Part:
+        command = self._check("compiled", imgsz=self.sizes.timed_imgsz, batch_size=16)
+        return self._compiled(Part("compiled steps equal to uncompiled ones", 75, command))
+
+    def trains_compiled_ddp(self) -> Part:
+        command = self._torchrun([], "compiled-ddp", compile=True, nominal_batch=2 * self.sizes.checked_batch)
+        return self._compiled(Part("trains compiled, DDP, accumulating", 45, command, ["small"]))
+
+    def trains_compiled_sizes(self) -> Part:
+        command = self._train("compiled-sizes", compile=True, multi_scale=True)
+        return self._compiled(Part("trains compiled, sizes vary", 45, command, ["small"]))
+
+    # Commands
+
+    def _compiled(self, part: Part) -> Part:
+        return replace(part, gpu_only="on a CPU it takes minutes")
+
+    def _check(self, name: str, **settings) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.gpu.checks", name, *flags(device=self.sizes.device, **settings)]
+
+    def _check_weights(self, name: str, at_least: float, **settings) -> list[str]:
+        """``at_least``: the score without which the check proves nothing."""
+        needed = at_least if self.sizes.has_learned else 0.0
+        own = self._checked_data(folder=self.folder, weights=self.weights, at_least=needed)
+        return self._check(name, **own | settings)
+
+    def _checked(self, **changes) -> dict:
+        """Settings of checks that make their own batches."""
+        return {"imgsz": self.sizes.checked_imgsz, "batch_size": max(self.sizes.checked_batch, 2)} | changes
+
+    def _checked_data(self, **changes) -> dict:
+        """Settings of checks on the small data set."""
+        sizes = self.sizes
+        own = {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
+        return own | changes
+
+    def _step(self, **settings) -> list[str]:
+        sizes = self.sizes
+        own = {"device": sizes.device, "imgsz": sizes.timed_imgsz, "steps": sizes.steps, "rounds": sizes.rounds}
+        return [sys.executable, "-m", "benchmarks.speed.step", *flags(**own | settings)]
+
+    def _train(self, run: str, **settings) -> list[str]:
+        """The command of train.py, for one epoch of the small set unless ``settings`` has other ones."""
+        own = self._checked_data(model="yolov8n", epochs=1, device=self.sizes.device, workers=2, noplots=True)
+        own |= {"project": self.folder / "runs", "name": run, "exist_ok": True}
+        return [sys.executable, "train.py", *flags(**own | settings)]
+
+    def _torchrun(self, launch: Sequence[str], run: str, **settings) -> list[str]:
+        """``launch``: flags of torchrun."""
+        python, *script = self._train(run, **settings)
+        launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+        return [*launcher, *launch, *script]
 
 
-def step(sizes: Sizes, *flags: str) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.speed.step", "--device", sizes.device, "--rounds", str(sizes.rounds)]
-    return [*command, "--imgsz", str(sizes.imgsz), "--steps", str(sizes.steps), *flags]
-
-
-def data_part(call: str, name: str, sizes: Sizes, folder: Path) -> Part:
-    """Writes a data set: "small" is the demo set, "many" has each of its images many times, "large" in the size of what
-    is timed too."""
-    size = sizes.imgsz if name == "large" else sizes.small
-    flags = ["--folder", str(folder), "--set", name, "--imgsz", str(size), "--images", str(sizes.images), "--times",
-             str(sizes.times)]  # fmt: skip
-    return Part(call, f"data set, {name}", 20 if name == "large" else 8, check("data", sizes, *flags))
-
-
-def parts_of(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
-    """All parts, in the order in which a call runs them: the most important ones first."""
-    every = [*checks(sizes, folder), *others(sizes, folder), *speeds(sizes, folder, peer), *compilations(sizes, folder)]
-    return [Part(call, "environment", 8, check("environment", sizes)) for call in CALLS] + every
-
-
-def training(sizes: Sizes, folder: Path, name: str, *flags: str) -> list[str]:
-    """train.py for one epoch of the small set, without the interpreter."""
-    return [
-        "train.py", "--data", str(folder / "small" / "data.yaml"), "--model", "yolov8n", "--imgsz", str(sizes.small),
-        "--batch-size", str(sizes.batch), "--epochs", "1", "--device", sizes.device, "--workers", "2", "--noplots",
-        "--project", str(folder / "runs"), "--exist-ok", "--name", name, *flags,
-    ]  # fmt: skip
-
-
-def loss_share(sizes: Sizes, *flags: str) -> list[str]:
-    return check("loss-share", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.loss_batch), "--model",
-                 "yolov8n", "yolo26n", "--boxes", *numbers(sizes.boxes), *flags)  # fmt: skip
-
-
-def check_flags(sizes: Sizes, folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Of checks without data, of checks of the small set, and of those that keep files."""
-    size = ["--imgsz", str(sizes.small), "--batch-size"]
-    data = [*size, str(sizes.batch), "--data", str(folder / "small/data.yaml")]
-    return [*size, str(max(sizes.batch, 2))], data, ["--folder", str(folder)]
-
-
-def torchrun(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", *flags]
-
-
-def checks(sizes: Sizes, folder: Path) -> list[Part]:
-    size, data, own = check_flags(sizes, folder)
-    both = ["--optimizer", *sizes.optimizers]
-    half = "bf16" if sizes.device == "cpu" else "fp16"
-
-    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
-        return Part("checks", name, expected_s, command, needs, **more)
-
-    def train(name: str, *flags: str) -> list[str]:
-        return [sys.executable, *training(sizes, folder, name, *flags)]
-
-    return [
-        part("float32 steps equal to the CPU's", 60,
-             check("equal-steps", sizes, *size, "--model", *sizes.heads, *both)),
-        part("NMS and box voting equal to the CPU's", 12, check("equal-detections", sizes, *size)),
-        part("rendered images equal to the CPU's", 30, check("equal-rendering", sizes, *size)),
-        part("no host sync in the step", 50, check("sync-free", sizes, *size, "--model", *sizes.heads, *both)),
-        part("trains with one GPU", 50,
-             train("plain", "--epochs", str(sizes.demo_epochs), "--batch-size", str(max(sizes.batch, 16))), "small"),
-        part("validates", 25, check("validate", sizes, *data, *own), "small"),
-        part("detects", 12, check("detect", sizes, *data, *own), "small"),
-        part("no host sync in the training loop", 35, check("sync-free-loop", sizes, *data), "small"),
-        part("float16 that overflows at once", 15, check("overflow", sizes, *size, *both)),
-        part("the same bits on two processes of one GPU", 35,
-             check("ranks", sizes, *size, *both, "--batch-size", "8"), environment=LOOPBACK),
-        part("DDP and ZeRO on two processes of one GPU", 25,
-             check("ranks-ddp", sizes, *size, "--batch-size", "8"), environment=LOOPBACK),
-        part("batches copied from pinned memory", 15, check("feed", sizes, *data), "small"),
-        part(f"trains in {half} with SGD", 15, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
-    ]  # fmt: skip
-
-
-def others(sizes: Sizes, folder: Path) -> list[Part]:
-    """Checks of less common ways to run."""
-    size, data, own = check_flags(sizes, folder)
-    by_another = ["--spawn", "2", "--eval-ranks", "1", "--epochs", str(sizes.epochs)]
-
-    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
-        return Part("others", name, expected_s, command, needs, **more)
-
-    return [
-        part("a TorchScript file gives the checkpoint's AP", 30, check("exported", sizes, *data, *own), "small"),
-        part("torchrun, one rank", 20, torchrun(*training(sizes, folder, "nccl")), "small"),
-        part("a Predictor called by many threads", 20, check("predictor-threads", sizes, *size)),
-        part("DataParallel on one device", 20, check("data-parallel", sizes, *size)),
-        part("one process trains, another validates on the CPU", 45,
-             [sys.executable, *training(sizes, folder, "by-another", *by_another)], "small"),
-        part("loaded weights are scored as on the CPU", 15, check("weights-score", sizes, *data, *own), "small"),
-        part("the first steps, and a smaller batch", 15,
-             check("first-steps", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.step_batches[0]))),
-        part("NCCL with two processes on one GPU", 40,
-             check("ranks-ddp", sizes, *size, "--batch-size", "8", "--backend", "nccl"),
-             gpu_only="NCCL needs a GPU", environment={**LOOPBACK, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
-        part("the largest batch that fits", 180,
-             check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"),
-                   "--folder", str(folder)), "many", gpu_only="--batch-size -1 needs a GPU"),
-    ]  # fmt: skip
-
-
-def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
-    beside = ["--peer", peer] if peer else []
-    first, *others = sizes.trained
-    steps = [f"{first}:{','.join(numbers(sizes.step_batches))}", *(f"{name}:{sizes.train_batch}" for name in others)]
-
-    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "") -> Part:
-        return Part("speed", name, expected_s, command, needs)
-
-    def end_to_end(model: str, expected_s: int, layouts: int) -> Part:
-        flags = ["--data", str(folder / "large" / "data.yaml"), "--model", model, "--imgsz", str(sizes.imgsz),
-                 "--batch-size", str(sizes.train_batch), "--epochs", str(sizes.epochs), "--layouts", str(layouts),
-                 *beside]  # fmt: skip
-        return part(f"end to end, {model}", expected_s, check("train", sizes, *flags), "large")
-
-    return [
-        part("loss and assignment, share of the step", 35, loss_share(sizes)),
-        part("steps alone", 100 if peer else 70,
-             step(sizes, "--model", *steps, "--amp", "auto", "--optimizer", *sizes.optimizers, *beside)),
-        part("float16 against bfloat16, step alone", 25,
-             step(sizes, "--model", first, "--batch-size", *numbers(sizes.half_batches), "--amp",
-                  *(("bf16",) if sizes.device == "cpu" else ("bf16", "fp16")))),
-        end_to_end(first, 95 if peer else 70, layouts=2),
-        *(end_to_end(name, 85 if peer else 50, layouts=1) for name in others),
-    ]  # fmt: skip
-
-
-def compilations(sizes: Sizes, folder: Path) -> list[Part]:
-    batch = str(sizes.train_batch)
-
-    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
-        return Part("compiled", name, expected_s, command, needs, **more)
-
-    def compiled(name: str, expected_s: int, command: Sequence[str], needs: str = "") -> Part:
-        return part(name, expected_s, command, needs, gpu_only="on a CPU it takes minutes")
-
-    def train(name: str, *flags: str) -> list[str]:
-        return [sys.executable, *training(sizes, folder, name, *flags)]
-
-    return [
-        compiled("compiled steps are the uncompiled ones", 75,
-                 check("compiled", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", "16")),
-        compiled("steps compiled", 70,
-                 step(sizes, "--compile", "--batch-size", *numbers(sizes.profiled), "--amp", "auto")),
-        part("the costliest kernels of a step", 60,
-             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--model",
-                   *sizes.kernels, "--optimizer", *sizes.optimizers)),
-        part("stopped, killed and resumed: the same bits", 55,
-             check("resume", sizes, "--imgsz", str(sizes.small), "--data", str(folder / "small/data.yaml"),
-                   "--batch-size", str(max(sizes.batch, 4)), "--epochs", str(sizes.resume_epochs)), "small"),
-        compiled("trains compiled, DDP, accumulating", 45,
-                 torchrun(*training(sizes, folder, "compiled-ddp", "--compile",
-                                    "--nominal-batch", str(2 * sizes.batch))), "small"),
-        compiled("trains compiled, sizes vary", 45, train("compiled-sizes", "--compile", "--multi-scale"), "small"),
-        part("torchrun by the loopback interface alone", 20,
-             torchrun("--local-addr", "127.0.0.1", *training(sizes, folder, "loopback")), "small",
-             environment=LOOPBACK),
-        part("renderer on the device", 25,
-             check("render", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", batch, "--rounds", str(sizes.rounds))),
-    ]  # fmt: skip
+def joined(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))

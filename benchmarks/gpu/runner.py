@@ -13,31 +13,38 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.gpu.parts import CALLS, DRY, Part, Sizes, data_part, parts_of
+from benchmarks.gpu.calls import CALLS, EVERYTHING, candidates, with_providers
+from benchmarks.gpu.parts import DRY, Part, Parts, Sizes
 from benchmarks.speed.turns import ROOT
 
-AT_LEAST_S, PATIENCE = 60, 2.5  # a part's limit: so many seconds, or times what is expected
-TOO_LATE_S, GRACE_S = 5.0, 5.0  # with less time left nothing begins; what is stopped may tidy up for so long
-SAID_AT_FAILURE, WIDTH = 4, 400  # last lines shown, and characters of a line
+# A part is stopped after this multiple of its expected time, but not before this many seconds.
+PATIENCE = 2.5
+MIN_LIMIT_S = 60
+TOO_LATE_S = 5.0  # with less time left no part begins
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+LAST_LINES = 4  # of a failed part's output, in the table
+WIDTH = 400  # characters of a line in the table
 HEADER = "| part | verdict | seconds (expected) | figure or failure |\n| --- | --- | --- | --- |"
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """Result of a part. ``verdict``: PASS, FAIL or SKIP; ``lines``: figures, and why it failed or was left out."""
+
     name: str
-    verdict: str  # PASS, FAIL, SKIP
+    verdict: str
     seconds: float
     expected_s: int
-    lines: list[str]  # figures, and why it failed or was left out
+    lines: list[str]
 
     def rows(self) -> Iterator[str]:
         first = [self.name, self.verdict, f"{self.seconds:.0f} ({self.expected_s})"]
         for number, line in enumerate(self.lines or [""]):
-            cells = [*(first if number == 0 else [""] * 3), line[:WIDTH].replace("|", "/")]
-            yield "| " + " | ".join(cells) + " |"
+            cells = first if number == 0 else ["", "", ""]
+            yield "| " + " | ".join([*cells, line[:WIDTH].replace("|", "/")]) + " |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,105 +52,109 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU")
     parser.add_argument("--list", action="store_true", help="name the parts and run none")
     options = parser.parse_args(argv)
-    wanted = os.environ.get("ONLY", "")
-    if wanted and wanted not in CALLS:
-        sys.exit(f"ONLY={wanted}: expected one of {', '.join(CALLS)}")
-    calls = [wanted] if wanted else list(CALLS)
-    sizes = DRY if options.dry else Sizes()
+    only = os.environ.get("ONLY", "")
+    if only and only not in CALLS:
+        sys.exit(f"ONLY={only}: expected one of {', '.join(CALLS)}")
+    calls = [only] if only else list(CALLS if options.list else EVERYTHING)
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
-        parts = [
-            part
-            for part in parts_of(sizes, Path(folder), os.environ.get("PEER", ""))
-            if part.call in calls and re.search(os.environ.get("PARTS", ""), part.name)
-        ]
+        parts = Parts(DRY if options.dry else Sizes(), Path(folder), os.environ.get("PEER", ""))
+        chosen = chosen_by_call(calls, os.environ.get("PARTS", ""), parts)
         if options.list:
-            print(listed(parts, sizes))
+            for call in calls:
+                print(listed(call, chosen[call], parts))
             return
-        runner = Runner(Path(folder), sizes, Path(os.environ.get("OUT", "runs/gpu")))
+        runner = Runner(parts, Path(os.environ.get("OUT", "runs/gpu")))
         for call in calls:
-            runner.run_call(call, [part for part in parts if part.call == call])
+            runner.run_call(call, chosen[call])
     print(runner.table(), flush=True)
     sys.exit(any(outcome.verdict == "FAIL" for outcome in runner.outcomes))
 
 
-def listed(parts: Sequence[Part], sizes: Sizes) -> str:
-    lines = ["| call | part | expected seconds |", "| --- | --- | --- |"]
-    for call in dict.fromkeys(part.call for part in parts):
-        own = with_data([part for part in parts if part.call == call], sizes)
-        lines += [f"| {call} | {part.name} | {part.expected_s} |" for part in own]
-        lines.append(f"| {call} | all | {sum(part.expected_s for part in own)} |")
-    return "\n".join(lines)
+def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str, list[Part]]:
+    """The parts of each call (`chosen_parts`). SystemExit for a ``pattern`` that matches none."""
+    try:
+        chosen = {call: chosen_parts(call, pattern, parts) for call in calls}
+    except re.error as error:
+        sys.exit(f"PARTS={pattern}: not a regular expression ({error})")
+    if not any(chosen.values()):
+        sys.exit(f"PARTS={pattern}: matches no part of {', '.join(calls)}; --list has their names")
+    return chosen
 
 
-def with_data(parts: Sequence[Part], sizes: Sizes) -> list[Part]:
-    """The parts of a call, each preceded by the part that writes its data if it is the first to need them."""
-    result: list[Part] = []
-    there: set[str] = set()
-    for part in parts:
-        if part.data and part.data not in there:
-            there.add(part.data)
-            result.append(data_part(part.call, part.data, sizes, Path()))
-        result.append(part)
-    return result
+def chosen_parts(call: str, pattern: str, parts: Parts) -> list[Part]:
+    """The parts of a call; with a ``pattern``, those of its `candidates` whose names it matches."""
+    if not pattern:
+        return CALLS[call].choose(parts)
+    return [part for part in candidates(call, parts) if re.search(pattern, part.name)]
+
+
+def listed(call: str, chosen: Sequence[Part], parts: Parts) -> str:
+    lines = [f"{call}, at most {CALLS[call].budget_s} s:", "| part | expected seconds | sum |", "| --- | --- | --- |"]
+    total = 0
+    for part in with_providers(chosen, parts):
+        total += part.expected_s
+        lines.append(f"| {part.name} | {part.expected_s} | {total} |")
+    return "\n".join([*lines, ""])
 
 
 class Runner:
     """Updates the log and the table after each part, so that they are complete whenever the run is stopped."""
 
-    def __init__(self, folder: Path, sizes: Sizes, out: Path) -> None:
+    def __init__(self, parts: Parts, out: Path) -> None:
         self.outcomes: list[Outcome] = []
-        self._folder, self._sizes, self._out = folder, sizes, out
-        self._slowdown = int(os.environ.get("SLOWDOWN", "1"))
-        self._budget_s = int(os.environ.get("BUDGET_S", "500")) * self._slowdown
-        self._ends = [f"{self._budget_s} s a call"]
-        self._deadline, self._spent_s = 0.0, float(os.environ.get("SPENT_S", "0"))  # by what ran before this program
+        self._parts = parts
+        self._out = out
+        self._slowdown = int(os.environ.get("SLOWDOWN") or 1)
+        self._spent_s = float(os.environ.get("SPENT_S") or 0)  # before this program started
+        self._deadline = 0.0
+        self._call_times: list[str] = []
         out.mkdir(parents=True, exist_ok=True)
         (out / "gpu.log").write_text("")
 
-    def run_call(self, call: str, parts: Sequence[Part]) -> None:
-        began = time.monotonic()
-        self._deadline, self._spent_s = began + self._budget_s - self._spent_s, 0.0
-        for part in parts:
-            problem = self._provide(part)
-            self._note(Outcome(part.name, "FAIL", 0, part.expected_s, [problem]) if problem else self._run(part))
-        self._ends.append(f"{call} {time.monotonic() - began:.0f} s")
-        self._write()
-
-    def _provide(self, part: Part) -> str:
-        """Creates the data set that a part needs if it is missing. Returns the reason if that fails, else an empty
-        text."""
-        if not part.data or (part.gpu_only and self._sizes.device == "cpu"):
-            return ""
-        if not (self._folder / part.data / "data.yaml").exists():
-            self._note(self._run(data_part(part.call, part.data, self._sizes, self._folder)))
-        return "" if (self._folder / part.data / "data.yaml").exists() else f"there is no data set {part.data}"
+    def run_call(self, call: str, chosen: Sequence[Part]) -> None:
+        budget_s = int(os.environ.get("BUDGET_S") or CALLS[call].budget_s) * self._slowdown
+        began = time.monotonic() - self._spent_s
+        self._spent_s = 0.0
+        self._deadline = began + budget_s
+        for part in with_providers(chosen, self._parts):
+            is_there = part.product and self._parts.path_of(part.product).exists()
+            if is_there and part not in chosen:  # an earlier call has made it
+                continue
+            outcome = self._run(part)
+            self.outcomes.append(outcome)
+            print(f"{outcome.verdict} {outcome.name}, {outcome.seconds:.0f} s", flush=True)
+            self._write_table()
+        self._call_times.append(f"{call} {time.monotonic() - began:.0f} of {budget_s} s")
+        self._write_table()
 
     def _run(self, part: Part) -> Outcome:
-        left = self._deadline - time.monotonic()
-        if part.gpu_only and self._sizes.device == "cpu":
+        left_s = self._deadline - time.monotonic()
+        missing = [product for product in part.needs if not self._parts.path_of(product).exists()]
+        if self._parts.leaves_out(part):
             return Outcome(part.name, "SKIP", 0, part.expected_s, [part.gpu_only])
-        if left < TOO_LATE_S:
+        if left_s < TOO_LATE_S:
             return Outcome(part.name, "SKIP", 0, part.expected_s, ["the time is used up"])
-        limit = min(max(AT_LEAST_S, PATIENCE * part.expected_s) * self._slowdown, left)
+        if missing:
+            needed = ", ".join(f"{product} (by: {self._parts.provider(product).name})" for product in missing)
+            return Outcome(part.name, "FAIL", 0, part.expected_s, [f"! missing: {needed}"])
+        limit_s = max(MIN_LIMIT_S, PATIENCE * part.expected_s) * self._slowdown
         began = time.monotonic()
-        code, text = run_for(part, limit)
+        code, output = run_for(part, min(limit_s, left_s))
         with open(self._out / "gpu.log", "a", encoding="utf-8") as log:
-            log.write(f"\n===== {part.name}: {' '.join(part.command)}\n{text}")
-        return judged(part, code, text, time.monotonic() - began, limit)
+            log.write(f"\n===== {part.name}: {' '.join(part.command)}\n{output}")
+        outcome = judged(part, code, output, time.monotonic() - began)
+        if code is None and left_s < part.expected_s * self._slowdown:
+            return replace(outcome, verdict="SKIP", lines=[*outcome.lines, "the time is used up"])
+        return outcome
 
-    def _note(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        print(f"{outcome.verdict} {outcome.name}, {outcome.seconds:.0f} s", flush=True)
-        self._write()
-
-    def _write(self) -> None:
+    def _write_table(self) -> None:
         (self._out / "gpu.txt").write_text(self.table() + "\n", encoding="utf-8")
 
     def table(self) -> str:
-        counts = {verdict: sum(o.verdict == verdict for o in self.outcomes) for verdict in ("PASS", "FAIL", "SKIP")}
+        verdicts = [outcome.verdict for outcome in self.outcomes]
+        counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ("PASS", "FAIL", "SKIP")]
         rows = [row for outcome in self.outcomes for row in outcome.rows()]
-        summary = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-        return "\n".join([HEADER, *rows, "", f"{summary}; {'; '.join(self._ends)}"])
+        return "\n".join([HEADER, *rows, "", "; ".join([", ".join(counts), *self._call_times])])
 
 
 def run_for(part: Part, limit_s: float) -> tuple[int | None, str]:
@@ -178,13 +189,17 @@ def stop(process: subprocess.Popen) -> None:
             process.wait(GRACE_S)
 
 
-def judged(part: Part, code: int | None, text: str, seconds: float, limit_s: float) -> Outcome:
-    lines = list(figures(text.splitlines()))
+def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome:
+    """The outcome of a part that has ended with ``code``, None if it was stopped. One that passes without figures is
+    described by its last line, as trainings are."""
+    lines = list(figures(output.splitlines()))
+    rest = [line for line in output.splitlines() if line.strip() and not line.startswith(("figure: ", "|"))]
     if code != 0:
-        ended = f"stopped after {limit_s:.0f} s" if code is None else f"exit code {code}"
-        last = [line for line in text.splitlines() if line.strip() and not line.startswith(("figure: ", "|"))]
-        lines += [f"! {ended}", *(f"! {line}" for line in last[-SAID_AT_FAILURE:])]
-    return Outcome(part.name, "FAIL" if code != 0 else "PASS", seconds, part.expected_s, lines)
+        lines.append(f"! stopped after {seconds:.0f} s" if code is None else f"! exit code {code}")
+        lines += [f"! {line}" for line in rest[-LAST_LINES:]]
+    elif not lines:
+        lines = rest[-1:]
+    return Outcome(part.name, "PASS" if code == 0 else "FAIL", seconds, part.expected_s, lines)
 
 
 def figures(lines: Sequence[str]) -> Iterator[str]:
@@ -200,7 +215,8 @@ def figures(lines: Sequence[str]) -> Iterator[str]:
         if not header:
             header = cells
         elif set("".join(cells)) != {"-"}:
-            yield f"{cells[0]}: " + ", ".join(f"{name} {cell}" for name, cell in zip(header[1:], cells[1:]) if cell)
+            named = [f"{name} {cell}" for name, cell in zip(header[1:], cells[1:]) if cell]
+            yield f"{cells[0]}: {', '.join(named)}"
 
 
 if __name__ == "__main__":

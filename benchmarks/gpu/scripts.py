@@ -1,12 +1,13 @@
-"""The scripts on a GPU as a user starts them: what validation, detection and the search for a batch size print;
-and whole trainings, their speed, and the fraction of the step's speed that they reach, compared
-with the peer's using the same optimizer.
+"""The scripts on a GPU as a user starts them: scores of validation, detection and exported files; a batch size found by
+train.py; scores from a process that only validates; and the speed of whole trainings, as a fraction of the step's and
+compared with the peer's, which uses the same optimizer.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import json
 import os
 import statistics
@@ -23,54 +24,43 @@ from benchmarks.speed.step import ERROR_WIDTH, Sides
 from benchmarks.speed.training_step import context_of
 from benchmarks.speed.turns import PEER_SIDE, ROOT
 
-LEAST_AP = 0.7  # of the part that trains, on the demo set
 SAME_SCORE = 0.01  # AP of few images: one box that falls on the other side of a threshold moves it
-
-
-def weights_of(options: argparse.Namespace) -> Path:
-    """A checkpoint of the part that trains, or of a separate training."""
-    weights = options.folder / "runs" / "plain" / "last.pt"
-    if not weights.exists():
-        weights = options.folder / "runs" / "own" / "last.pt"
-        run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
-            "--batch-size", str(options.batch_size), "--epochs", "1", "--noplots", "--project",
-            str(options.folder / "runs"), "--name", "own", "--exist-ok")  # fmt: skip
-    return weights
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript", "pt2": ".pt2"}  # of exported files, by format
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+OPTIMIZER = "SGD"  # of timed trainings, on both sides
+# How timed trainings get their images; `FALLBACK` is timed only if no other way works.
+FEEDS = {
+    "images from workers, cache ram": ["--cache", "ram"],
+    "images rendered on the device, cache device": ["--render-on", "device", "--cache", "device"],
+}
+FALLBACK = "images from workers, no cache"
 
 
 def run(options: argparse.Namespace, *command: str, device: str = "") -> str:
-    """The output of a script, which is also printed. SystemExit if it fails. ``device`` replaces that of the
-    options."""
+    """Runs a script, prints its output and returns it. ``device`` replaces that of the options. SystemExit if the
+    script fails."""
     done = subprocess.run(
         [sys.executable, *command, "--device", device or options.device],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     print(done.stdout, flush=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}")
     return done.stdout
 
 
-def validate(options: argparse.Namespace) -> Iterator[str]:
-    """By val.py, in float32 and in what ``--amp auto`` takes, with views at test time too. SystemExit if a GPU's scores
-    are not the CPU's, or if what the part that trains has trained on it is a poor detector."""
-    weights = weights_of(options)
-    found = scores(options, weights)
-    yield f"val.py: {described(found)}"
-    for flags in (["--amp", "auto"], ["--tta"]):
-        yield f"val.py {' '.join(flags)}: {described(scores(options, weights, *flags))}"
-    if options.device == "cpu":
-        return
-    expected = scores(options, weights, device="cpu")
-    yield f"val.py on the CPU: {described(expected)}"
-    if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
-        sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
-    if weights.parent.name == "plain" and found["ap"] < LEAST_AP:
-        sys.exit(f"AP {found['ap']:.4f} after training on the GPU, at least {LEAST_AP} expected")
+def end_of(error: SystemExit) -> str:
+    """The end of an error's message, on one line."""
+    return " ".join(str(error).split())[-ERROR_WIDTH:]
 
 
 def scores(options: argparse.Namespace, weights: Path, *flags: str, device: str = "") -> dict:
-    """The content of val.py's results.json."""
+    """Returns the content of val.py's results.json."""
     project = options.folder / "val"
     run(options, "val.py", "--weights", str(weights), "--project", str(project), "--name", "exp", "--exist-ok",
         "--noplots", *flags, device=device)  # fmt: skip
@@ -81,27 +71,62 @@ def described(found: dict) -> str:
     return ", ".join(f"{name} {found[name]:.4f}" for name in ("precision", "recall", "ap50", "ap"))
 
 
+def validate(options: argparse.Namespace) -> Iterator[str]:
+    """Yields val.py's scores in float32, with ``--variants`` also in the type of ``--amp auto`` and with test-time
+    augmentation. SystemExit if a GPU's scores are not the CPU's, or if the AP is below ``--at-least``."""
+    found = scores(options, options.weights)
+    yield f"val.py: {described(found)}"
+    if options.variants:
+        yield f"val.py --amp auto: {described(scores(options, options.weights, '--amp', 'auto'))}"
+        yield f"val.py --tta: {described(scores(options, options.weights, '--tta'))}"
+    if options.device != "cpu":
+        expected = scores(options, options.weights, device="cpu")
+        yield f"val.py on the CPU: {described(expected)}"
+        if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
+            sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
+    if found["ap"] < options.at_least:
+        sys.exit(f"AP {found['ap']:.4f} after training on the device, at least {options.at_least} expected")
+
+
 def detect(options: argparse.Namespace) -> Iterator[str]:
-    source = options.folder / "small" / "images" / "val"
+    """Yields the number of validation images in which detect.py finds something."""
+    source = Path(options.data).parent / "images" / "val"
     project = options.folder / "detect"
-    run(options, "detect.py", "--weights", str(weights_of(options)), "--source", str(source), "--project", str(project),
+    run(options, "detect.py", "--weights", str(options.weights), "--source", str(source), "--project", str(project),
         "--name", "exp", "--exist-ok", "--conf-thres", "0.01", "--save-txt")  # fmt: skip
     yield f"detections in {len(list(project.rglob('exp/labels/*.txt')))} of {len(list(source.iterdir()))} images"
 
 
 def exported(options: argparse.Namespace) -> Iterator[str]:
-    """A TorchScript file, traced on the CPU, is scored on the device. SystemExit if its AP is not the checkpoint's."""
-    weights = weights_of(options)
-    run(options, "export.py", "--weights", str(weights), "--format", "torchscript", "--no-check", device="cpu")
-    files = {"checkpoint": weights, "TorchScript": weights.with_suffix(".torchscript")}
-    aps = {what: scores(options, path, "--trust")["ap"] for what, path in files.items()}
-    yield ", ".join(f"{what} AP {ap:.4f}" for what, ap in aps.items())
-    if abs(aps["checkpoint"] - aps["TorchScript"]) > SAME_SCORE:
-        sys.exit("the TorchScript file has another AP")
+    """Exports a trained model on the CPU and yields the AP of each file on the device. SystemExit if it is not the
+    checkpoint's, or if that is below ``--at-least``, so that equal scores would prove nothing."""
+    formats = list(SUFFIXES)
+    absent = [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]
+    if absent:
+        formats.remove("onnx")
+        yield f"no ONNX file: {', '.join(absent)} not installed"
+    run(options, "export.py", "--weights", str(options.weights), "--format", *formats, "--no-check", device="cpu")
+    expected = scores(options, options.weights)["ap"]
+    yield f"checkpoint: AP {expected:.4f}"
+    problems = []
+    if expected < options.at_least:
+        problems.append(f"the checkpoint's AP is {expected:.4f}, at least {options.at_least} expected")
+    for name in formats:
+        try:
+            ap = scores(options, options.weights.with_suffix(SUFFIXES[name]), "--trust")["ap"]
+        except SystemExit as error:  # the other files are still worth scoring
+            problems.append(f"{name}: {end_of(error)}")
+            continue
+        yield f"{name}: AP {ap:.4f}"
+        if abs(ap - expected) > SAME_SCORE:
+            problems.append(f"{name}: AP {ap:.4f}, the checkpoint's is {expected:.4f}")
+    if problems:
+        sys.exit("; ".join(problems))
 
 
 def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
-    """How well weights find the training objects, which decides ``lr_mult``. SystemExit if the CPU's differs."""
+    """Yields how well trained weights find the training objects, which decides ``lr_mult``. SystemExit if the device's
+    score is not the CPU's, or is below ``--at-least``."""
     from benchmarks.gpu.bits import open_loader
     from engine.train.lr_probe import IMAGES, score_on_objects
     from models.weights.load import load_detector
@@ -109,7 +134,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     found = {}
     for device in dict.fromkeys((options.device, "cpu")):
         ctx = context_of(device)
-        detector = load_detector(weights_of(options))[0].eval().fuse().to(ctx.device)
+        detector = load_detector(options.weights)[0].eval().fuse().to(ctx.device)
         loader = open_loader(options, ctx)
         started = time.monotonic()
         found[device], objects = score_on_objects(detector, loader.samples, IMAGES, ctx)
@@ -117,10 +142,28 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
         loader.close()
     if abs(found[options.device] - found["cpu"]) > SAME_SCORE:
         sys.exit("the scores differ")
+    if found["cpu"] < options.at_least:
+        sys.exit(f"the score is {found['cpu']:.5f}, at least {options.at_least} expected of trained weights")
+
+
+def validate_elsewhere(options: argparse.Namespace) -> Iterator[str]:
+    """Trains in one process while another one validates (``--eval-ranks``), and yields what train.py says about that.
+    SystemExit if the other process has ended early: the training then goes on and validates itself."""
+    output = run(
+        options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
+        "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--amp", options.amp, "--spawn", "2",
+        "--eval-ranks", "1", "--workers", "2", "--noplots", "--project", str(options.folder / "runs"), "--name",
+        "validated-elsewhere", "--exist-ok",
+    )  # fmt: skip
+    lines = [line for line in output.splitlines() if "--eval-ranks" in line]
+    yield from lines
+    failures = [line for line in lines if "validate from now on" in line]
+    if failures:
+        sys.exit(failures[0])
 
 
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
-    """A training with ``--batch-size -1``, and the step at that size in a new process."""
+    """Trains with ``--batch-size -1``, and times the step at the size that it finds in a new process."""
     project = options.folder / "runs"
     run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
         "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project", str(project), "--name",
@@ -129,90 +172,95 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     yield f"batch {options.batch_size}: the step in a new process {step_rate(options):.0f} images/s"
 
 
-OPTIMIZER = "SGD"  # on both sides
-GOALS = {"step": 0.9, "peer": 2.0}  # of the images a second: times those of the step alone, times the peer's
-# What draws the pictures; the first is what train.py does by itself, and the last takes its place if that fails.
-LAYOUTS = {
-    "pictures from workers, cache ram": ["--cache", "ram"],
-    "pictures on the device, cache device": ["--render-on", "device", "--cache", "device"],
-    "pictures from workers, no cache": [],
-}
-
-
-def workers() -> int:
-    return max(1, min((os.cpu_count() or 2) - 2, 14))
-
-
 def time_training(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures about trainings on ``options.data``. SystemExit if one fails or is slower than required."""
-    what = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
+    """Yields images per second of the step alone, of trainings on ``--data`` with the first ``--layouts`` of `FEEDS`,
+    and of the peer's training, and their ratios. SystemExit if one of them fails."""
+    case = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
     alone = step_rate(options)
-    yield f"{what}: step alone {alone:.0f} images/s"
+    yield f"{case}: step alone, in a run too short for cuDNN's search, {alone:.0f} images/s"
     rates: list[float] = []
-    wrong: list[str] = []
-    preferred, *others, instead = LAYOUTS
-    for name in [preferred, *others[: options.layouts - 1], instead]:
-        if name == instead and rates:
-            continue
+    problems: list[str] = []
+    feeds = list(FEEDS)[: options.layouts]
+    for feed in (*feeds, FALLBACK):
+        if feed == FALLBACK and rates:
+            break
         try:
-            rate, waiting = our_speed(options, LAYOUTS[name])
+            rate, waiting = our_speed(options, FEEDS.get(feed, []))
         except SystemExit as error:  # the others' figures are still worth having
-            wrong.append(f"{name}: {' '.join(str(error).split())[-ERROR_WIDTH:]}")
+            problems.append(f"{feed}: {end_of(error)}")
             continue
         rates.append(rate)
-        yield f"{what}, {name}: {rate:.0f} images/s, {rate / alone:.2f} of the step alone; waits for data {waiting:.0%}"
-    if not rates:
-        sys.exit("; ".join(wrong))
-    short = [f"{rates[0] / alone:.2f} of the step alone, {GOALS['step']} wanted"] * (rates[0] < GOALS["step"] * alone)
+        yield f"{case}, {feed}: {rate:.0f} images/s, {rate / alone:.2f} of the step alone; waits for data {waiting:.0%}"
     if options.peer:
-        peer = peer_speed(options)
-        yield f"{what}, Ultralytics, cache ram: {peer:.0f} images/s; ours is {rates[0] / peer:.2f} times as fast"
-        if rates[0] < GOALS["peer"] * peer:
-            short.append(f"{rates[0] / peer:.2f} times as fast as Ultralytics, {GOALS['peer']:g} wanted")
-    wrong += short if options.device != "cpu" else []
-    if wrong:
-        sys.exit("; ".join(wrong))
+        try:
+            peer = peer_speed(options)
+        except SystemExit as error:
+            problems.append(f"Ultralytics: {end_of(error)}")
+        else:
+            ratio = f"; ours is {rates[0] / peer:.2f} times as fast" if rates else ""
+            yield f"{case}, Ultralytics, cache ram: {peer:.0f} images/s{ratio}"
+    if problems:
+        sys.exit("; ".join(problems))
 
 
 def step_rate(options: argparse.Namespace) -> float:
-    """Images per second of the step alone, in a separate process."""
-    steps = 20 if options.device != "cpu" else 1
-    with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps) as sides:
+    """Images per second of the step alone, in a separate process and without cuDNN's search for the fastest kernels,
+    for which the trainings here have too few batches."""
+    steps = 1 if options.device == "cpu" else 20
+    with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps, short_run=True) as sides:
         turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
     if "error" in turn:
         sys.exit(turn["error"])
     return options.batch_size / turn["seconds"]
 
 
-def our_speed(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, float]:
-    """Images per second of the epochs after the first, including the time between epochs, and the fraction of the time
-    in which the loop waits for data."""
+def our_speed(options: argparse.Namespace, feed: Sequence[str]) -> tuple[float, float]:
+    """Images per second (`epoch_rate`), and the fraction of the time in which the loop waits for data. ``feed``: flags
+    of train.py."""
     with tempfile.TemporaryDirectory() as folder:
         run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
-            "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--optimizer", OPTIMIZER,
+            "--batch-size", str(options.batch_size), "--epochs", str(options.epochs + 1), "--optimizer", OPTIMIZER,
             "--workers", str(workers()), "--val-every", "0", "--noplots", "--cache-dir", str(Path(folder, "index")),
-            "--project", folder, "--name", "exp", *flags, "--set", "close_mosaic=0", "close_scale=0")  # fmt: skip
-        with open(Path(folder, "exp", "results.csv"), newline="") as file:
-            rows = list(csv.DictReader(file))
-    times, waiting = ([float(row[name]) for row in rows] for name in ("time", "speed/data_wait"))
-    rate = training_images(options.data) * (len(times) - 1) / (times[-1] - times[0])
-    return rate, statistics.median(waiting[1:])
+            "--project", folder, "--name", "exp", *feed, "--set", "close_mosaic=0", "close_scale=0")  # fmt: skip
+        rows = read_csv(Path(folder, "exp", "results.csv"))
+    waiting = statistics.median(float(row["speed/data_wait"]) for row in rows[1:-1])
+    return epoch_rate(training_images(options.data), [float(row["time"]) for row in rows]), waiting
 
 
 def peer_speed(options: argparse.Namespace) -> float:
-    """Images per second of the peer's epochs, except the first and the last, which ends with a validation."""
+    """Images per second of the peer's training (`epoch_rate`)."""
     with tempfile.TemporaryDirectory() as folder:
-        side = str(PEER_SIDE)
-        command = [options.peer, side, "train", "--data", options.data, "--model", f"{options.model}.yaml"]
-        command += ["--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--workers", str(workers())]
-        command += ["--device", options.device, "--epochs", str(options.epochs + 1), "--cache", "ram", "--no-val"]
-        command += ["--project", folder, "--set", f'optimizer="{OPTIMIZER}"', "close_mosaic=0"]
+        command = [
+            options.peer, str(PEER_SIDE), "train", "--data", options.data, "--model", f"{options.model}.yaml",
+            "--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--workers", str(workers()),
+            "--device", options.device, "--epochs", str(options.epochs + 1), "--cache", "ram", "--no-val",
+            "--project", folder, "--set", f'optimizer="{OPTIMIZER}"', "close_mosaic=0",
+        ]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-        with open(next(Path(folder).rglob("results.csv")), newline="") as file:
-            times = [float({k.strip(): v for k, v in row.items()}["time"]) for row in csv.DictReader(file)]
-    return training_images(options.data) * (len(times) - 2) / (times[-2] - times[0])
+        rows = read_csv(next(Path(folder).rglob("results.csv")))
+    return epoch_rate(training_images(options.data), [float(row["time"]) for row in rows])
+
+
+def epoch_rate(images: int, times: Sequence[float]) -> float:
+    """Images per second between the end of the first epoch, in which everything starts, and the end of the last but
+    one: the last epoch ends with a validation.
+
+    Args:
+        images: of an epoch.
+        times: seconds from the start of a run to the end of each epoch, at least three.
+    """
+    return images * (len(times) - 2) / (times[-2] - times[0])
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{name.strip(): cell for name, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def workers() -> int:
+    return max(1, min((os.cpu_count() or 2) - 2, 14))
 
 
 def training_images(data: str) -> int:

@@ -28,6 +28,7 @@ WARM, STEPS = 3, 4  # steps before those that are looked at (a first one makes s
 WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 CALLERS = 2
+RENDERERS = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}  # flags of train.py
 
 
 def place() -> str:
@@ -161,22 +162,22 @@ def waits_of_step(
 
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
-    """Like `waits_of_steps`, for trainings by train.py in this process: loader, prefetcher, step and the rest of the
-    loop, with images rendered by workers and by the device."""
+    """Does what `waits_of_steps` does for trainings by train.py in this process: loader, prefetcher, step and the rest
+    of the loop, with the first ``--layouts`` of `RENDERERS`."""
     waiting, broken = [], []
-    for what, flags in (("pictures from workers", []), ("pictures drawn on the device", ["--render-on", "device"])):
+    for feed, flags in list(RENDERERS.items())[: options.layouts]:
         try:
-            found = waits_of_training(options, flags)
-        except BaseException as error:  # train.py ends with exceptions of many kinds
-            if isinstance(error, KeyboardInterrupt):
-                raise
+            watched = waits_of_training(options, flags)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # train.py ends with exceptions of many kinds
             traceback.print_exc()
-            broken.append(what)
-            yield f"{what}: fails, see the log"
+            broken.append(feed)
+            yield f"{feed}: fails, see the log"
             continue
-        yield from described(what, found)
-        if any(watcher.places for watcher in found):
-            waiting.append(what)
+        yield from described(feed, watched)
+        if any(watcher.places for watcher in watched):
+            waiting.append(feed)
     verdict(waiting, broken)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from utils.config.coco_classes import COCO_IDS
 from utils.structures import GroundTruth
 
 
@@ -39,7 +40,7 @@ def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float
     Args:
         predictions: in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file.
         gt: of the same split.
-        classes: C. The file numbers them from 0 or from 1, whichever fits better.
+        classes: C. The file numbers them from 0, from 1, or as COCO, whichever fits best.
     """
     numbers = {str(stem): number + 1 for number, stem in enumerate(gt.image_ids)}
     numbers |= {str(int(stem)): number for stem, number in list(numbers.items()) if stem.isdigit()}
@@ -49,8 +50,16 @@ def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float
         row["image_id"] = numbers[stem] if stem in numbers else numbers[str(int(stem))]
     if not rows:
         return 0.0
-    coco, shifted = coco_ground_truth(gt, classes), [row | {"category_id": row["category_id"] - 1} for row in rows]
-    return float(max(evaluate(coco, numbered).stats[0] for numbered in (rows, shifted)))
+    coco = coco_ground_truth(gt, classes)
+    numberings = [range(classes), range(1, classes + 1)]
+    if classes == len(COCO_IDS):
+        numberings.append(COCO_IDS)
+    scores = []
+    for ids in numberings:
+        class_of = {category_id: number for number, category_id in enumerate(ids)}
+        numbered = [row | {"category_id": class_of.get(row["category_id"], -1)} for row in rows]
+        scores.append(evaluate(coco, numbered).stats[0])
+    return float(max(scores))
 
 
 def evaluate(coco: Any, rows: list[dict]) -> Any:

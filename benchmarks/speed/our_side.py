@@ -6,10 +6,14 @@ Everything is built as train.py and val.py build it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from benchmarks.speed.turns import rate_of, seconds_of, take_turns
 from utils.entrypoint import run_main
+
+if TYPE_CHECKING:
+    from engine.train.step import TrainStep
 
 BOXES_AN_IMAGE = 12
 
@@ -21,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     step.add_argument("--amp", default="auto")
     step.add_argument("--compile", action="store_true")
     step.add_argument("--steps", type=int, default=4)
+    step.add_argument("--short-run", action="store_true", help="without cuDNN's search for the fastest kernels")
     loader = commands.add_parser("loader")
     loader.add_argument("--data", required=True)
     loader.add_argument("--workers", type=int, default=2)
@@ -38,35 +43,35 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def step_turns(options: argparse.Namespace) -> None:
-    """Each turn names what it times, which is built when it is first named. After it the GPU's memory is given back but
-    for weights: other sides need it."""
+    """Times the step that each turn names, which is built when it is first named. A turn ends by giving back the GPU's
+    memory except that of weights and optimizers: other processes need it."""
     import torch
 
-    from benchmarks.speed.training_step import build_step, make_batches, stepper
+    from benchmarks.speed.training_step import make_batches, stepper
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    built: dict[tuple, tuple] = {}
+    built: dict[tuple[str, int, str], tuple[TrainStep, Callable[[], None]]] = {}
 
-    def build(model: str, batch_size: int, optimizer: str) -> tuple:
-        compiled_for = batch_size if options.compile else 0
-        settings = {"device": options.device, "amp": options.amp, "optimizer": optimizer, "compiled_for": compiled_for}
-        take_step = build_step(model, **settings)
-        device = take_step.ctx.device
-        one_step = stepper(take_step, make_batches(2, batch_size, options.imgsz, device, BOXES_AN_IMAGE))
+    def build(model: str, batch_size: int, optimizer: str) -> tuple[TrainStep, Callable[[], None]]:
+        take_step = build_timed_step(options, model, batch_size, optimizer)
+        batches = make_batches(2, batch_size, options.imgsz, take_step.ctx.device, BOXES_AN_IMAGE)
+        one_step = stepper(take_step, batches)
         for _ in range(3):
             one_step()
-        return one_step, device, str(take_step.amp_dtype or torch.float32).removeprefix("torch.")
+        return take_step, one_step
 
     def measure(model: str, batch_size: int, optimizer: str) -> dict:
         key = (model, batch_size, optimizer)
         try:
             if key not in built:
                 built[key] = build(*key)
-            one_step, device, dtype = built[key]
-            if device.type == "cuda":
-                one_step()  # takes memory again
-            return {"seconds": seconds_of(one_step, options.steps, device.type), "dtype": dtype}
+            take_step, one_step = built[key]
+            device = take_step.ctx.device.type
+            if device == "cuda":
+                one_step()  # allocates its memory again
+            dtype = str(take_step.amp_dtype or torch.float32).removeprefix("torch.")
+            return {"seconds": seconds_of(one_step, options.steps, device), "dtype": dtype}
         except torch.OutOfMemoryError as error:
             built.pop(key, None)
             return {"error": str(error).splitlines()[0]}
@@ -74,6 +79,19 @@ def step_turns(options: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
     take_turns(measure)
+
+
+def build_timed_step(options: argparse.Namespace, model: str, batch_size: int, optimizer: str) -> TrainStep:
+    from benchmarks.speed.training_step import build_step
+
+    return build_step(
+        model,
+        images=0 if options.short_run else batch_size,
+        device=options.device,
+        optimizer=optimizer,
+        amp=options.amp,
+        compile=options.compile,
+    )
 
 
 def loader_turns(options: argparse.Namespace) -> None:

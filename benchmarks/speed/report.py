@@ -81,10 +81,14 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree, with a + if a tracked file differs from it; "unknown" outside a repository."""
+    """The commit of the working tree, with a + if a tracked file differs from it; "unknown" outside a repository and on
+    a machine without git."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return ""
         return done.stdout.strip()
 
     changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""

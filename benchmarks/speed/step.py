@@ -4,8 +4,9 @@ the same images per step and the same number of boxes.
     python -m benchmarks.speed.step --model yolov8n --imgsz 320 --batch-size 16 --amp off auto --peer PYTHON
     python -m benchmarks.speed.step --model yolov8n:16,64,256 yolov8s:64 --imgsz 640 --optimizer SGD Muon --device 0
 
-The peer's step is what its trainer does by default: float32 NCHW on CPUs, float16 with a scaler on GPUs; its optimizer
-is SGD whatever ours is. All processes stay alive; their steps alternate in blocks.
+A step is a batch and its part of the update of the weights. The peer's is what its trainer does by default: float32 on
+CPUs, float16 with a scaler and channels last on GPUs; deterministic algorithms; an update once in about 64 images, ours
+with each batch. The peer's optimizer is SGD whatever ours is. All processes stay alive and take turns.
 """
 
 from __future__ import annotations
@@ -75,10 +76,16 @@ class Sides(AbstractContextManager):
         steps: int,
         threads: int = 0,
         compiled: bool = False,
+        short_run: bool = False,
         peer: str = "",
     ) -> None:
+        """``short_run``: ours without cuDNN's search for the fastest kernels."""
         shared = ["step", "--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
-        ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared, *(["--compile"] if compiled else [])]
+        ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared]
+        if compiled:
+            ours.append("--compile")
+        if short_run:
+            ours.append("--short-run")
         self._commands = {name: [*ours, "--amp", name] for name in amp}
         if peer:
             self._commands[PEER] = [peer, str(PEER_SIDE), *shared]
@@ -112,36 +119,42 @@ class Sides(AbstractContextManager):
 def compare(
     options: argparse.Namespace, sides: Sides, model: str, batch_size: int
 ) -> tuple[list[Comparison], list[str]]:
-    """Rows of a table, and the errors."""
-    ours = [(amp, optimizer) for amp in options.amp for optimizer in options.optimizer]
-    results: dict[tuple[str, str], list[dict]] = {key: [] for key in ours}
+    """Returns rows of a table, and errors."""
+    ours: dict[tuple[str, str], list[dict]] = {}
     peer: list[dict] = []
     for _ in range(options.rounds):
-        for amp, optimizer in ours:
-            turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
-            results[amp, optimizer].append(turn)
+        for amp in options.amp:
+            for optimizer in options.optimizer:
+                turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
+                ours.setdefault((amp, optimizer), []).append(turn)
         if PEER in sides:
             peer.append(sides.measure(PEER, model=f"{model}.yaml", batch_size=batch_size))
-    by_peer, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
+    peer_seconds, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
     rows = []
-    for (amp, optimizer), turns in results.items():
-        what = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
-        what += " compiled" if options.compile else ""
-        seconds, wrong = seconds_of(turns, what)
-        errors += wrong
-        if wrong:
+    for (amp, optimizer), turns in ours.items():
+        label = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
+        if options.compile:
+            label += " compiled"
+        if peer and peer[0].get("batches_per_update", 1) > 1:
+            label += f" (peer: an update in {peer[0]['batches_per_update']} batches)"
+        seconds, own_errors = seconds_of(turns, label)
+        if own_errors:
+            errors += own_errors
             continue
-        rows.append(Comparison(what, "s", seconds, by_peer))
+        rows.append(Comparison(label, "s", seconds, peer_seconds))
         if options.device != "cpu":
-            rates, peers = ([batch_size / s for s in some] for some in (seconds, by_peer))
-            rows.append(Comparison(what, "images/s", rates, peers, higher_is_better=True))
+            rates = [batch_size / value for value in seconds]
+            peer_rates = [batch_size / value for value in peer_seconds]
+            rows.append(Comparison(label, "images/s", rates, peer_rates, higher_is_better=True))
     return rows, errors
 
 
-def seconds_of(turns: Sequence[dict], what: str) -> tuple[list[float], list[str]]:
-    """The seconds of all turns; or none, and the error of one."""
+def seconds_of(turns: Sequence[dict], label: str) -> tuple[list[float], list[str]]:
+    """Returns the seconds of all turns and no error, or no seconds and the error of one turn."""
     errors = [turn["error"] for turn in turns if "error" in turn]
-    return ([], [f"{what}: {errors[0]}"]) if errors else ([turn["seconds"] for turn in turns], [])
+    if errors:
+        return [], [f"{label}: {errors[0]}"]
+    return [turn["seconds"] for turn in turns], []
 
 
 if __name__ == "__main__":

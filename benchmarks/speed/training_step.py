@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -18,34 +18,31 @@ if TYPE_CHECKING:
 COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them below 45
 
 
-def context_of(device: str) -> DistributedContext:
-    """One process on "cpu" or on a CUDA number."""
+def context_of(device: str, *, replicas: int = 1) -> DistributedContext:
+    """Makes the context of one process on "cpu" or on a CUDA number, with ``replicas`` of the model on that device."""
     from utils.distributed.context import DistributedContext
 
-    return DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
+    ctx = DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
+    return replace(ctx, devices=(ctx.device,) * replicas)
 
 
 def build_step(
     model: str | dict,
     *,
+    images: int = 0,
     device: str = "cpu",
-    amp: str = "auto",
-    optimizer: str = "SGD",
-    compiled_for: int = 0,
-    classes: int = 80,
-    virtual_ranks: int = 0,
-    replicas: int = 1,
     ctx: DistributedContext | None = None,
-    **settings: bool,
+    classes: int = 80,
+    optimizer: str = "SGD",
+    **settings: Any,
 ) -> TrainStep:
-    """The step of train.py with its default settings, but for a low learning rate.
+    """Builds train.py's step with its default settings, but a low learning rate.
 
     Args:
+        images: global batch size. As in a long run, cuDNN searches for the fastest kernels for batches of this size.
+            0: as in a run that is too short for that, whatever the size of its batches.
         device: "cpu" or a CUDA number.
-        compiled_for: images of a whole batch, 0 for a step that is not compiled.
-        virtual_ranks: as ``--virtual-ranks``.
-        replicas: of the model, all on the one device, by DataParallel if there are several.
-        ctx: this process among others, in place of ``device``.
+        ctx: replaces ``device``: this process among others, or several replicas of the model (`context_of`).
         settings: further fields of `TrainConfig`.
     """
     import torch
@@ -58,12 +55,9 @@ def build_step(
     from utils.config.settings import TrainConfig
 
     ctx = ctx or context_of(device)
-    ctx = replace(ctx, devices=(ctx.device,) * replicas)
-    if ctx.device.type == "cuda":
-        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-    config = TrainConfig(
-        amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks, optimizer=optimizer, **settings
-    )
+    config = TrainConfig(optimizer=optimizer, epochs=100, **settings)
+    if images:
+        config = replace(config, batch_size=images)
     hyp = replace(hyperparameters_from(""), lr0=1e-4)
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
     return build(
@@ -72,8 +66,8 @@ def build_step(
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
         pretrained={},
-        plan=step_plan(config, 100),
-        images=compiled_for or config.batch_size,
+        plan=step_plan(config, epoch_batches=100 if images else 1),
+        images=config.batch_size,
     )
 
 

@@ -5,15 +5,22 @@ its trainer does by default. See `benchmarks.speed.turns`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import os
-
-os.environ["YOLO_OFFLINE"] = "1"
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from turns import rate_of, seconds_of, take_turns  # next to this file, which is started by its path
 
+if TYPE_CHECKING:
+    import torch
+
 BOXES_AN_IMAGE = 12
+NOMINAL_BATCH = 64  # ``nbs``: its trainer updates the weights once in about so many images
 
 
 def main() -> None:
@@ -41,33 +48,44 @@ def main() -> None:
         command.add_argument("--device", default="cpu")
         command.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
-    logging.getLogger("ultralytics").setLevel(logging.ERROR)
+    prepare_import()
     actions = {"step": step_turns, "loader": loader_turns, "train": train_one}
     actions[options.command](options)
 
 
+def prepare_import() -> None:
+    """Lets Ultralytics be imported quietly, without network, and without polars, whose wheels have 50 MB. Trainings
+    need polars only to read their table of results at the end, and go on without."""
+    os.environ["YOLO_OFFLINE"] = "1"
+    if importlib.util.find_spec("polars") is None:
+        sys.modules.setdefault("polars", types.ModuleType("polars"))
+    logging.getLogger("ultralytics").setLevel(logging.ERROR)
+
+
 def step_turns(options: argparse.Namespace) -> None:
-    """As in `benchmarks.speed.our_side`."""
+    """Does what `benchmarks.speed.our_side` does. Times are those of a batch, the updates of the weights included."""
     import torch
+    from ultralytics.utils.torch_utils import init_seeds
 
     if options.threads:
         torch.set_num_threads(options.threads)
+    init_seeds(0, deterministic=True)  # its trainer's default; it does not set cudnn.benchmark
     device = torch.device("cpu" if options.device == "cpu" else f"cuda:{options.device}")
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.backends.cudnn.benchmark = True
-    built = {}
+    built: dict[tuple[str, int], Callable[[], None]] = {}
 
     def measure(model: str, batch_size: int) -> dict:
         key = (model, batch_size)
+        batches = batches_per_update(batch_size)
         try:
             if key not in built:
-                built[key] = build_step(model, batch_size, options.imgsz, device)
-                for _ in range(3):
+                built[key] = build_update(model, batch_size, options.imgsz, device)
+                for _ in range(max(round(3 / batches), 1)):
                     built[key]()
-            if on_gpu:
-                built[key]()
-            return {"seconds": seconds_of(built[key], options.steps, device.type)}
+            if device.type == "cuda":
+                built[key]()  # allocates its memory again
+            updates = max(round(options.steps / batches), 1)
+            seconds = seconds_of(built[key], updates, device.type) / batches
+            return {"seconds": seconds, "batches_per_update": batches}
         except torch.OutOfMemoryError as error:
             built.pop(key, None)
             return {"error": str(error).splitlines()[0]}
@@ -77,34 +95,48 @@ def step_turns(options: argparse.Namespace) -> None:
     take_turns(measure)
 
 
-def build_step(name: str, images: int, size: int, device):
-    """A function that takes a step with the optimizer SGD."""
+def batches_per_update(images: int) -> int:
+    """The number of batches of ``images`` after which its trainer updates the weights."""
+    return max(round(NOMINAL_BATCH / images), 1)
+
+
+def build_update(name: str, images: int, size: int, device: torch.device) -> Callable[[], None]:
+    """Makes a function that processes the batches of one update of the weights as its trainer does: on a GPU in
+    float16, channels last. The optimizer is SGD."""
     import torch
     from ultralytics.nn.tasks import DetectionModel
     from ultralytics.utils import DEFAULT_CFG
     from ultralytics.utils.torch_utils import ModelEMA
 
-    on_gpu, boxes = device.type == "cuda", BOXES_AN_IMAGE
+    on_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, size, size), generator=generator, dtype=torch.uint8)
-    pixels = pixels.pin_memory() if on_gpu else pixels
+    if on_gpu:
+        pixels = pixels.pin_memory()
+    boxes = images * BOXES_AN_IMAGE
     targets = {
-        "batch_idx": torch.arange(images).repeat_interleave(boxes).float(),
-        "cls": torch.randint(0, 3, (images * boxes, 1), generator=generator).float(),
-        "bboxes": torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2,
+        "batch_idx": torch.arange(images).repeat_interleave(BOXES_AN_IMAGE).float(),
+        "cls": torch.randint(0, 3, (boxes, 1), generator=generator).float(),
+        "bboxes": torch.rand(boxes, 4, generator=generator) * 0.3 + 0.2,
     }
-    model = DetectionModel(name, nc=80, verbose=False).to(device)
+    layout = torch.channels_last if on_gpu else torch.contiguous_format
+    model = DetectionModel(name, nc=80, verbose=False).to(device, memory_format=layout)
     model.args = DEFAULT_CFG
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.937, nesterov=True)
-    scaler, ema = torch.amp.GradScaler(device.type, enabled=on_gpu), ModelEMA(model)
+    scaler = torch.amp.GradScaler(device.type, enabled=on_gpu)
+    ema = ModelEMA(model)
 
-    def one_step() -> None:
-        batch = {k: v.to(device, non_blocking=on_gpu) for k, v in targets.items()}
+    def add_gradients() -> None:
+        batch = {name: values.to(device, non_blocking=on_gpu) for name, values in targets.items()}
         batch["img"] = pixels.to(device, non_blocking=on_gpu).float() / 255
         with torch.autocast(device.type, torch.float16 if on_gpu else None, enabled=on_gpu):
             loss, _ = model(batch)
         scaler.scale(loss.sum()).backward()
+
+    def update() -> None:
+        for _ in range(batches_per_update(images)):
+            add_gradients()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
         scaler.step(optimizer)
@@ -112,7 +144,7 @@ def build_step(name: str, images: int, size: int, device):
         optimizer.zero_grad()
         ema.update(model)
 
-    return one_step
+    return update
 
 
 def loader_turns(options: argparse.Namespace) -> None:
@@ -140,9 +172,11 @@ def loader_turns(options: argparse.Namespace) -> None:
 
 
 def train_one(options: argparse.Namespace) -> None:
-    """A training by the peer's own trainer."""
+    """Trains with the peer's own trainer."""
     from ultralytics import YOLO
+    from ultralytics.engine import trainer
 
+    trainer.check_amp = lambda model: True  # would download a model to compare float16 with float32
     model = YOLO(options.model)
     further = {key: json.loads(value) for key, value in (item.split("=") for item in options.set)}
     model.train(

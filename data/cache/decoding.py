@@ -29,10 +29,11 @@ class Decoding(NamedTuple):
 
     threads: int = 4
     show_progress: bool = False
+    reduces: bool = True  # whether JPEGs may be decoded at a fraction of their size, as for training
 
     def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
         """Image i, (h, w, C), of the size in ``source_hw`` (N, 2). Raises UserError."""
-        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels)
+        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, reduces=self.reduces)
 
     def each(self, function: Callable[[int], T], images: Sequence[int], title: str) -> Iterable[T]:
         """The results of ``function`` for ``images``, in order."""

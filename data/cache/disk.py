@@ -116,7 +116,8 @@ def open_disk_cache(
     """
     folder, source_hw = cache_folder(cache_dir), reduced_sizes(index.image_hw, imgsz)
     folder.mkdir(parents=True, exist_ok=True)
-    path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{_SUFFIX}")
+    whole = "" if decoding.reduces else "-whole"
+    path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{whole}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         remove_older(folder, index)
         writer = _Writer(path, index, source_hw, decoding)

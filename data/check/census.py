@@ -79,7 +79,7 @@ def census_content(
         "figures": {c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
         "imgsz": imgsz,
         "least_px": SMALL_PX,
-        "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride),
+        "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
         "classes": page.Table(
             ("class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))),
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -22,14 +23,20 @@ LABEL_LEGEND = (
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
 MOST_LABEL_ERRORS = 60
-DRAWN_SCORE = 0.25  # of detections next to label errors
 MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
+
+
+class DrawnDetections(NamedTuple):
+    """What detect.py finds in the images of a split, drawn next to label errors."""
+
+    table: DetectionTable
+    threshold: float  # scores of those that are drawn are above it
 
 
 class Galleries:
     """The gallery of label errors, and what others share with it. ``detections``: by split, if there is a model."""
 
-    def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DetectionTable]) -> None:
+    def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DrawnDetections]) -> None:
         self._detections = detections
         self._splits = {split.name: split for split in splits}
         self._names = splits[0].index.names
@@ -74,14 +81,19 @@ class Galleries:
         return Card(pictures, f"{issue.score:.2f} {issue.kind}: {issue.text}", note, issue.kind)
 
     def _seen(self, window: np.ndarray, issue: Issue) -> list[Outline]:
-        """The detections in an issue's image that score at least `DRAWN_SCORE`, the most confident first."""
-        table = self._detections[issue.split]
+        """The detections in an issue's image above the threshold, the most confident first, and the one that the issue
+        is about, whatever its score."""
+        table, threshold = self._detections[issue.split]
         i = self._number[issue.split, issue.images[0]]
-        rows = np.flatnonzero((table.image_index == i) & (table.scores >= DRAWN_SCORE))
+        rows = np.flatnonzero((table.image_index == i) & (table.scores > threshold))
         rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
         rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS]
         texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
-        return [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
+        drawn = [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
+        suggestion = issue.suggestion
+        if suggestion is not None and not (table.boxes_xyxy_px[rows] == suggestion.xyxy_px).all(1).any():
+            drawn.append(Outline(suggestion.xyxy_px, "location", suggestion.class_name))
+        return drawn
 
     def _correction(self, issue: Issue, source: Source) -> Markup:
         """What to write into the labels."""

@@ -11,9 +11,10 @@ import numpy as np
 from data.check.issues import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED, Box, Issue
 from data.index.index import SMALL_PX, DatasetIndex, Scan, median_side, remedy_for_small_boxes
 from data.index.load import load_index
-from data.labels.findings import UNKNOWN_CLASS, relative_name
+from data.labels.findings import UNKNOWN_CLASS
 from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import xywh_to_xyxy
+from utils.files.paths import path_of, relative_name
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
 TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
@@ -58,7 +59,9 @@ class CheckedSplit(NamedTuple):
 
     def relative(self, part: Scan, name: str) -> str:
         """``name``, relative to the folder of ``part``, relative to that of the data set."""
-        return name if part.index.root == self.index.root else relative_name(part.index.root / name, self.index.root)
+        if part.index.root == self.index.root:
+            return name
+        return relative_name(path_of(name, part.index.root), self.index.root)
 
     def _where(self, row: int, image: int) -> str | None:
         line, found = int(self.index.line[row]), self.part_of(image)
@@ -143,7 +146,7 @@ def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
     median = median_side(np.concatenate(all_sizes))
-    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP):
+    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile):
         text = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
         issues.append(Issue(SMALL_OBJECTS, f"{text}, fewer than {SMALL_PX:.0f} px: {remedy}"))
     return issues

@@ -52,6 +52,7 @@ _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
 # Files that lie next to images. They are not opened.
 _OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
 _OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
+_SIGNATURE_BYTES = 16
 # The first bytes of image files.
 _SIGNATURES = {
     ".jpg": rb"\xff\xd8\xff",
@@ -108,6 +109,20 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
+def _other_content(data: bytes) -> str:
+    """What an image is whose format is not supported, and what to do; "" for other content."""
+    kind = suffix_of(data[:_SIGNATURE_BYTES])
+    if kind not in _UNREAD_SUFFIXES:
+        return ""
+    return f"its content is that of a {kind} file, which is not supported; convert it to JPEG or PNG"
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file has the suffix of an image, of one that is not supported, too."""
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
+
+
 def suffix_of(content: bytes) -> str:
     """The suffix of image files that begin like ``content``, such as ".jpg"; "" for content of other kinds."""
     return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")
@@ -123,7 +138,7 @@ def unread_image(path: str | os.PathLike) -> str:
         return ""
     try:
         with open_regular(path) as file:
-            start = file.read(16)
+            start = file.read(_SIGNATURE_BYTES)
     except OSError as error:
         if explanation(error):
             raise
@@ -148,6 +163,20 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
     """
     data = read_bytes(path)
     return decode_image(data, read_header(data, path), path, on_warning=on_warning, pixels=pixels)
+
+
+def have_single_colors(paths: Sequence[str], pixels: PixelFormat = RGB8) -> bool:
+    """Whether each of the images has the same value everywhere, by channel. False for none, and if one cannot be read.
+    They are read up to the first one that varies."""
+
+    def is_single_color(path: str) -> bool:
+        values = read_image(path, lambda *_: None, pixels).reshape(-1, pixels.channels)
+        return bool((values == values[0]).all())
+
+    try:
+        return len(paths) > 0 and all(map(is_single_color, paths))
+    except UserError:
+        return False
 
 
 def read_reduced(
@@ -200,7 +229,7 @@ def imdecode(
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     image, kinds, blocks = found
     if image is None:
-        raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
+        raise UserError(f"{path}: cannot be decoded ({_other_content(data) or 'damaged, or not an image'})")
     if warning and on_warning is not None:
         on_warning(os.fspath(path), warning)
     exif = dict(zip(kinds, blocks)).get(cv2.IMAGE_METADATA_EXIF)
@@ -250,12 +279,16 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
     return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
 
 
-def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8) -> np.ndarray:
-    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). Raises UserError: the
-    file cannot be decoded, or its size is not ``image_hw``, that of the index."""
+def read_source(
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, reduces: bool = True
+) -> np.ndarray:
+    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C). ``reduces``: whether
+    a JPEG may be decoded at a fraction of its size. Raises UserError: the file cannot be decoded, or its size is not
+    ``image_hw``, that of the index."""
     height, width = (int(v) for v in source_hw)
+    least_h, least_w = (int(v) for v in (source_hw if reduces else image_hw))
     try:
-        image, stored_hw = read_reduced(path, (height, width), log_damage, pixels)
+        image, stored_hw = read_reduced(path, (least_h, least_w), log_damage, pixels)
     except UserError as error:
         raise UserError(f"{error}; restore or remove it, and start again") from None
     if stored_hw != tuple(image_hw):
@@ -313,6 +346,18 @@ def _read_jpeg(data: bytes) -> Header:
             return Header("jpeg", orientation, size, at + 2 + length if is_whole else 0)
         at += 2 + length
     raise ValueError("truncated in the header")
+
+
+def orientation_of(path: str | os.PathLike) -> int:
+    """The EXIF orientation of an image file, 1 to 8, that `read_image` applies. Raises UserError as that does."""
+    data = read_bytes(path)
+    header = read_header(data, path)
+    if header.kind == "tiff":  # begins like an EXIF block
+        return exif_orientation(data)
+    if header.kind != "other":
+        return header.orientation
+    _, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path)
+    return exif_orientation(exif)
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

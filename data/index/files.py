@@ -1,30 +1,30 @@
-"""Lists the files of a split with their sizes and modification times, which show whether the split has changed.
-
-Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
-"""
+"""Lists the files of a split with their sizes and modification times, which show whether the split has changed."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, SHARDS, image_suffixes, unread_image, unread_summary
-from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
-from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
-from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource
+from data.index.folders import Folders, query, stamp_of, walk
+from data.index.label_files import LabelSearch
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, BAD_LISTED, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
+from data.labels.image_names import loose
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat
+from data.spec.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource, labels_without_images
 from utils.errors import UserError
+from utils.files.paths import path_of, relative_name
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
-from utils.machine.limits import explanation
 
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
 _MOST_TRIED = 10  # rows of a list that was written for another folder
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -36,6 +36,11 @@ class Listing:
     label_format: LabelFormat
     findings: list[Finding] = field(default_factory=list)
     lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
+    taken: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
+    hidden: int = 0  # images that are left out, since symbolic links show them under another name
+    others: list[ImageFile] = field(
+        default_factory=list
+    )  # images of other splits, of which one file has the labels, too
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -49,6 +54,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     findings: list[Finding] = []
     lists: dict[Path, list[str]] = {}
     suffixes = image_suffixes(spec.pixels)
+    folders = Folders(spec.root)
+    views: dict[str, list[str]] = {}  # what the names of images in a folder begin with, by its real path
     for entry in source.images:
         if entry.suffix == SHARDS:
             raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
@@ -56,9 +63,9 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]
         if entry.is_dir():
-            files = _in_folder(entry, spec.root, findings, suffixes)
+            files = _in_folder(entry, folders, findings, suffixes, views)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
-            files = list(_in_list(entry, spec.root, findings, suffixes))
+            files = list(_in_list(entry, spec.root, folders, findings, suffixes))
             lists[entry] = [image.name for _, image in files]
         elif entry.exists():
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
@@ -72,22 +79,55 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     if not found:
         searched, unread = ", ".join(map(str, source.images)), unread_files(findings)
         text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(suffixes))})"
-        text += f"; {unread_summary(unread)}" if unread else ""
+        text += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
         raise UserError(text + (f"; add some, or {WITHOUT_VAL}" if split == "val" else ""))
     images = [found[name] for name in sorted(found)]
-    label_format, labels = _list_labels(images, source, spec)
-    return Listing(images, labels, label_format, findings, lists)
+    label_format = _label_format(source, spec)
+    original = spec.originals.get(split)
+    if original:
+        findings += original.findings
+    if label_format.folders is None:
+        annotations = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
+        images, _, hidden = _without_equal_views(images, None, views, spec.root)
+        others = list(original.others) if original else _images_of_other_splits(spec, split, folders)
+        others = [image for image in others if image.name not in found]
+        return Listing(images, [annotations], label_format, findings, lists, hidden=hidden, others=others)
+    found_labels = _label_search(images, label_format, spec, split, folders).run()
+    findings += found_labels.findings
+    images, labels, hidden = _without_equal_views(images, found_labels.files, views, spec.root)
+    kept = [i for i, file in enumerate(labels) if file is not None]
+    if not kept:
+        first = next(finding for finding in findings if finding.kind == BAD_LABEL)
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.text}")
+    return Listing(
+        images=[images[i] for i in kept],
+        labels=[labels[i] for i in kept],
+        label_format=label_format,
+        findings=findings,
+        lists=lists,
+        taken=found_labels.taken,
+        hidden=hidden,
+    )
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """``spec`` without those of ``splits`` that are folders without any image."""
+    """``spec`` without those of ``splits`` that are missing, folders without any image, or empty lists; a line in the
+    log tells of them."""
     suffixes = image_suffixes(spec.pixels)
 
-    def is_empty(source: SplitSource) -> bool:
-        entries = (entry for folder in source.images for _, found in _walk(folder) for entry in found)
-        return all(map(Path.is_dir, source.images)) and not any(_is_image(entry.name, suffixes) for entry in entries)
+    def has_images(entry: Path) -> bool:
+        if entry.is_dir():
+            return any(_is_image(each.name, suffixes) for visit in walk(entry) for each in visit.entries)
+        if entry.suffix.lower() == ".txt" and entry.is_file():
+            return bool(read_text(entry, most=_MAX_LIST_BYTES).strip())
+        return entry.exists()
 
-    kept = {name: s for name, s in spec.splits.items() if name not in splits or not s.images or not is_empty(s)}
+    kept = dict(spec.splits)
+    for name in splits:
+        images = kept[name].images if name in kept else ()
+        if images and not any(map(has_images, images)):
+            del kept[name]
+            get_logger().info("%s: '%s' (%s) has no images and is left out", spec.source, name, images[0])
     return replace(spec, splits=kept)
 
 
@@ -105,92 +145,57 @@ def unread_files(findings: Iterable[Finding]) -> list[str]:
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
-    """Folders and their entries, from ``folder`` on. Symbolic links are followed, each folder is read once."""
-    pending, seen = [str(folder)], set()
-    while pending:
-        current = pending.pop()
-        real = os.path.realpath(current)
-        if real in seen:
-            continue
-        seen.add(real)
-        entries = _scan(current)
-        pending += [entry.path for entry in entries if _query(entry.is_dir)]
-        yield current, entries
-
-
-def _scan(folder: str) -> list[os.DirEntry]:
-    try:
-        with os.scandir(folder) as entries:
-            return [e for e in entries if not e.name.startswith(".")]
-    except OSError as error:
-        if explanation(error):
-            raise
-        raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
-
-
-def _query(call: Callable[..., T], *args: str) -> T | None:
-    """The result of a call about a file; None if it does not exist or is a dangling link. Raises OSError when the disk
-    fails: without the file this would be another data set."""
-    try:
-        return call(*args)
-    except OSError as error:
-        if explanation(error):
-            raise
-        return None
-    except ValueError:  # a null character in its name
-        return None
-
-
-def _stamp(file: os.DirEntry | Path) -> FileStamp | None:
-    status = _query(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
-    return FileStamp(status.st_size, status.st_mtime_ns) if status else None
-
-
 def _in_folder(
-    folder: Path, root: Path, findings: list[Finding], suffixes: frozenset[str]
+    folder: Path, folders: Folders, findings: list[Finding], suffixes: frozenset[str], views: dict[str, list[str]]
 ) -> Iterator[tuple[str, ImageFile]]:
-    for current, entries in _walk(folder):
-        base, key_base = relative_name(current, root), relative_name(current, folder)
-        if not entries and _is_image(current, suffixes):
-            findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
+    for visit in walk(folder):
+        prefix, key_base = folders.name_in(visit.path), relative_name(visit.path, folder)
+        if prefix not in views.setdefault(visit.real, []):
+            views[visit.real].append(prefix)
+        if not visit.entries and _is_image(visit.path, suffixes):
+            text = "an empty folder, not a file; left out"
+            findings.append(Finding(prefix.rstrip("/") or ".", BAD_IMAGE, text, lost_images=1))
         stems = set()  # of images next to which arrays are copies, which other programs cache
         if ARRAY_SUFFIX in suffixes:
-            stems = {os.path.splitext(e.name)[0] for e in entries if _is_image(e.name, IMAGE_SUFFIXES)}
-        for entry in entries:
-            if _query(entry.is_dir):
+            stems = {os.path.splitext(e.name)[0] for e in visit.entries if _is_image(e.name, IMAGE_SUFFIXES)}
+        besides = []
+        for entry in visit.entries:
+            if query(entry.is_dir):
                 continue
-            name = entry.name if base == "." else f"{base}/{entry.name}"
+            name = prefix + entry.name
             stem, suffix = os.path.splitext(entry.name)
             if suffix == ARRAY_SUFFIX and stem in stems:
                 continue
             if suffix.lower() not in suffixes:
+                besides.append(entry)
                 if what := unread_image(entry.path):
                     findings.append(Finding(name, UNSUPPORTED, what))
                 continue
-            stamp = _stamp(entry)
-            if stamp is None or not _query(entry.is_file):
+            stamp = stamp_of(entry)
+            if stamp is None or not query(entry.is_file):
                 kind, text = (MISSING_IMAGE, "a link to nothing") if stamp is None else (BAD_IMAGE, NO_FILE)
-                findings.append(Finding(name, kind, text))
+                findings.append(Finding(name, kind, text, lost_images=1))
                 continue
             key = entry.name if key_base == "." else f"{key_base}/{entry.name}"
             yield name, ImageFile(name, key, stamp)
+        folders.keep_besides(visit.path, besides)
 
 
 def _in_list(
-    file: Path, root: Path, findings: list[Finding], suffixes: frozenset[str]
+    file: Path, root: Path, folders: Folders, findings: list[Finding], suffixes: frozenset[str]
 ) -> Iterator[tuple[str, ImageFile]]:
     """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
     set's folder first. If none is an image, see `_elsewhere`."""
     rows = [(line, row.strip()) for line, row in enumerate(read_text(file, most=_MAX_LIST_BYTES).splitlines(), 1)]
     rows = [(line, row) for line, row in rows if row]
-    here, folders = relative_name(file, root), _Folders()
+    here = relative_name(file, root)
 
     def as_written(row: str) -> str | None:
         if not _is_image(row, suffixes):
             return None
         bases = (file.parent, root) if row.startswith("./") else (root, file.parent)
-        return next(filter(folders.exists, (os.path.normpath(os.path.join(base, row)) for base in bases)), None)
+        paths = [folders.normal(os.path.join(base, row)) for base in bases]
+        return next(filter(folders.exists, paths), None) or next(filter(None, map(folders.alike, paths)), None)
 
     find = as_written
     if rows and not any(as_written(row) for _, row in rows):
@@ -207,13 +212,14 @@ def _in_list(
         if path is None:
             kind, text = MISSING_IMAGE, f"{row} not found"
             if find == as_written and not _is_image(row, suffixes):
-                kind, text = UNSUPPORTED, f"{row[:100]!r} is not the path of an image"
-            findings.append(Finding(where, kind, text))
-        elif not _query(folders.entry(*os.path.split(path)).is_file):
-            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
+                kind, text = BAD_LISTED, f"{row[:100]!r} is not the path of an image"
+            findings.append(Finding(where, kind, text, lost_images=1))
+            continue
+        parent, name = os.path.split(path)
+        if not query(folders.entries(parent)[name].is_file):
+            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}", lost_images=1))
         else:
-            stamp = folders.stamp(*os.path.split(path))
-            yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
+            yield where, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))
 
 
 def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: frozenset[str]) -> tuple[Path, int]:
@@ -228,7 +234,7 @@ def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: fr
     base = of_voc if of_voc.is_dir() else root
     images = [
         os.path.join(folder, entry.name)
-        for folder, entries in (_walk(base) if base.is_dir() else ())
+        for folder, _, entries in (walk(base) if base.is_dir() else ())
         for entry in entries
         if _is_image(entry.name, suffixes) and {entry.name, os.path.splitext(entry.name)[0]} & names
     ]
@@ -249,8 +255,8 @@ def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: fr
             get_logger().info(text, file, line, row, relative_name(fits[0], root))
             return folder, left_out
     line, row = rows[0]
-    text = f"{row[:200]!r} is not an image, and neither is any other row; give paths of images relative to {root}"
-    raise UserError(f"{file}:{line}: {text}")
+    advice = labels_without_images(root) or f"; give paths of images relative to {root}"
+    raise UserError(f"{file}:{line}: {row[:200]!r} is not an image, and neither is any other row{advice}")
 
 
 def _is_image(name: str, suffixes: frozenset[str]) -> bool:
@@ -261,45 +267,106 @@ def _parts(row: str) -> list[str]:
     return [part for part in row.replace("\\", "/").split("/") if part not in ("", ".", "..")] or [row]
 
 
-class _Folders:
-    """Directory entries by path. Each folder is read once."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
-
-    def entry(self, folder: str, name: str) -> os.DirEntry | None:
-        if folder not in self._entries:
-            status = _query(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
-            entries = _scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
-            self._entries[folder] = {e.name: e for e in entries}
-        return self._entries[folder].get(name)
-
-    def stamp(self, folder: str, name: str) -> FileStamp | None:
-        entry = self.entry(folder, name)
-        return _stamp(entry) if entry else None
-
-    def exists(self, path: str) -> bool:
-        return self.stamp(*os.path.split(path)) is not None
-
-
-def _list_labels(
-    images: list[ImageFile], source: SplitSource, spec: DatasetSpec
-) -> tuple[LabelFormat, list[LabelFile]]:
+def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
+    """Returns the format of the labels of a split. Raises UserError if its annotations are missing or of no format."""
     annotations, label_format = source.annotations, source.label_format
-    if label_format is None or (label_format.label_path is None and not annotations.is_file()):
+    if label_format is None or (label_format.folders is None and not annotations.is_file()):
         if not annotations.exists():
             raise spec.missing_error(annotations)
         raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
-    if label_format.label_path is None:
-        return label_format, [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
-    folders = _Folders()
-    bases: dict[str, str] = {}  # relative names of folders, which are slow to find
-    labels = []
-    for image in images:
-        path = label_format.label_path(image, spec.root, annotations, folders.exists)
-        folder, name = os.path.split(path)
-        if folder not in bases:
-            base = relative_name(folder, spec.root)
-            bases[folder] = "" if base == "." else base + "/"
-        labels.append(LabelFile(bases[folder] + name, folders.stamp(folder, name)))
-    return label_format, labels
+    return label_format
+
+
+def _label_search(
+    images: list[ImageFile], label_format: LabelFormat, spec: DatasetSpec, split: str, folders: Folders
+) -> LabelSearch:
+    source = spec.split(split)
+    return LabelSearch(
+        images,
+        label_format,
+        root=spec.root,
+        annotations=source.annotations,
+        folders=folders,
+        entries=[str(entry) for entry in source.images if entry.is_dir()],
+        others=_OtherSplits(spec, split),
+        taken=spec.originals[split].taken if split in spec.originals else None,
+    )
+
+
+class _OtherSplits:
+    """See `data.index.label_files.OtherSplits`."""
+
+    def __init__(self, spec: DatasetSpec, split: str) -> None:
+        self._spec = spec
+        self._split = split
+        self.is_first = split == next(iter(spec.splits))
+
+    @cached_property
+    def stems(self) -> frozenset[str]:
+        mine = self._spec.split(self._split).annotations
+        names = []
+        for other, source in self._spec.splits.items():
+            theirs = source.annotations
+            if other == self._split or (mine is None) != (theirs is None):
+                continue
+            if mine is None or theirs.is_relative_to(mine) or mine.is_relative_to(theirs):
+                names += [image.name for image in _images_of(self._spec, other, Folders(self._spec.root))]
+        return frozenset(loose(os.path.splitext(name.rpartition("/")[2])[0]) for name in names)
+
+    @cached_property
+    def folders_before(self) -> frozenset[str]:
+        names: set[str] = set()
+        for other in itertools.takewhile(lambda name: name != self._split, self._spec.splits):
+            images = _images_of(self._spec, other, Folders(self._spec.root))
+            names |= {image.name.rpartition("/")[0] for image in images}
+        return frozenset(path_of(name, self._spec.root) for name in names)
+
+
+def _images_of(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
+    """Returns the images of a split as far as they can be listed."""
+    suffixes = image_suffixes(spec.pixels)
+    found: list[ImageFile] = []
+    for entry in spec.split(split).images:
+        with contextlib.suppress(UserError):  # raised when that split is used
+            if entry.is_dir():
+                found += [image for _, image in _in_folder(entry, folders, [], suffixes, {})]
+            elif entry.suffix.lower() == ".txt" and entry.is_file():
+                found += [image for _, image in _in_list(entry, spec.root, folders, [], suffixes)]
+    return found
+
+
+def _images_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
+    """Returns the images of splits that have the same annotation file as ``split``, without stamps, sorted by name."""
+    mine = spec.split(split).annotations
+    others = [other for other, source in spec.splits.items() if other != split and source.annotations == mine]
+    found = {image.name: image._replace(stamp=None) for other in others for image in _images_of(spec, other, folders)}
+    return [found[name] for name in sorted(found)]
+
+
+def _without_equal_views(
+    images: list[ImageFile], labels: list[LabelFile | None] | None, views: dict[str, list[str]], root: Path
+) -> tuple[list[ImageFile], list[LabelFile | None], int]:
+    """Leaves out images that symbolic links show under another name, too. Of the names of an image, those with label
+    files of their own are kept, else the first.
+
+    Args:
+        labels: one per image; None: one file has those of all.
+        views: what the names of the images in a folder begin with, by the folder's real path.
+
+    Returns the remaining images, their labels, and the number of the others.
+    """
+    real_of = {prefix: real for real, prefixes in views.items() if len(prefixes) > 1 for prefix in prefixes}
+    if not real_of:
+        return images, labels or [], 0
+    names_of: dict[tuple[str, str], list[int]] = {}
+    for i, image in enumerate(images):
+        folder, _, name = image.name.rpartition("/")
+        if real := real_of.get(f"{folder}/" if folder else ""):
+            names_of.setdefault((real, name), []).append(i)
+    dropped: set[int] = set()
+    for positions in names_of.values():
+        labeled = [i for i in positions if labels and labels[i] is not None and labels[i].stamp is not None]
+        own = {os.path.realpath(path_of(labels[i].name, root)): i for i in reversed(labeled)}
+        dropped |= set(positions) - set(own.values() or positions[:1])
+    kept = [i for i in range(len(images)) if i not in dropped]
+    return [images[i] for i in kept], [labels[i] for i in kept] if labels else [], len(dropped)

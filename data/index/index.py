@@ -11,23 +11,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.labels.findings import Finding, ScanReport
+from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
 from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 6  # increase it when the arrays or their meaning change
+CACHE_VERSION = 7  # increase it when the arrays or their meaning change
 # The type, and the shape of a row, of arrays with a row per box, and of all arrays.
 _OF_BOXES = {
     **{"boxes_xywh_px": (np.float64, (4,)), "classes": (np.int32, ()), "crowd": (np.bool_, ())},
     **{"area_px": (np.float64, ()), "repeated": (np.bool_, ()), "line": (np.int32, ())},
 }
-ARRAYS = {"image_hw": (np.int32, (2,)), "offsets": (np.int64, ())} | _OF_BOXES
+ARRAYS = {"image_hw": (np.int32, (2,)), "incomplete": (np.bool_, ()), "offsets": (np.int64, ())} | _OF_BOXES
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 
@@ -40,6 +43,7 @@ class DatasetIndex(LabelArrays):
     root: Path  # absolute; paths are relative to it
     paths: FlatStrings  # (N,) with /, relative to the root
     image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
+    incomplete: np.ndarray  # bool (N,): a labeled object of the image could not be used, so it is no background
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
@@ -64,7 +68,7 @@ class DatasetIndex(LabelArrays):
 
     def path(self, i: int) -> str:
         """Absolute path of image i."""
-        return os.path.normpath(os.path.join(self.root, self.paths[i]))
+        return path_of(self.paths[i], self.root)
 
     def sides_at(self, imgsz: int) -> np.ndarray:
         """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, after the longer side of each
@@ -80,7 +84,8 @@ class DatasetIndex(LabelArrays):
         boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
         texts = {"paths": self.paths, "image_ids": self.image_ids}
         texts = {name: flat and FlatStrings.of(flat[i] for i in images.tolist()) for name, flat in texts.items()}
-        return replace(self, image_hw=self.image_hw[images], offsets=offsets, **boxes, **texts)
+        own = {"image_hw": self.image_hw[images], "incomplete": self.incomplete[images]}
+        return replace(self, **own, offsets=offsets, **boxes, **texts)
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
         """The index of the same images with only the boxes of ``rows``, bool (M,)."""
@@ -114,6 +119,13 @@ class DatasetIndex(LabelArrays):
         size_wh = self.image_hw[images][position, ::-1]
         labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / size_wh, boxes[:, 2:] / size_wh
         return labels, position
+
+    def names_ignored_everywhere(self) -> list[str]:
+        """The classes that no image labels: each image has a region in which they are ignored."""
+        named = self.crowd & (self.classes >= 0)
+        regions = np.bincount(self.classes[named], minlength=len(self.names))
+        is_ignored = (self.boxes_of_classes(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
         """The labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file stem, as a
@@ -157,12 +169,17 @@ def median_side(sides_px: np.ndarray) -> float | None:
     return float(np.median(sides_px)) if sides_px.size else None
 
 
-def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int) -> str | None:
+def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int, *, tile: int = 0) -> str | None:
     """What to do about a median side that is too small for most models: the smallest multiple of ``stride`` at which it
-    reaches `SMALL_PX`, or tiles; None if it is large enough."""
+    reaches `SMALL_PX`, or (smaller) tiles; None if it is large enough. ``tile``: side of the tiles that the model sees,
+    pixels of the images; 0: it sees whole images."""
     if median_side_px is None or median_side_px >= SMALL_PX:
         return None
     better = int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
+    if tile:
+        smaller = max(int(tile * median_side_px / SMALL_PX // stride), 1) * stride
+        tiles = f"smaller tiles ('tile: {smaller}' in the data set's YAML)"
+        return f"use {tiles}" if better > LARGEST_ADVISED else f"use --imgsz {better} or more, or {tiles}"
     if better > LARGEST_ADVISED:
         return "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
     return f"use --imgsz {better} or more, or cut large images into tiles ('tile: {imgsz}' in the data set's YAML)"
@@ -171,7 +188,7 @@ def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
     """Warns if the median training box is too small for most models, and says what to do."""
     median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
-    if remedy := remedy_for_small_boxes(median, imgsz, stride):
+    if remedy := remedy_for_small_boxes(median, imgsz, stride, tile=train.tile):
         get_logger().warning(
             "half of the training boxes have sides below %.3g px at --imgsz %d, too small for most models: %s",
             median, imgsz, remedy,
@@ -223,8 +240,9 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
         "fingerprint": index.fingerprint,
         "category_ids": index.category_ids,
         "totals": report.totals,
-        "bad_lines": report.bad_lines,
+        "ledger": report.ledger.content(),
         "advice": report.advice,
+        "notes": report.notes,
     }
     return meta, arrays
 
@@ -238,7 +256,13 @@ def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[s
         root=root,
         paths=strings("paths"),
         **{name: arrays[name] for name in ARRAYS},
-        report=ScanReport(meta["totals"], strings("report"), tuple(meta["bad_lines"]), tuple(meta["advice"])),
+        report=ScanReport(
+            totals=meta["totals"],
+            lines=strings("report"),
+            ledger=Ledger.from_content(meta["ledger"]),
+            advice=tuple(meta["advice"]),
+            notes=tuple(meta["notes"]),
+        ),
         fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         category_ids=tuple(meta["category_ids"]),

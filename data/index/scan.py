@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
+from functools import partial
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from data.image_io.decode import orientation_of
 from data.image_io.verify import HiddenDamageError, check_image
 from data.index.files import Listing
 from data.index.index import DatasetIndex, Scan
@@ -30,28 +32,43 @@ from data.labels.clean import (
     row_table,
     too_dark,
 )
-from data.labels.findings import Finding, ScanReport
+from data.labels.findings import Finding
+from data.labels.image_names import loose
 from data.labels.label_format import LabelSource
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
+from data.labels.sizes import fit_to_images
 from data.spec.dataset_spec import DatasetSpec, class_names
-from utils.errors import UserError
+from utils.errors import UserError, one_line
+from utils.files.paths import path_of
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
-from utils.strings import FlatStrings
+from utils.strings import FlatStrings, counted
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
+_MOST_EMPTY = 0.5  # of the labeled images may have no object before a line asks whether that is meant
+# Kinds of findings about labels that are used as corrected, as a line says.
+_CORRECTIONS = {
+    kinds.REVERSED: "boxes with corners in the wrong order, or negative sides, which are used",
+    kinds.SCALED: "images with labels for another size, which are scaled",
+    kinds.TURNED: "images with labels of the unturned photo, which are turned",
+}
+_WARNED_NAMES = 0.1  # of the label files, that name another image: a warning says so from here on
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
-_UNUSABLE = frozenset({kinds.BAD_ROW, kinds.OUTSIDE, kinds.UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
 class ScannedImage(NamedTuple):
     """The size, labels and findings of an image."""
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
-    table: np.ndarray  # float64 (R, 9), see data.labels.clean
+    table: np.ndarray  # float64 (R, 10), see data.labels.clean
     findings: list[Finding]
+    num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
+    stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
     is_hidden: bool = False  # only decoding shows its damage
     largest: int = 0  # value of a 16-bit image; 0 for other images
+    named_image: str = ""  # the image that the label file says it is of
 
 
 def scan_split(
@@ -60,7 +77,69 @@ def scan_split(
     """Reads a listed split. Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the
     latter is damaged, or with ``decode_all``, all are. Raises UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
-    source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
+    source = listing.label_format.read([*listing.images, *listing.others], listing.labels, spec.root, names)
+    images = _read_images(spec, split, source, settings, decode_all=decode_all)
+    image_hw = np.array([image.size_hw for image in images], np.int32)
+    table = np.concatenate([image.table for image in images])
+    found = [finding for image in images for finding in image.findings]
+    found += (named_otherwise := _named_otherwise(source, images))
+
+    stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
+    if stated_hw:
+        table, problems = fit_to_images(table, image_hw, stated_hw, partial(_orientation, spec, source))
+        found += [_finding(source, image, problem) for image, problem in problems]
+    unknown = [f for f in found if f.kind == kinds.UNKNOWN_CLASS]
+    ids_advice = ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names))
+    notation_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
+    advice = [ids_advice, notation_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
+    if len(named_otherwise) > _WARNED_NAMES * len(images):
+        count = f"{len(named_otherwise):,} of {counted(len(images), 'label file')}"
+        first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
+        advice.append(f"{count} name another image than they are called like, which decides; first {first}")
+    misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
+    boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(notation_advice))
+    found += [_finding(source, image, problem) for image, problem in problems]
+    found += _unusable_labels(found, boxes, source)
+    found.sort(key=lambda f: (f.image, f.line))
+    _check_labels_fit(unknown, found, len(boxes.image), spec, split, ids_advice)
+
+    found = _with_costs(found, [image.num_labeled or 0 for image in images])
+    findings = [*listing.findings, *source.findings, *misread, *found]
+    numbers, arrays = _usable(image_hw, boxes, found)
+    ledger = Ledger.of(findings, used_images=len(numbers), used_objects=len(arrays["classes"]))
+    ids = source.image_ids
+    index = DatasetIndex(
+        names=class_names(spec, settings.single_cls),
+        root=spec.root,
+        paths=FlatStrings.of(source.images[i].name for i in numbers),
+        **arrays,
+        report=ScanReport.of(findings, ledger, notes=_notes(found, images)),
+        image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
+        category_ids=source.category_ids,
+    )
+    return Scan(spec, index.recounted(), source, np.array(numbers, np.int64), findings)
+
+
+def _named_otherwise(source: LabelSource, images: list[ScannedImage]) -> list[Finding]:
+    """Findings about label files that are called like one image of the split and say that they are of another one."""
+    named = {i: image.named_image for i, image in enumerate(images) if image.named_image}
+    if not named:
+        return []
+    stem_of = [loose(PurePosixPath(image.name).stem) for image in source.images]
+    stems = set(stem_of)
+    found = []
+    for i, name in named.items():
+        stem = loose(PurePosixPath(name.replace("\\", "/")).stem)
+        if stem != stem_of[i] and stem in stems:
+            text = f"it names {one_line(name)[:200]}, its own name is that of {source.images[i].name}"
+            found.append(Finding(source.where(i), kinds.NAMED_OTHERWISE, text, i))
+    return found
+
+
+def _read_images(
+    spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings, *, decode_all: bool
+) -> list[ScannedImage]:
+    """Reads all images and their labels; again, decoding all images, if a sample of them shows hidden damage."""
     count = len(source.images)
     decoded = np.full(count, decode_all)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
@@ -73,34 +152,7 @@ def scan_split(
         )  # fmt: skip
         decoded[:] = True
         images = _read_all(spec, source, decoded, f"decoding {split}", settings)
-    image_hw = np.array([image.size_hw for image in images], np.int32)
-    table = np.concatenate([image.table for image in images])
-    boxes, row_problems = clean_rows(table, image_hw, source.normalized)
-    found = [finding for image in images for finding in image.findings]
-    unknown = [f for f in found if f.kind == kinds.UNKNOWN_CLASS]
-    advice = [
-        ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names)),
-        other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized),
-        too_dark(max(image.largest for image in images), spec.pixels.bits),
-    ]
-    misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
-    found += [_finding(source, image, problem) for image, problem in row_problems]
-    found += _unusable_labels(found, boxes, source)
-    found.sort(key=lambda f: (f.image, f.line))
-    _check_labels_fit(unknown, found, len(boxes.image), spec, split, advice[0])
-    findings = [*listing.findings, *source.findings, *misread, *found]
-    numbers, arrays = _usable(image_hw, boxes, found)
-    ids = source.image_ids
-    index = DatasetIndex(
-        names=class_names(spec, settings.single_cls),
-        root=spec.root,
-        paths=FlatStrings.of(source.images[i].name for i in numbers),
-        **arrays,
-        report=ScanReport.of(findings),
-        image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
-        category_ids=source.category_ids,
-    )
-    return Scan(spec, index.recounted(), source, np.array(numbers, np.int64), findings)
+    return images
 
 
 def _read_all(
@@ -117,27 +169,41 @@ def _read_all(
 
 
 def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> ScannedImage:
-    name, largest, empty = source.images[i].name, [0], row_table(i, [])
-    path = os.path.join(spec.root, name)
+    name, largest = source.images[i].name, [0]
+    path = path_of(name, spec.root)
+    raw, problems = _read_labels(i, source)
+    num_labeled = None if raw is None else len(raw.rows) + len(raw.problems)
     try:
         size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
     except UserError as error:
         finding = Finding(name, kinds.BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out", i)
-        return ScannedImage((0, 0), empty, [finding], isinstance(error, HiddenDamageError), max(largest))
+        is_hidden = isinstance(error, HiddenDamageError)
+        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled, is_hidden=is_hidden, largest=max(largest))
+    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
+    return ScannedImage(
+        size_hw=size,
+        table=row_table(i, raw.rows if raw else []),
+        findings=[_finding(source, i, problem, scale) for problem in problems],
+        num_labeled=num_labeled,
+        stated_hw=None if raw is None or raw.size_hw == size else raw.size_hw,
+        largest=max(largest),
+        named_image="" if raw is None else raw.named_image,
+    )
+
+
+def _read_labels(i: int, source: LabelSource) -> tuple[RawLabels | None, list[RowProblem]]:
+    """The labels of an image, None if there are none; and what is wrong with them."""
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        raw = RawLabels([], [RowProblem(-1, kinds.BAD_LABEL, f"{error}; image left out")])
+        return None, [RowProblem(-1, kinds.BAD_LABEL, f"{error}; image left out")]
     if raw is None:
-        raw = RawLabels([], [RowProblem(-1, kinds.NO_LABEL, f"{name} is taken as background")])
-    problems = raw.problems
-    if raw.size_hw not in (None, size):
-        (height, width), (h, w) = size, raw.size_hw
-        text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"
-        problems = [*problems, RowProblem(-1, kinds.SIZE, text)]
-    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
-    findings = [_finding(source, i, problem, scale) for problem in problems]
-    return ScannedImage(size, row_table(i, raw.rows), findings, largest=max(largest))
+        return None, [RowProblem(-1, kinds.NO_LABEL, f"{source.images[i].name} is taken as background")]
+    return raw, raw.problems
+
+
+def _orientation(spec: DatasetSpec, source: LabelSource, i: int) -> int:
+    return orientation_of(path_of(source.images[i].name, spec.root))
 
 
 def _finding(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:
@@ -147,28 +213,61 @@ def _finding(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, .
 
 
 def _unusable_labels(found: list[Finding], boxes: Boxes, source: LabelSource) -> list[Finding]:
-    """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
+    """Findings for images whose labels have a number that is not finite, or of whose objects none is left. As
     backgrounds these images would teach the model to ignore their objects."""
-    with_boxes = set(np.unique(boxes.image).tolist())
-    first = {f.image: f for f in reversed(found) if f.kind in _UNUSABLE and f.image not in with_boxes}
+    with_objects = set(np.unique(boxes.image[~boxes.crowd]).tolist())
+    first = {f.image: f for f in reversed(found) if f.kind in kinds.ROW_LOST and f.image not in with_objects}
     first |= {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
     lost = []
     for i, f in first.items():
         # Without what differs from row to row, so that equal causes can be counted.
-        why = f"no row can be used: {re.split(': |, got ', f.text.removesuffix('; left out'))[0]}"
-        if f.kind == kinds.NOT_FINITE:
-            why = "a number is not finite"
-        elif f.kind == kinds.OUTSIDE:
-            pixels = "; coordinates in pixels?" if source.normalized else ""
-            why = f"no row can be used: the boxes are outside the image{pixels}"
-        lost.append(Finding(source.where(i, f.line), kinds.BAD_LABEL, f"{why}; image left out", i))
+        reason = {
+            kinds.NOT_FINITE: "a number is not finite",
+            kinds.NO_AREA: "no row can be used: the boxes have no area",
+            kinds.FRACTIONS: "no row can be used: the boxes are fractions of the image, expected pixels",
+            kinds.OUTSIDE: "no row can be used: the boxes are outside the image",
+        }.get(f.kind, f"no row can be used: {re.split(': |, got ', f.text.removesuffix('; left out'))[0]}")
+        if f.kind == kinds.OUTSIDE and source.normalized:
+            reason += "; coordinates in pixels?"
+        lost.append(Finding(source.where(i, f.line), kinds.BAD_LABEL, f"{reason}; image left out", i))
     return lost
+
+
+def _with_costs(found: list[Finding], num_labeled: list[int]) -> list[Finding]:
+    """``found`` with what is lost with each: of an image that is left out, the first finding that says so has all of
+    its labeled objects."""
+    first = {f.image: position for position, f in reversed(list(enumerate(found))) if f.kind in kinds.IMAGE_LOST}
+    costed = []
+    for position, f in enumerate(found):
+        if first.get(f.image) == position:
+            costed.append(f._replace(lost_images=1, lost_objects=num_labeled[f.image]))
+        elif f.kind in kinds.ROW_LOST and f.image not in first:
+            costed.append(f._replace(lost_objects=1))
+        else:
+            costed.append(f)
+    return costed
+
+
+def _notes(found: list[Finding], images: list[ScannedImage]) -> list[str]:
+    """What a user should know about labels that are used: corrections, and label files without an object."""
+    notes = []
+    for kind, what in _CORRECTIONS.items():
+        if alike := [f for f in found if f.kind == kind]:
+            notes.append(f"{what}: {len(alike):,}, first {alike[0].where}: {alike[0].text}")
+    labeled = [image.num_labeled for image in images if image.num_labeled is not None]
+    empty = labeled.count(0)
+    if any(labeled) and empty > _MOST_EMPTY * len(labeled):
+        notes.append(
+            f"{empty:,} of {counted(len(labeled), 'labeled image')} have no object: an empty label file, or no "
+            "annotation; if that is not meant, write the labels again"
+        )
+    return notes
 
 
 def _check_labels_fit(
     unknown: list[Finding], found: list[Finding], boxes: int, spec: DatasetSpec, split: str, advice: str
 ) -> None:
-    others = boxes + sum(f.kind in _UNUSABLE for f in found) - len(unknown)
+    others = boxes + sum(f.kind in kinds.ROW_LOST for f in found) - len(unknown)
     if len(unknown) > others:
         first = unknown[0]
         raise UserError(
@@ -182,8 +281,14 @@ def _usable(image_hw: np.ndarray, boxes: Boxes, found: list[Finding]) -> tuple[l
     """The numbers of the usable images, and the arrays of an index that has these."""
     keep = np.ones(len(image_hw), bool)
     keep[[f.image for f in found if f.kind in kinds.IMAGE_LOST]] = False
+    incomplete = np.zeros(len(image_hw), bool)
+    incomplete[[f.image for f in found if f.kind in kinds.ROW_LOST]] = True
     boxes = Boxes(*(column[keep[boxes.image]] for column in boxes))
     columns = boxes._asdict()
     per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]
     offsets = np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64)
-    return np.flatnonzero(keep).tolist(), columns | {"image_hw": image_hw[keep], "offsets": offsets}
+    return np.flatnonzero(keep).tolist(), columns | {
+        "image_hw": image_hw[keep],
+        "incomplete": incomplete[keep],
+        "offsets": offsets,
+    }

@@ -12,12 +12,13 @@ import numpy as np
 from data.image_io.shards import open_shards
 from data.index.index import ARRAYS
 from data.labels.clean import MIN_SIDE_PX
+from data.labels.ledger import Ledger
 from data.spec.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.schema import Count, check
 from utils.strings import class_difference
 
-VERSION = 5  # of the layout and of what the arrays mean
+VERSION = 6  # of the layout and of what the arrays mean
 _SLACK = 1e-6  # of a box beyond its image, pixels
 
 
@@ -25,8 +26,9 @@ class _Meta(TypedDict):
     names: list[str]
     totals: dict[str, Count]
     category_ids: list[Count]
-    bad_lines: list[str]
+    ledger: Ledger
     advice: list[str]
+    notes: list[str]
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -47,7 +49,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     """Raises ValueError for labels that no scan returns, or what wrong types raise."""
     boxes, classes, names = len(arrays["classes"]), arrays["classes"], meta["names"]
     for name, (dtype, row) in ARRAYS.items():
-        rows = {"image_hw": count, "offsets": count + 1}.get(name, boxes)
+        rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}.get(name, boxes)
         if (arrays[name].dtype, arrays[name].shape) != (dtype, (rows, *row)):
             raise ValueError(f"wrong array {name}")
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
@@ -55,6 +57,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "offsets": offsets[0] == 0 and offsets[-1] == boxes and (np.diff(offsets) >= 0).all(),
         "image_hw": (image_hw > 0).all(),
         "classes": ((classes >= -1) & (classes < len(names))).all(),
+        "incomplete": (arrays["incomplete"].view(np.uint8) <= 1).all(),
         "crowd": (arrays["crowd"].view(np.uint8) <= 1).all(),
         "repeated": (arrays["repeated"].view(np.uint8) <= 1).all(),
         "area_px": np.isfinite(arrays["area_px"]).all(),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from data.index.index import ARRAYS, DatasetIndex, digest_of
-from data.labels.findings import NO_LABEL, ScanReport, relative_name
+from data.labels.findings import NO_LABEL
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
 from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
+from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, listed
@@ -26,7 +29,7 @@ class IndexSettings:
 
     cache_dir: str = ""  # of cache files and reports, see `cache_folder`
     workers: int = 2  # threads of a scan; 0: the calling thread only, else at least one thread per CPU
-    max_bad: float = 0.1  # largest fraction of images that may be left out because they or their labels are unusable
+    max_bad: float = 0.1  # largest fraction of what was labeled that may be lost, see `data.labels.ledger`
     single_cls: bool = False  # treat all classes as one
     fraction: float = 1.0  # of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one
     seed: int = 0
@@ -47,19 +50,24 @@ def joined(spec: DatasetSpec, split: str, indexes: Sequence[DatasetIndex]) -> Da
         text = "%s: data sets that %s joins share %s, which count more than once"
         get_logger().warning(text, split, spec.source, counted(repeated, "image"))
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
-    lines = (
-        relative_name(os.path.join(index.root, line), spec.root) for index in indexes for line in index.report.lines
-    )
+    lines = (_line_relative_to(spec.root, line, index.root) for index in indexes for line in index.report.lines)
     index = DatasetIndex(
         names=names,
         root=spec.root,
         paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
         **concatenated([_with_names(index, names) for index in indexes]),
-        report=ScanReport(dict(totals), FlatStrings.of(lines)),
+        report=ScanReport(dict(totals), FlatStrings.of(lines), Ledger.joined([i.report.ledger for i in indexes])),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )
     return index.recounted()
+
+
+def _line_relative_to(root: Path, line: str, part_root: Path) -> str:
+    """Returns a line of a report, which begins with the name of a file relative to ``part_root``, relative to
+    ``root``."""
+    where, separator, rest = line.partition(": ")
+    return relative_name(path_of(where, part_root), root) + separator + rest
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
@@ -125,7 +133,8 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
 
 def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
     """The images of ``index``, which has the classes of the labels, with only the boxes of ``spec.classes``, numbered
-    from 0; with ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
+    from 0; with ``single_cls`` all are 0. The fingerprint stays while images and files are the same: an image that
+    would become a background although labels of it are lost is left out."""
     chosen = spec.classes or range(len(spec.names))
     numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)
     numbers[IGNORED] = IGNORED  # the last one
@@ -142,4 +151,13 @@ def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> Dat
         crowd=index.crowd | (classes == IGNORED),
         category_ids=() if single_cls else tuple(category_ids[number] for number in range(len(chosen))),
     )
-    return result.with_boxes(used).recounted()
+    result = result.with_boxes(used)
+    has_object = np.bincount(result.image_of_box[~result.crowd], minlength=len(result)) > 0
+    unknown = result.incomplete & ~has_object  # of the boxes that could not be read, some may be of these classes
+    if unknown.any():
+        get_logger().info(
+            "%s without a box of the classes used, but with labels that can't be used: left out, as no background",
+            counted(int(unknown.sum()), "image"),
+        )
+        result = replace(result.take(np.flatnonzero(~unknown)), fingerprint=digest_of(index.fingerprint, "complete"))
+    return result.recounted()

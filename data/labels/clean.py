@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
+from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE, REVERSED
 from utils.strings import counted
 
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
-PARSER_VERSION = 3
+PARSER_VERSION = 4
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
 CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean
@@ -26,6 +26,8 @@ _CORNERS_OF = {
     CORNERS: np.eye(4),
 }
 _SLACK = 0.01  # of the image's size, by which boxes may exceed it
+_MOST_REVERSED = 1 / 3  # of the boxes; if more corners are reversed, they may be no corners
+_LEAST_PIXELS = 16  # of an image's shorter side, from which on a box within its first pixel is no box in pixels
 _LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
 _MOST_LEFT = 0.05  # of these, that do not fit the other reading either
 
@@ -43,12 +45,18 @@ class RowProblem(NamedTuple):
 class RawLabels(NamedTuple):
     """Labels of one image, before their geometry is checked."""
 
-    rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line): numbers, in file order
+    rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line, shape): numbers, in file order
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
+    named_image: str = ""  # the image that the file says it is of
 
     def add(self, parsed: tuple | RowProblem) -> None:
         (self.problems if isinstance(parsed, RowProblem) else self.rows).append(parsed)
+
+
+def shape_of(points: Sequence[float]) -> int:
+    """A number for the shape of a polygon, exact as float64 and never that of a box."""
+    return (hash(tuple(points)) & 0xFFFFFFFFFFF) + 1
 
 
 def is_plain_number_text(text: str) -> bool:
@@ -60,13 +68,14 @@ class LabelFileError(Exception):
     """A label file cannot be used at all. The message begins with the line number if there is one."""
 
 
-# Columns of a row table: the image's number, then the columns of RawLabels.rows.
-IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE = range(9)
-NUM_COLUMNS = 9
+# Columns of a row table: the image's number, then the columns of RawLabels.rows. Rows of one box with different shapes
+# are about different objects; 0 is the box itself.
+IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE, SHAPE = range(10)
+NUM_COLUMNS = 10
 
 
 def row_table(image: int, rows: list[tuple]) -> np.ndarray:
-    """float64 (R, 9): the rows of an image."""
+    """float64 (R, 10): the rows of an image."""
     return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
 
 
@@ -83,40 +92,50 @@ class Boxes(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
-def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
+def clean_rows(
+    table: np.ndarray, image_hw: np.ndarray, normalized: bool, *, is_misread: bool = False
+) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
     """Clips boxes to their images, removes boxes without area or outside the image, and marks exact repetitions.
 
     Args:
-        table: float64 (R, 9): `row_table` of each image, ascending.
+        table: float64 (R, 10): `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
         normalized: corners and areas are fractions of the image size, not pixels.
+        is_misread: the numbers seem to mean something else (`other_notation`): boxes that do not fit are left out,
+            which else are put in order and clipped.
 
-    Returns the remaining boxes; and for each row that is removed, clipped or repeated, its image and the problem.
+    Returns the remaining boxes; and for each row that is removed, changed or repeated, its image and the problem.
     """
     from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_data` does without
 
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T
-    corners, area = table[:, X1 : Y2 + 1], table[:, AREA]
+    labeled, area = table[:, X1 : Y2 + 1], table[:, AREA]
     if normalized:
-        corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
+        labeled, area = labeled * np.stack([width, height, width, height], 1), area * width * height
+    is_reversed = (labeled[:, 2:] < labeled[:, :2]).any(1)
+    corners = labeled if is_misread else _in_order(labeled)
+    area = area if is_misread else np.where(is_reversed, np.abs(area), area)
     size = corners[:, 2:] - corners[:, :2]
     has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
+    fractions = has_area & (False if normalized else _are_fractions(corners, np.minimum(height, width)))
     inside = clip_xyxy(corners, width, height)
     inside_size = inside[:, 2:] - inside[:, :2]
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
-    kept = has_area & ~outside
-    keys, rows = np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), np.flatnonzero(kept)
+    if is_misread:
+        outside |= has_area & ~_fits(corners, np.stack([width, height, width, height], 1))
+    kept = has_area & ~outside & ~fractions
+    keys = np.column_stack([image, table[:, CLASS], table[:, CROWD], corners, table[:, SHAPE]])
+    rows = np.flatnonzero(kept)
     order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
     repeated = np.zeros(len(keys), bool)
     repeated[order[1:]] = (keys[order[1:]] == keys[order[:-1]]).all(1)
     # Labels are rounded to 0.01 px (COCO) or 1e-6 of the image size (YOLO); less is not reported.
     tolerance = 0.01 + 1e-5 * np.maximum(height, width)
     clipped = kept & (np.abs(inside - corners).max(1, initial=0) > tolerance)
-    findings = _findings(
-        table, corners, image_hw,
-        {NO_AREA: ~has_area, OUTSIDE: outside, DUPLICATE: repeated, CLIPPED: clipped & ~repeated},
-    )  # fmt: skip
+    masks = {NO_AREA: ~has_area, OUTSIDE: outside, FRACTIONS: fractions, DUPLICATE: repeated}
+    masks |= {CLIPPED: clipped & ~repeated, REVERSED: kept & is_reversed}
+    findings = _findings(table, labeled, image_hw, masks)
 
     table, area, inside_size = table[kept], area[kept], inside_size[kept]
     # The area of a clipped object is reduced by the same factor as its box.
@@ -134,10 +153,23 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     return boxes, findings
 
 
+def _in_order(corners: np.ndarray) -> np.ndarray:
+    """Corners with x1 <= x2 and y1 <= y2."""
+    return np.concatenate([np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], 1)
+
+
+def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:
+    """Which boxes in pixels are given as fractions of the image: those within the first pixel of a larger image, unless
+    all of these have whole numbers."""
+    in_pixel = (corners >= 0).all(1) & (corners <= 1).all(1) & (shorter_side >= _LEAST_PIXELS)
+    is_whole = (corners == corners.round()).all(1)
+    return in_pixel & (in_pixel & ~is_whole).any()
+
+
 def _findings(
     table: np.ndarray, corners: np.ndarray, image_hw: np.ndarray, masks: dict[str, np.ndarray]
 ) -> list[tuple[int, RowProblem]]:
-    findings = []
+    findings, in_order = [], _in_order(corners)
     for kind, mask in masks.items():
         for row in np.flatnonzero(mask):
             image = int(table[row, IMAGE])
@@ -146,11 +178,13 @@ def _findings(
             text = {
                 NO_AREA: f"corners {box} px; left out",
                 OUTSIDE: f"corners {box} px, image {width}x{height}; left out",
+                FRACTIONS: f"corners {box} px: fractions of the image, {width}x{height}, expected pixels; left out",
                 DUPLICATE: f"corners {box} px repeat an earlier row; training uses it once",
                 CLIPPED: f"corners {box} px exceed the image, {width}x{height}; clipped to it",
+                REVERSED: f"corners {box} px are in the wrong order; taken in order",
             }[kind]
             line, class_id = int(table[row, LINE]), int(table[row, CLASS])
-            findings.append((image, RowProblem(line, kind, text, class_id, tuple(corners[row].tolist()))))
+            findings.append((image, RowProblem(line, kind, text, class_id, tuple(in_order[row].tolist()))))
     return findings
 
 
@@ -165,6 +199,9 @@ def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, no
     numbers = corners @ np.linalg.inv(_CORNERS_OF[notation])
     misfits = {name: int((~_fits(numbers @ matrix, size)).sum()) for name, matrix in _CORNERS_OF.items()}
     mine = misfits.pop(notation)
+    is_reversed = (corners[:, 2:] < corners[:, :2]).any(1)
+    if is_reversed.sum() <= _MOST_REVERSED * len(corners):  # `clean_rows` puts them in order
+        mine = int((~_fits(_in_order(corners), size)).sum())
     if mine < max(_LEAST_MISFITS, _LEAST_SHARE * len(numbers)):
         return ""
     best = min(misfits.values())

@@ -8,20 +8,26 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.labels.clean import TOP_LEFT, RawLabels, RowProblem
-from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, UNLISTED, Finding
+from data.labels.clean import TOP_LEFT, RawLabels, RowProblem, shape_of
+from data.labels.findings import ABSENT, BAD_ROW, NOT_FINITE, STRAY, UNKNOWN_CLASS, UNLISTED, Finding
+from data.labels.image_names import ImageNames
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
-from utils.errors import UserError
+from utils.errors import UserError, one_line
+from utils.files.paths import path_of
 from utils.files.safe_io import read_text
 from utils.files.schema import suggestion
 from utils.logger import get_logger
+from utils.strings import counted
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
+_NUMBERS_OF_BOX = 8  # of a polygon that has the corners of a box
+_COMPARED = 6  # numbers at both ends of a polygon
 
 
 class ImageEntry(NamedTuple):
@@ -41,6 +47,54 @@ class SplitFile(NamedTuple):
     strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
 
 
+class Ids:
+    """The ids of some entries, by which annotations refer to them. An integer, a whole float and the text of one number
+    are the same id where only one entry has that number."""
+
+    def __init__(self, ids: Iterable[int | str], owner: str) -> None:
+        """``owner``: "the images'", for messages."""
+        self._ids, self._owner = frozenset(ids), owner
+        self._of_number: dict[int, list[int | str]] | None = None
+
+    def find(self, value: Any) -> int | str | None:
+        """The id of the entry that ``value``, of a JSON, refers to; None if there is none, or several fit."""
+        if type(value) in (int, str) and value in self._ids:
+            return value
+        number = _whole_number(value)
+        if number is None:
+            return None
+        if self._of_number is None:
+            self._of_number = {}
+            for each in self._ids:
+                self._of_number.setdefault(_whole_number(each), []).append(each)
+        fits = self._of_number.get(number, [])
+        return fits[0] if len(fits) == 1 else None
+
+    def why_not(self, value: Any) -> str:
+        """Why ``value`` refers to no entry, in words that follow the key."""
+        shown = _shown(value)
+        are_numbers = not any(isinstance(each, str) for each in self._ids)
+        are_text = not any(isinstance(each, int) for each in self._ids)
+        if isinstance(value, str) and are_numbers:
+            return f"{shown} is text; {self._owner} ids are numbers"
+        if isinstance(value, int | float) and are_text:
+            return f"{shown} is a number; {self._owner} ids are text"
+        if len((self._of_number or {}).get(_whole_number(value), [])) > 1:
+            return f"{shown} fits several of {self._owner} ids"
+        return f"{shown} is not among {self._owner} ids"
+
+
+def _whole_number(value: Any) -> int | None:
+    """The number that ``value`` is, or is the text of; None if it is none, or not whole."""
+    if type(value) is int:
+        return value
+    if type(value) is float:
+        return int(value) if value.is_integer() else None
+    if type(value) is str and _WHOLE_NUMBER.fullmatch(value):
+        return int(value.partition(".")[0])
+    return None
+
+
 def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
     """With ``names`` None every object is of class 0. Raises UserError if the file is not a COCO JSON."""
     data = load_json(path, _EXPECTED)
@@ -50,39 +104,84 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
     if missing := [key for key in keys if not isinstance(data.get(key), list)]:
         raise UserError(f"{path}: has no list of '{missing[0]}'; is it a COCO JSON of detection?")
     images, annotations, categories = (data[key] for key in keys)
-    try:
-        category_name = {_typed(c["id"], int): str(_typed(c["name"], str, int, float)) for c in categories}
-        found = {
-            _typed(i["id"], int, str): ImageEntry(
-                i["file_name"].replace("\\", "/"), i["id"], RawLabels([], [], _size(i))
-            )
-            for i in images
-        }
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: an image without id and file_name, or a category without id and name") from None
-    if len(found) < len(images):
-        raise UserError(f"{path}: two images have the same id; ids must be unique")
-    if len(category_name) < len(categories):
-        raise UserError(f"{path}: two categories have the same id; ids must be unique")
+    entry_of = _image_entries(images, path)
+    category_name = _checked_categories(categories, path)
+    image_ids = Ids(entry_of, "the images'")
+    category_ids = Ids(category_name, "the categories'")
     number = {name: i for i, name in enumerate(names or ())}
-    class_of = {i: 0 if names is None else number.get(n, n) for i, n in category_name.items()}
+    class_of = None if names is None else {i: number.get(n, n) for i, n in category_name.items()}
     strays = []
+    used_categories: set[int] = set()
     for position, annotation in enumerate(annotations):
-        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
-        image = found.get(image_id) if type(image_id) in (int, str) else None
-        if image is None:
-            strays.append((position, "its image_id is not among the images"))
+        if not isinstance(annotation, dict):
+            strays.append((position, f"expected keys and values, got {_shown(annotation)}"))
             continue
-        image.labels.add(_parse_annotation(annotation, position, class_of, names or ()))
+        image_id = image_ids.find(annotation.get("image_id"))
+        if image_id is None:
+            strays.append((position, _why_not(annotation, "image_id", image_ids)))
+            continue
+        category_id = category_ids.find(annotation.get("category_id"))
+        if category_id is not None:
+            used_categories.add(category_id)
+        parsed = _parse_annotation(annotation, position, category_id, category_ids, class_of, names or ())
+        entry_of[image_id].labels.add(parsed)
     annotation_ids = [a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)]
-    return SplitFile(list(found.values()), _category_ids(category_name, names), annotation_ids, strays)
+    class_ids = _category_ids(category_name, names, used_categories, path)
+    return SplitFile(list(entry_of.values()), class_ids, annotation_ids, strays)
 
 
-def _typed(value: Any, *kinds: type) -> Any:
-    """``value``. Raises TypeError unless its type is one of ``kinds``; unlike for isinstance, a bool is not an int."""
-    if type(value) not in kinds:
-        raise TypeError
-    return value
+def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]:
+    """The entries of images, without labels, by id. Raises UserError that names the entry."""
+    entry_of: dict[int | str, ImageEntry] = {}
+    position_of: dict[int | str, int] = {}
+    for position, image in enumerate(images):
+        where = f"{path}: images[{position}]"
+        if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or image.get("id") is None:
+            raise UserError(f"{where}: expected an image with id and file_name, got {_shown(image)}")
+        image_id = image["id"]
+        if type(image_id) is float and image_id.is_integer():
+            image_id = int(image_id)
+        if type(image_id) not in (int, str):
+            raise UserError(f"{where}: id {_shown(image_id)} is neither a whole number nor text")
+        if image_id in entry_of:
+            raise UserError(
+                f"{where}: has the id {_shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
+            )
+        position_of[image_id] = position
+        file_name = image["file_name"].replace("\\", "/")
+        entry_of[image_id] = ImageEntry(file_name, image_id, RawLabels([], [], _size(image)))
+    return entry_of
+
+
+def _why_not(annotation: dict, key: str, ids: Ids) -> str:
+    """Why ``key`` of an annotation names none of the entries with ``ids``."""
+    return f"{key} {ids.why_not(annotation[key])}" if key in annotation else f"has no {key}"
+
+
+def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
+    """The names of categories by id. Raises UserError that names the entry."""
+    name_of: dict[int, str] = {}
+    for position, category in enumerate(categories):
+        where = f"{path}: categories[{position}]"
+        if not isinstance(category, dict) or "id" not in category or "name" not in category:
+            raise UserError(f"{where}: expected a category with id and name, got {_shown(category)}")
+        category_id, name = category["id"], category["name"]
+        if type(category_id) is float and category_id.is_integer():
+            category_id = int(category_id)
+        if type(category_id) is not int:
+            kind = " is text" if isinstance(category_id, str) else ""
+            raise UserError(f"{where}: id {_shown(category_id)}{kind}; ids of categories are whole numbers")
+        if type(name) not in (str, int, float):
+            raise UserError(f"{where}: name {_shown(name)} is no text")
+        if category_id in name_of:
+            raise UserError(f"{where}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
+        name_of[category_id] = str(name)
+    return name_of
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written in JSON, for messages."""
+    return one_line(json.dumps(value, ensure_ascii=False))[:100]
 
 
 def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -98,8 +197,15 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
         if is_root and not any(_has_boxes(root, path) for path in dict.fromkeys(paths) if path.is_file()):
             text = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
             get_logger().info(text, paths[0], root["name"])
-            return tuple(str(c["name"]) for c in others)
-    return tuple(str(c["name"]) for c in categories)
+            categories = others
+            break
+    id_of: dict[str, int] = {}
+    for category in categories:
+        name = str(category["name"])
+        if name in id_of:
+            raise _same_name(name, id_of[name], category["id"], paths[0])
+        id_of[name] = category["id"]
+    return tuple(id_of)
 
 
 def _has_boxes(category: dict, path: Path) -> bool:
@@ -107,7 +213,7 @@ def _has_boxes(category: dict, path: Path) -> bool:
     text = read_json(path, _EXPECTED)
     kind = category["name"], category.get("supercategory")
     ids = [c["id"] for c in _categories(text, path) if (c["name"], c.get("supercategory")) == kind]
-    return any(re.search(rf'"category_id"\s*:\s*{re.escape(str(i))}\b', text) for i in ids)
+    return any(re.search(rf'"category_id"\s*:\s*"?{re.escape(str(i))}\b', text) for i in ids)
 
 
 def _categories(text: str, path: Path) -> list[dict]:
@@ -116,47 +222,89 @@ def _categories(text: str, path: Path) -> list[dict]:
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
         try:
             categories, _ = decoder.raw_decode(text, match.end())
-            return sorted(categories, key=lambda c: (c["id"], str(c["name"])))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # another key of this name, such as in "info"
+        except (ValueError, RecursionError):
+            continue
+        if all(isinstance(c, dict) and {"id", "name"} <= c.keys() for c in categories):
+            _checked_categories(categories, path)
+            return sorted(categories, key=lambda c: c["id"])
+        # else another key of this name, such as in "info"
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
-def _category_ids(category_name: dict[int, str], names: tuple[str, ...] | None) -> tuple[int, ...]:
+def _category_ids(
+    category_name: dict[int, str], names: tuple[str, ...] | None, used: Set[int], path: Path
+) -> tuple[int, ...]:
+    """The id of each class. ``used``: the ids that annotations have. Raises UserError if two categories of one name
+    have annotations: pycocotools would score them as two classes."""
     if names is None:
         return (min(category_name, default=0),)
-    id_of = {name: i for i, name in sorted(category_name.items())}  # Roboflow's root, first, may be called like a class
+    id_of: dict[str, int] = {}
+    for i, name in sorted(category_name.items()):  # Roboflow's root, first, may be called like a class
+        previous = id_of.get(name)
+        if name in names and previous in used and i in used:
+            raise _same_name(name, previous, i, path)
+        if previous not in used:
+            id_of[name] = i
     unused = max(category_name, default=-1) + 1
     return tuple(id_of.get(name, unused + k) for k, name in enumerate(names))
 
 
+def _same_name(name: str, first: int, second: int, path: Path) -> UserError:
+    return UserError(
+        f"{path}: categories: '{one_line(name)}' is the name of the ids {first} and {second}; rename one, or give the "
+        "annotations of both the same category_id"
+    )
+
+
 def _size(image: dict) -> tuple[int, int] | None:
-    height, width = image.get("height"), image.get("width")
-    return (height, width) if isinstance(height, int) and isinstance(width, int) and height > 0 < width else None
+    height, width = (_whole_number(image.get(side)) for side in ("height", "width"))
+    return (height, width) if height and width and height > 0 and width > 0 else None
 
 
-def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tuple[str, ...]) -> tuple | RowProblem:
+def _parse_annotation(
+    annotation: dict,
+    position: int,
+    category_id: int | None,
+    category_ids: Ids,
+    class_of: dict[int, int | str] | None,
+    names: tuple[str, ...],
+) -> tuple | RowProblem:
+    """A row, or why the annotation is none. ``category_id``: None if it is not among the ``category_ids``;
+    ``class_of``: by it, the class, or a name that is not among the ``names``; None: every object is of class 0."""
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
-        return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {str(box)[:60]}")
+        return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {_shown(box)[:60]}")
     if not all(-_MAX < v < _MAX for v in box):  # not isfinite: there are integers that no float holds
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     x, y, w, h = box
-    corners, category = (x, y, x + w, y + h), annotation.get("category_id")
-    if type(category) is not int or category not in class_of:
-        text = f"category {str(category)[:60]} is not among the categories; left out"
+    corners = (x, y, x + w, y + h)
+    if category_id is None and class_of is not None:
+        text = f"{_why_not(annotation, 'category_id', category_ids)}; left out"
         return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
-    class_id = class_of[category]
+    class_id = 0 if class_of is None else class_of[category_id]
     if isinstance(class_id, str):
         text = f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
         return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, None):
-        return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {str(crowd)[:60]}")
+        return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {_shown(crowd)[:60]}")
     area = annotation.get("area")
     if not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
-    return class_id, *corners, area, 1 if crowd else 0, position
+    return class_id, *corners, area, 1 if crowd else 0, position, _shape(annotation.get("segmentation"))
+
+
+def _shape(segmentation: Any) -> int:
+    """The `shape_of` polygons, of which only the first one's beginning and end are compared; 0 for other values."""
+    if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
+        return 0
+    first = segmentation[0]
+    ends = (*first[:_COMPARED], *first[-_COMPARED:])
+    if not all(type(value) in (int, float) for value in ends):
+        return 0
+    if len(first) == _NUMBERS_OF_BOX and len(set(first[::2])) == len(set(first[1::2])) == 2:
+        return 0  # the box itself
+    return shape_of((len(segmentation), len(first), *ends))
 
 
 class LabelsPerSplit:
@@ -165,33 +313,34 @@ class LabelsPerSplit:
     normalized = False
 
     def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
-        """Matches by ``file_name`` in the split's folder, else by the bare name where only one image has it. ``name``:
-        of the file, relative to the data set's folder. Raises UserError if the file names none of ``images``."""
+        """Matches by ``file_name`` in the split's folder, else as `ImageNames` does. ``name``: of the file, relative to
+        the data set's folder. Raises UserError if the file names none of ``images``; those of other splits, which it
+        may name, too, do not count."""
         self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
-        self.findings = [Finding(self._annotation(p), BAD_ROW, text) for p, text in file.strays]
-        by_key = {image.key: i for i, image in enumerate(images)}
-        by_base: dict[str, list[int]] = {}
-        for i, image in enumerate(images):
-            by_base.setdefault(os.path.basename(image.name), []).append(i)
-        entry_of: dict[int, ImageEntry] = {}
-        for entry in file.images:
-            alike = by_base.get(os.path.basename(entry.file_name), [])
-            i = by_key.get(os.path.normpath(entry.file_name), alike[0] if len(alike) == 1 else None)
-            if i is None or i in entry_of:
-                why = "is not among the split's images" if i is None else "is listed already"
-                self.findings.append(Finding(f"{name}: image {entry.image_id}", ABSENT, f"{entry.file_name} {why}"))
-            else:
-                entry_of[i] = entry
-        unlisted = [image.name for i, image in enumerate(images) if i not in entry_of]
+        self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
+        entry_of, reasons = _match(file.images, images)
+        for number, reason in reasons.items():
+            entry = file.images[number]
+            self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
+        own = [i for i, image in enumerate(images) if image.stamp is not None]
+        listed = [i for i in own if i in entry_of]
+        unlisted = [images[i].name for i in own if i not in entry_of]
         self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
-        if not entry_of:
+        if not listed:
+            first = f" (first: {one_line(file.images[0].file_name)[:200]})" if file.images else ""
             raise UserError(
-                f"{name}: names none of the split's {len(images)} images (first: {images[0].key}); "
-                "check 'annotations' against the split's folder"
+                f"{name}: names {counted(len(file.images), 'image')}{first}, none of which is among the split's "
+                f"{len(own)} (first: {images[own[0]].key}); check 'annotations' against the split's folder"
             )
-        self.images = [images[i] for i in sorted(entry_of)]
-        self._entries = [entry_of[i] for i in sorted(entry_of)]
+        self.images = [images[i] for i in listed]
+        self._entries = [entry_of[i] for i in listed]
         self.image_ids = [entry.image_id for entry in self._entries]
+
+    def _absent(self, entry: ImageEntry, text: str) -> Finding:
+        """The finding about an image of the file that the split does not have."""
+        objects = len(entry.labels.rows) + len(entry.labels.problems)
+        where = f"{self._name}: image {entry.image_id}"
+        return Finding(where, ABSENT, text, lost_images=int(objects > 0), lost_objects=objects)
 
     def read(self, i: int) -> RawLabels | None:
         return self._entries[i].labels
@@ -203,8 +352,43 @@ class LabelsPerSplit:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
 
+def _match(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> tuple[dict[int, ImageEntry], dict[int, str]]:
+    """Returns the entry of each image that has one, by the image's position; and by the position of each other entry,
+    why it has no image."""
+    by_key = {image.key: i for i, image in enumerate(images)}
+    entry_of: dict[int, ImageEntry] = {}
+    others: list[int] = []
+    for number, entry in enumerate(entries):
+        i = by_key.get(os.path.normpath(entry.file_name))
+        if i is None or i in entry_of:
+            others.append(number)
+        else:
+            entry_of[i] = entry
+    names = ImageNames([image.name for image in images])
+    fits = {number: names.find(entries[number].file_name) for number in others}
+    claims: dict[int, list[int]] = {}
+    for number, positions in fits.items():
+        if len(positions) == 1 and positions[0] not in entry_of:
+            claims.setdefault(positions[0], []).append(number)
+    for i, numbers in claims.items():
+        # A file of several splits may name images of another one that has the same file names in another folder.
+        best = max(numbers, key=lambda n: names.agreement(entries[n].file_name, i)) if len(numbers) > 1 else numbers[0]
+        entry_of[i] = entries[best]
+    reasons = {}
+    for number, positions in fits.items():
+        if len(positions) > 1:
+            shown = f"{images[positions[0]].name} and {images[positions[1]].name}"
+            reasons[number] = f"fits {len(positions)} of the split's images, such as {shown}"
+        elif not positions:
+            other = names.same_stem(entries[number].file_name)
+            reasons[number] = "is not among the split's images" + (f", but {other} is" if other else "")
+        elif entry_of[positions[0]] is not entries[number]:
+            reasons[number] = f"would be {images[positions[0]].name}, which another entry names"
+    return entry_of, reasons
+
+
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelsPerSplit:
-    return LabelsPerSplit(files[0].name, images, read_coco(root / files[0].name, names))
+    return LabelsPerSplit(files[0].name, images, read_coco(Path(path_of(files[0].name, root)), names))
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:

@@ -1,41 +1,46 @@
-"""The report of a scan: totals, and a line for everything that was left out or changed."""
+"""What a scan finds wrong with a split: one `Finding` for everything that is left out, changed or doubtful.
+
+What is lost with a finding stands in it, so that `data.labels.ledger` can add it up.
+"""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
-
-from utils.errors import one_line
-from utils.files.safe_io import write_whole
-from utils.strings import FlatStrings, counted
 
 # Kinds of findings. The image is left out:
 BAD_IMAGE = "unreadable image"
 MISSING_IMAGE = "missing image"
+BAD_LISTED = "bad row of a list"
 BAD_LABEL = "unusable label file"
+SIZE = "size mismatch"
 # The row is left out, and the image with it if none of its rows can be used:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
 NOT_FINITE = "number not finite"  # the image is left out, too: the rest of the file cannot be trusted
 OUTSIDE = "box outside the image"
-DUPLICATE = "duplicate box"
+FRACTIONS = "box given as fractions"
+# Labels of no image in the split:
+STRAY = "annotation without an image"
+ABSENT = "annotated image not in the split"
+ORPHAN = "label file without an image"
 # Corrected or only reported:
+DUPLICATE = "duplicate box"
 CLIPPED = "box clipped"
-SIZE = "size mismatch"
+REVERSED = "corners in the wrong order"
+SCALED = "labels for another size"
+TURNED = "labels of the unturned photo"
 REPEATED_IMAGE = "image listed twice"
 UNLISTED = "image without annotations entry"
-ABSENT = "annotated image not in the split"
 UNSUPPORTED = "file of an unsupported kind"
+SECOND_LABEL = "second label file of an image"
+SHARED_LABEL = "label file of several images"
+NAMED_OTHERWISE = "label file that names another image"
 NO_LABEL = "missing label file"
 MISREAD = "probably misread"  # of the split as a whole
 
-IMAGE_LOST = (BAD_IMAGE, MISSING_IMAGE, BAD_LABEL)
-_NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})
+IMAGE_LOST = frozenset({BAD_IMAGE, MISSING_IMAGE, BAD_LABEL, SIZE})
+ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRACTIONS})
 
 
 class Finding(NamedTuple):
@@ -48,62 +53,8 @@ class Finding(NamedTuple):
     line: int = -1  # as `LabelSource.where` takes it; -1: the image or the label file itself
     class_id: int = -1  # of a box whose geometry is the problem, and
     xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
+    lost_images: int = 0  # 1 if an image, or the label file of one, is not used because of this
+    lost_objects: int = 0  # labeled objects that are not used because of this
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind}: {self.text}"
-
-
-@dataclass(frozen=True, slots=True)
-class ScanReport:
-    """Totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and lines of text."""
-
-    totals: dict[str, int]
-    lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
-    bad_lines: tuple[str, ...] = ()  # why images were left out: the commonest three reasons
-    advice: tuple[str, ...] = ()  # what is probably misread, and what to do
-
-    @classmethod
-    def of(cls, findings: Sequence[Finding]) -> ScanReport:
-        """The report of all ``findings``, without the numbers of images and boxes."""
-        alike: dict[tuple[str, str], list[Finding]] = {}
-        for f in findings:
-            if f.kind in IMAGE_LOST:
-                alike.setdefault((f.kind, "" if f.kind == MISSING_IMAGE else f.text), []).append(f)
-        bad = []
-        for group in sorted(alike.values(), key=len, reverse=True)[:3]:
-            first = group[0]
-            text = first.text.removesuffix("; image left out").removesuffix("; left out")
-            bad.append(f"{len(group):,} {first.kind}s, first {first.where}: {text}" if len(group) > 1 else str(first))
-        advice = tuple(f.text for f in findings if f.kind == MISREAD)
-        totals = dict(Counter(f.kind for f in findings))
-        return cls(totals, FlatStrings.of(map(str, findings)), tuple(bad), advice)
-
-    @property
-    def problems(self) -> int:
-        """Number of findings that the user may want to correct."""
-        return sum(self._problem_kinds.values())
-
-    @property
-    def _problem_kinds(self) -> dict[str, int]:
-        return {kind: n for kind, n in self.totals.items() if kind not in _NO_PROBLEM}
-
-    @property
-    def bad_images(self) -> int:
-        """Number of images that were left out."""
-        return sum(self.totals.get(kind, 0) for kind in IMAGE_LOST)
-
-    def summary(self) -> str:
-        t = self.totals
-        unlabeled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
-        text = f"{counted(t['images'], 'image')}, {counted(t['backgrounds'], 'background')}{unlabeled}, "
-        text += counted(t["boxes"], "box") + (f" and {counted(t['crowd'], 'crowd region')}" if t.get("crowd") else "")
-        detail = ", ".join(f"{n:,} {k}" for k, n in sorted(self._problem_kinds.items(), key=lambda item: -item[1]))
-        return f"{text}, {counted(self.problems, 'problem')}" + (f" ({detail})" if detail else "")
-
-    def write(self, path: str | os.PathLike) -> None:
-        write_whole(path, "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines))))
-
-
-def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` relative to the data set's folder ``root``, with ``/``; begins with ``..`` if it is outside."""
-    return os.path.relpath(path, root).replace(os.sep, "/")

@@ -5,7 +5,6 @@ A format is a module of this package with a `LabelFormat`, imported by `data.spe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from data.labels.clean import LabelFileError, RawLabels
 from data.labels.findings import Finding
+from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
@@ -29,7 +29,7 @@ class FileStamp(NamedTuple):
 class ImageFile(NamedTuple):
     name: str  # relative to the data set's folder, with /
     key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp
+    stamp: FileStamp | None  # None: of another split, whose labels are in the same file, and not used
 
 
 class LabelFile(NamedTuple):
@@ -62,8 +62,13 @@ class LabelFormat:
     notation: str  # what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`
     # (images, label files, root, class names): the labels of a split. With names None every object is of class 0.
     read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
-    # (image, root, annotations, whether a path exists): the path of the image's label file. None: one file for all.
-    label_path: Callable[[ImageFile, Path, Path | None, Callable[[str], bool]], str] | None = None
+    # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
+    # these images may be, the usual one first; absolute paths. None: one file for all.
+    folders: Callable[[str, str, Path | None], list[str]] | None = None
+    suffix: str = ""  # of label files, lower case
+    is_labels: Callable[[bytes], bool] = bool  # whether a file that begins like this has labels
+    num_objects: Callable[[bytes], int] = len  # of a whole file
+    named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
     # The class names, by id, of the annotations of the splits. None: they define none.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 
@@ -90,7 +95,7 @@ class LabelPerImage:
     def read(self, i: int) -> RawLabels | None:
         if self._files[i].stamp is None:
             return None
-        path = os.path.join(self._root, self._files[i].name)
+        path = path_of(self._files[i].name, self._root)
         try:
             data = read_regular(path, most=MAX_BYTES)
         except OSError as error:

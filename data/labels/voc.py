@@ -7,20 +7,21 @@ pixels. ``difficult`` objects are treated like all others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from functools import partial
+from html import unescape
 from math import isfinite
 from pathlib import Path
 from xml.etree import ElementTree
-from xml.parsers import expat
 
 from data.labels.clean import CORNERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.files.schema import suggestion
+from utils.files.xml_files import LINE, XmlError, parse_xml
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_LINE = "line"  # attribute of elements
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -29,9 +30,14 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
     is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
-    labels = RawLabels([], [], (int(size[0]), int(size[1])) if is_known else None)
-    for element in root.findall("object"):
-        labels.add(_parse_object(element, int(element.attrib[_LINE]), class_ids))
+    size_hw = (int(size[0]), int(size[1])) if is_known else None
+    labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
+    for element in root:
+        line = int(element.attrib[LINE])
+        if element.tag == "object":
+            labels.add(_parse_object(element, line, class_ids))
+        elif element.find("bndbox") is not None:
+            labels.add(RowProblem(line, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
     return labels
 
 
@@ -45,28 +51,12 @@ def object_names(data: bytes) -> set[str]:
 
 
 def _parse(data: bytes) -> ElementTree.Element:
-    """The root element. All have the line where they begin, which ElementTree's own parser does not provide."""
-    parser, builder = expat.ParserCreate(), ElementTree.TreeBuilder()
-
-    def start(tag: str, _: dict) -> None:
-        builder.start(tag, {_LINE: str(parser.CurrentLineNumber)})
-
-    def refuse(name: str, *_: object) -> None:
-        """Entities can include other files or expand to gigabytes."""
-        raise LabelFileError(f"{parser.CurrentLineNumber}: declares the entity '{name}'")
-
-    parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = start, builder.end
-    parser.CharacterDataHandler, parser.EntityDeclHandler = builder.data, refuse
     try:
-        parser.Parse(data, True)
-    except expat.ExpatError as error:
-        raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
-    except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
-        raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
-    root = builder.close()
+        root = parse_xml(data)
+    except XmlError as error:
+        raise LabelFileError(str(error)) from None
     if root.tag != "annotation":
-        raise LabelFileError(f"{root.attrib[_LINE]}: <{root.tag}> where VOC has <annotation>")
+        raise LabelFileError(f"{root.attrib[LINE]}: <{root.tag}> where VOC has <annotation>")
     return root
 
 
@@ -99,7 +89,7 @@ def _parse_object(element: ElementTree.Element, line: int, class_ids: Mapping[st
         text = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
         return RowProblem(line, UNKNOWN_CLASS, text, xyxy=(x1, y1, x2, y2))
     class_id = 0 if class_ids is None else class_ids[name]
-    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)
+    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
@@ -107,13 +97,35 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
     return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callable[[str], bool]) -> str:
-    """Mirrors the image's path in the split's folder, or else all XML files are in one folder."""
-    path = os.path.join(annotations, os.path.splitext(image.key)[0] + ".xml")
-    if exists(path):
-        return path
-    flat = os.path.join(annotations, os.path.basename(path))
-    return flat if exists(flat) else path
+def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
+    """The XML files mirror the split's folder, are all in one folder, or are in folders called like those of images."""
+    named = (key, "", os.path.basename(images))
+    return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
 
 
-VOC = LabelFormat("voc", CORNERS, _read, _label_path)
+def is_voc(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is Pascal VOC's; CVAT's begins with <annotations>."""
+    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # of UTF-16, too
+
+
+def named_image(head: bytes) -> str:
+    """The <filename> of a file that begins with ``head``; "" if it has none."""
+    text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
+    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
+    return unescape(match[1]) if match else ""
+
+
+def _num_objects(data: bytes) -> int:
+    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
+
+
+VOC = LabelFormat(
+    "voc",
+    CORNERS,
+    _read,
+    folders=_folders,
+    suffix=".xml",
+    is_labels=is_voc,
+    num_objects=_num_objects,
+    named_image=named_image,
+)

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import re
 from functools import partial
 from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
-from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.errors import UserError
+from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
+from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.strings import counted
 
 _SAMPLED = 32  # label files that are searched for keypoints
+_ROUNDING = 1e-6  # of the area of a box, by which that of a polygon may be smaller
+_ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
 _LEAST_ROWS = 20  # in them, to tell keypoints without visibility from polygons
 
 
@@ -29,9 +33,9 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
     """Parses a file to rows in fractions of the image size. ``num_classes``: rows with this or a higher class are
     reported; None: every object is of class 0. Raises LabelFileError if the file is not text."""
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelFileError(f"not text ({error.reason} at byte {error.start})") from None
+        text = decode_utf8(data)
+    except EncodingError as error:
+        raise LabelFileError(str(error)) from None
     labels = RawLabels([], [])
     is_plain = is_plain_number_text(text)
     for line, row in enumerate(text.splitlines(), 1):
@@ -59,16 +63,18 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
     if count == 5:
         _, cx, cy, w, h = values
-        corners, area = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h
+        corners, area, shape = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h, 0
     else:
         xs, ys = values[1::2], values[2::2]
         twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
         corners, area = (min(xs), min(ys), max(xs), max(ys)), abs(twice) / 2
+        box_area = (corners[2] - corners[0]) * (corners[3] - corners[1])
+        shape = 0 if area >= (1 - _ROUNDING) * box_area else shape_of(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         text = f"class {int(class_id)} is not among the classes ({known}); left out"
         return RowProblem(line, UNKNOWN_CLASS, text, int(class_id), corners)
-    return (0 if num_classes is None else class_id, *corners, area, 0, line)
+    return (0 if num_classes is None else class_id, *corners, area, 0, line, shape)
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:
@@ -92,7 +98,7 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
     rows: list[list[float]] = []
     for file in existing[:: len(existing) // _SAMPLED + 1]:
         with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
-            text = read_regular(os.path.join(root, file.name), most=MAX_BYTES).decode("utf-8-sig")
+            text = read_regular(path_of(file.name, root), most=MAX_BYTES).decode("utf-8-sig")
             rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
         if len({len(row) for row in rows}) > 1:
             return
@@ -106,7 +112,7 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
         size = 2
     else:
         return
-    file = os.path.join(root, existing[0].name)
+    file = path_of(existing[0].name, root)
     raise UserError(
         f"{file}: each row has {more + 5} fields, a box and {counted(more // size, 'keypoint')} of {size} numbers; "
         "only bounding boxes are supported: keep the first 5 fields of each row"
@@ -129,12 +135,51 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
     return LabelPerImage(images, files, root, names, parse, normalized=True)
 
 
-def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: Callable[[str], bool]) -> str:
-    """Replaces the last folder ``images`` by ``labels``. Without such a folder, the label file is next to the image."""
-    path = os.path.join(root, image.name)
-    folders, separator, rest = path.rpartition(f"{os.sep}images{os.sep}")
-    path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else path
-    return os.path.splitext(path)[0] + ".txt"
+def label_folders(images: str) -> list[str]:
+    """Returns the folders in which the label files of the images in a folder may be, the usual one first.
+
+    The usual one has ``labels`` in place of the last ``images`` of the path; without one, label files are next to the
+    images. Other programs also put them next to the images in any case, have ``labels`` in place of another ``images``,
+    and write ``Images`` and ``Labels``.
+    """
+    parts = images.split(os.sep)
+    positions = [i for i, part in enumerate(parts) if part.lower() == "images"]
+    exact = [i for i in positions if parts[i] == "images"]
+    usual = _replaced(parts, exact[-1:], "labels")
+    others = [_replaced(parts, [i], word) for i in reversed(positions) for word in ("labels", "Labels", "LABELS")]
+    if len(exact) > 1:
+        others.append(_replaced(parts, exact, "labels"))
+    return list(dict.fromkeys((usual, images, *others)))
 
 
-YOLO = LabelFormat("yolo", CENTERS, _read, _label_path)
+def folder_with_labels(images: str) -> str:
+    """Returns a folder of images, or its real path if symbolic links lead to it and only there, beside the links'
+    target, is a folder for its labels."""
+    real = os.path.realpath(images)
+    if real == images or _has_label_folder(images) or not _has_label_folder(real):
+        return images
+    return real
+
+
+def _has_label_folder(images: str) -> bool:
+    return any(os.path.isdir(folder) for folder in label_folders(images) if folder != images)
+
+
+def _replaced(parts: list[str], positions: list[int], word: str) -> str:
+    return os.sep.join(word if i in positions else part for i, part in enumerate(parts))
+
+
+def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
+    return label_folders(images)
+
+
+def has_row(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` has a row like those of YOLO txt."""
+    return _ROW.match(decode_loosely(head)) is not None
+
+
+def _num_rows(data: bytes) -> int:
+    return sum(not row.isspace() for row in data.splitlines(keepends=True))
+
+
+YOLO = LabelFormat("yolo", CENTERS, _read, folders=_folders, suffix=".txt", is_labels=has_row, num_objects=_num_rows)

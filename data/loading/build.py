@@ -13,6 +13,7 @@ from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.render.letterbox import CanvasRule
 from data.sampler import EpochOrder, KeyedDistributedSampler
 from data.spec.dataset_spec import DatasetSpec
 from utils.config.parser import check_image_size
@@ -25,11 +26,11 @@ from utils.machine.limits import require_package
 from utils.machine.resources import available_cores
 from utils.strings import counted
 
-# Most images of a validation batch, which one process evaluates. An image takes a seventh of its memory in training
-# (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
-MOST_VALIDATED = 64
-# Per rank. A worker renders about 600 images per second at 640 px; yolov8n on an H100 trains on about 2,500. More would
-# keep more batches in memory than they are worth.
+# Most images of a validation batch, which one process evaluates. In float32 an image takes up to two sevenths of its
+# memory in training in bfloat16 (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
+MOST_VALIDATED = 32
+# Per rank. A worker renders about 600 images per second at 640 px (benchmarks/LOG.md). More workers would keep more
+# batches in memory than they are worth.
 MOST_WORKERS = 8
 MOST_WORKERS_CUDA = 16
 
@@ -93,38 +94,35 @@ def build_val_loader(
     ctx: DistributedContext,
     config: TrainConfig | ValConfig,
     spec: DatasetSpec,
+    canvases: CanvasRule,
     *,
-    stride: int,
     tile: int = 0,
     hyp: Hyperparameters | None = None,
-    canvas_hw: tuple[int, int] | None = None,
-    squares: bool = False,
+    index: DatasetIndex | None = None,
 ) -> ValidationLoader:
     """This process's batches of a split, each image once over all processes, letterboxed; with ``tile``, each tile of
     this side. Every process of the run must call this.
 
     Args:
-        config: a `ValConfig` has the split, the batch size and the shape of the canvases; with its ``tile``, a batch is
-            one image at its full size. A training run validates on "val", with batches of at most `MOST_VALIDATED`.
-        stride: the model's largest.
+        config: a `ValConfig` has the split and the batch size; with its ``tile``, a batch is one image at its full
+            size. A training run validates on "val", with batches of at most `MOST_VALIDATED`.
+        canvases: of the model.
         hyp: for tiles, whose labels may be ignored in the loss; None: the defaults.
-        canvas_hw: the canvas of every image, whose longer side is ``config.imgsz``; None: as in ``config``.
-        squares: the head's default, if ``config`` does not say whether batches are rectangular.
+        index: of the split, if it is open already.
     """
-    check_image_size(config.imgsz, stride)
+    check_image_size(canvases.imgsz, canvases.stride)
     if isinstance(config, ValConfig) and config.tile:
-        check_image_size(config.tile, stride, flag="--tile")
+        check_image_size(config.tile, canvases.stride, flag="--tile")
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
-        split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), not squares
+        split = "val"
+        batch_size = min(config.batch_size, MOST_VALIDATED)
     else:
-        split, batch_size = config.task, config.batch_size
-        rect = not squares if config.rect is None else config.rect
+        split = config.task
+        batch_size = config.batch_size
     workers = loader_workers(config.workers, ctx, split)
-    dataset = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp)
-    requests = dataset.requests(
-        batch_size, stride, rect=rect, canvas_hw=canvas_hw, rank=ctx.rank, world_size=ctx.world_size
-    )
+    dataset = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp, index=index)
+    requests = dataset.requests(batch_size, canvases, rank=ctx.rank, world_size=ctx.world_size)
     return ValidationLoader(dataset, requests, workers=workers, pin_memory=ctx.device.type == "cuda")
 
 
@@ -221,10 +219,12 @@ def _open_split(
     *,
     tile: int,
     hyp: Hyperparameters | None,
+    index: DatasetIndex | None = None,
 ) -> LoadImagesAndLabels:
-    """The samples of a split, scanned and cached. The training split of a training is augmented; others are
-    letterboxed. ``workers``: of the loader that will be made."""
-    is_training, hyp = isinstance(config, TrainConfig) and split == "train", hyp or Hyperparameters()
+    """The samples of a split, scanned (unless its ``index`` is given) and cached. The training split of a training is
+    augmented; others are letterboxed. ``workers``: of the loader that will be made."""
+    is_training = isinstance(config, TrainConfig) and split == "train"
+    hyp = hyp or Hyperparameters()
     cache = config.cache if isinstance(config, TrainConfig) else "none"
     if cache == "device":  # of training images, opened later
         cache = "none" if is_training else "ram"
@@ -233,19 +233,20 @@ def _open_split(
         from utils.distributed.groups import one_per_node_group
 
         leaders = one_per_node_group(ctx)
-    with torch_distributed_zero_first(ctx):
-        index = load_index(
-            spec,
-            split,
-            cache_dir=config.cache_dir,
-            workers=max(workers, 1),
-            max_bad=config.max_bad,
-            single_cls=config.single_cls,
-            fraction=config.fraction if is_training else 1.0,
-            seed=config.seed if is_training else 0,
-            repeats=not is_training,
-            progress=ctx.is_node_leader,
-        )
+    if index is None:
+        with torch_distributed_zero_first(ctx):
+            index = load_index(
+                spec,
+                split,
+                cache_dir=config.cache_dir,
+                workers=max(workers, 1),
+                max_bad=config.max_bad,
+                single_cls=config.single_cls,
+                fraction=config.fraction if is_training else 1.0,
+                seed=config.seed if is_training else 0,
+                repeats=not is_training,
+                progress=ctx.is_node_leader,
+            )
     if ctx.world_size > 1:  # before nodes send each other images
         check_agreement(ctx, data_facts(split, index))
     options = {"imgsz": None if isinstance(config, ValConfig) and config.tile else config.imgsz}
@@ -259,7 +260,7 @@ def _open_split(
     if cache != "none" and len(index):
         from data.cache.decoding import Decoding
 
-        decoding = Decoding(threads, ctx.is_main)
+        decoding = Decoding(threads, ctx.is_main, reduces=is_training)
         with torch_distributed_zero_first(ctx):
             if cache == "disk":
                 from data.cache.disk import open_disk_cache
@@ -270,7 +271,7 @@ def _open_split(
 
                 options["image_cache"] = open_ram_cache(index, config.imgsz, decoding, ctx)
     if not is_training:
-        return LoadImagesAndLabels(index, **options)
+        return LoadImagesAndLabels(index, reduces=False, **options)
     from data.loading.augmented import AugmentedImages  # which validation does not need
 
     return AugmentedImages(index, **options)

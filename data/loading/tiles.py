@@ -26,6 +26,7 @@ from data.cache.ram import RamCache, open_full_cache, open_ram_cache
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.loading.augmented import AugmentedImages
+from data.render.letterbox import CanvasRule
 from data.sampler import BatchRequest
 from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
@@ -98,8 +99,8 @@ class TiledIndex:
 
     def repeats(self, backgrounds: float) -> np.ndarray:
         """How often an epoch has each tile, float64 (N,): once, but tiles without an object at most ``backgrounds``
-        times as often as tiles with one. Raises UserError if no tile has an object; warns if some objects are larger
-        than tiles show."""
+        times as often as tiles with one, and not at all if the labels of their image are incomplete. Raises UserError
+        if no tile has an object; warns if some objects are larger than tiles show."""
         objects = self.images.boxes_xywh_px[~self.images.crowd, 2:]
         hidden = int((np.minimum(objects, self.side).prod(1) < self._visibility * objects.prod(1)).sum())
         has_object = np.bincount(self.index.image_of_box[~self.index.crowd], minlength=len(self.index)) > 0
@@ -111,13 +112,15 @@ class TiledIndex:
                 "tile %d: %d of %s are so large that no tile shows %.0f %% of them; they are not learned: use larger "
                 "tiles", self.side, hidden, counted(len(objects), "object"), 100 * self._visibility,
             )  # fmt: skip
+        is_unknown = ~has_object & self.index.incomplete  # an object that could not be read may be in these
+        without -= int(is_unknown.sum())
         times = min(backgrounds * with_object / max(without, 1), 1.0)
         get_logger().info(
             "tile %d: %s of %s, %d with objects; an epoch has %d without objects",
             self.side, counted(len(self.index), "tile"), counted(len(self.images), "image"), with_object,
             round(times * without),
         )  # fmt: skip
-        return np.where(has_object, 1.0, times)
+        return np.where(has_object, 1.0, np.where(is_unknown, 0.0, times))
 
     def _clipped(self, index: DatasetIndex, corners: np.ndarray) -> DatasetIndex:
         """``index``, of n tiles with boxes in image pixels, with the boxes as the tiles at ``corners`` show them."""
@@ -147,17 +150,10 @@ class TiledImages(LoadImagesAndLabels):
         self.source_hw = tiles.index.image_hw
 
     def requests(
-        self,
-        batch_size: int,
-        stride: int,
-        *,
-        rect: bool,
-        canvas_hw: tuple[int, int] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
         """Batches of at most ``batch_size`` tiles of one image, of the images numbered rank, rank + world_size, ..."""
-        canvas_hw = canvas_hw or (self.imgsz, self.imgsz)
+        canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
         bounds = np.searchsorted(self.tiles.image, np.arange(len(self.images) + 1)).tolist()
         requests = []
         for image in range(rank, len(self.images), world_size):

@@ -48,7 +48,7 @@ class PlannedBatch:
 
     def pin_memory(self) -> PlannedBatch:
         """Called by torch's DataLoader when ``pin_memory=True``."""
-        return map_tensors(self, Tensor.pin_memory)
+        return replace(self, groups=map_tensors(self.groups, Tensor.pin_memory), rest=self.rest.pin_memory())
 
 
 class DeviceRenderer:

@@ -13,7 +13,6 @@ empty.
 from __future__ import annotations
 
 import inspect
-import os
 import random
 import warnings
 from types import ModuleType
@@ -27,6 +26,7 @@ from data.render.letterbox import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.errors import UserError
 from utils.files.schema import suggestion
+from utils.machine.limits import require_package
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
@@ -70,13 +70,9 @@ class UserTransforms:
 
 
 def _build(entries: list[dict]) -> Any:
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it looks for a newer version in the network
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import albumentations as package
-    except ImportError:
-        raise UserError("hyper-parameter albumentations: the package is missing; pip install albumentations") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = require_package("albumentations", "hyper-parameter albumentations", "leave the list empty")
     transforms = [_make(package, entry) for entry in entries]
     bbox_params = package.BboxParams(
         format="pascal_voc",

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from data.labels.label_format import LabelFormat
+from data.image_io.decode import IMAGE_SUFFIXES
+from data.labels.findings import Finding
+from data.labels.label_format import ImageFile, LabelFormat
+from data.labels.voc import is_voc
+from data.labels.yolo import has_row
 from utils.config.parser import class_numbers
 from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
-from utils.errors import UserError
+from utils.errors import UserError, look_alike, one_line
+from utils.files.safe_io import open_regular
+from utils.strings import counted
 
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
 IGNORED = -1  # the number of such a class
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
 MOST_COMPARED = 1000  # names of files with a missing one
+MOST_SEARCHED = 10_000  # files below a folder in which images are looked for
+_HEAD = 4096  # bytes by which a file with labels is recognized
+_COCO_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
+_LABEL_SIGNS: dict[str, Callable[[bytes], bool]] = {
+    ".txt": has_row,
+    ".xml": is_voc,
+    ".json": lambda head: _COCO_LIST.search(head) is not None,
+}
 DEMO = "demo"  # the data set that is rendered into the cache folder
 
 
@@ -45,6 +60,14 @@ class DataSource:
         return cls(config.data, splits, optional, classes, stage, cache_dir, known_root, stored_in)
 
 
+class Original(NamedTuple):
+    """What the listing of a split has found that a copy of its files does not show."""
+
+    findings: tuple[Finding, ...]
+    taken: dict[str, str]  # by the names of images: label files that only another reading has found
+    others: tuple[ImageFile, ...]  # images of other splits, of which one file has the labels, too
+
+
 @dataclass(frozen=True, slots=True)
 class SplitSource:
     """Absolute paths of the images and labels of a split, which may not exist."""
@@ -67,10 +90,11 @@ class DatasetSpec:
     held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
     label_names: tuple[str, ...] = ()  # of the classes in the labels, by number; empty: `names`
     class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
-    summary: str = ""  # of a folder: what has been found there
+    notes: tuple[str, ...] = ()  # lines for the log: what has been found in a folder, which keys are not used
     classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
     pixels: PixelFormat = RGB8  # of the images
     tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
+    originals: dict[str, Original] = field(default_factory=dict)  # by split; empty: this is not a copy
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
@@ -130,13 +154,45 @@ class DatasetSpec:
         return {"names": list(self.label_names), "classes": classes} | others
 
     def missing_error(self, path: Path) -> UserError:
-        return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
+        advice = labels_without_images(self.root) or f"{what_exists(path)}; {self.if_missing}"
+        return UserError(f"{path}: not found (named by {self.source}){advice}")
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     """Class names of a model trained on this data set. With ``single_cls``, a single used class keeps its name."""
     names = tuple(spec.names[number] for number in spec.classes) or spec.names
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
+
+
+def labels_without_images(root: Path) -> str:
+    """For messages: that a folder has label files and no image, as exports of labels alone have; "" if it has none, any
+    image, or too many files to look at."""
+    first = ""
+    count = seen = 0
+    for folder, subfolders, names in os.walk(root):
+        subfolders.sort()
+        for name in sorted(names):
+            seen += 1
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in IMAGE_SUFFIXES or seen > MOST_SEARCHED:
+                return ""
+            if suffix in _LABEL_SIGNS and _begins_like_labels(os.path.join(folder, name), _LABEL_SIGNS[suffix]):
+                count += 1
+                first = first or os.path.join(folder, name)
+    if not count:
+        return ""
+    return (
+        f"; {root} has {counted(count, 'label file')} (first: {os.path.relpath(first, root)}) and no image: an export "
+        "without its images; export it with them, or put them there"
+    )
+
+
+def _begins_like_labels(path: str, is_labels: Callable[[bytes], bool]) -> bool:
+    try:
+        with open_regular(path) as file:
+            return is_labels(file.read(_HEAD))
+    except OSError:
+        return False
 
 
 def what_exists(path: Path) -> str:
@@ -147,12 +203,18 @@ def what_exists(path: Path) -> str:
     suffix = path.suffix if is_last else ""
     if "*" in missing:
         return f"; patterns are not expanded: name the folder, {parent}"
+    if "\\" in missing:
+        return "; folders are separated by / here, not by \\"
+    if one_line(missing) != missing:
+        return f"; {missing!r} has a control character: in double quotes, YAML takes \\t for a tab; write / for \\"
     try:
         with os.scandir(parent) as entries:
             found = [e for e in entries if not e.name.startswith(".")]
         names = sorted(e.name for e in found if (e.name.endswith(suffix) if suffix else e.is_dir()))
     except OSError:
         return ""
+    if alike := next((name for name in names if look_alike(name, missing)), None):
+        return f"; {parent} has {alike!a}, which looks the same as {missing!a}"
     known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
     close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
     if close:  # as "validate" is to "val"

@@ -5,7 +5,8 @@ folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt 
 sets, whose splits of this name are joined), ``names`` (list or map), ``nc`` (checked against the names), and
 extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by split; ``classes``, a map that renames and merges
 classes, or makes their boxes regions to ignore; ``ignore``, a list of the latter; ``channels`` and ``bits`` of the
-images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into.
+images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into. `data.spec.yaml_keys` has what
+becomes of other keys.
 """
 
 from __future__ import annotations
@@ -17,44 +18,43 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data.labels.label_format import LabelFormat
-from data.labels.yolo import YOLO
+from data.labels.yolo import YOLO, folder_with_labels
 from data.spec.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
+from data.spec.other_exports import check_no_export
+from data.spec.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
+from utils.files.paths import normal_path
 from utils.files.schema import Bounds, check, suggestion
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
-SPLITS = ("train", "val", "test")
-_USED_KEYS = frozenset(
-    {*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "download", "channels", "bits", "tile"}
-)
-# Keys of public YAMLs that do not affect training.
-_DESCRIPTIVE_KEYS = frozenset(
-    {"roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation", "minival"}
-)
 LEAST_TILE = 32  # pixels
-_OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
     ``known_root``: see `DataSource`."""
-    path = yaml = Path(path)
-    values, summary = {}, ""
+    path = Path(path)
+    notes: list[str] = []
+    yaml: Path | None = path
+    values: Any = {}
     if path.is_dir():
         from data.spec.folder import read_folder
 
         values, yaml, summary = read_folder(normal_path(path))
-    path = yaml or path
-    values = load_yaml(path) if yaml else values | {"path": str(path.absolute())}
+        notes.append(summary)
+    if yaml is None:
+        values = values | {"path": str(path.absolute())}
+    else:
+        path = yaml
+        values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
-    _check_keys(values, path)
-    if "val" not in values and "validation" in values:
-        values["val"] = values["validation"]
+    values, lines = split_keys(values, path)
+    notes += lines
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
@@ -63,6 +63,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
+    notes += _windows_paths(values, splits, path)
     if not splits:
         raise UserError(f"{path}: names no images; add 'train: <folder>' and 'val: <folder>'")
     for split in annotations:
@@ -71,6 +72,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     label_names = _read_names(values, splits, path)
     tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
     for part in (part for source in splits.values() for part in source.parts):
+        notes += part.notes
         if part.pixels != pixels:
             raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
         if part.tile not in (0, tile):
@@ -81,7 +83,16 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
         if_missing = f"download {values['url']} (license: {values['license']}) and {unpacked}"
     elif values.get("download"):
         if_missing = "its 'download' is never run: download and unpack the data yourself"
-    spec = DatasetSpec(label_names, root, splits, str(path), if_missing, summary=summary, pixels=pixels, tile=tile)
+    spec = DatasetSpec(
+        names=label_names,
+        root=root,
+        splits=splits,
+        source=str(path),
+        if_missing=if_missing,
+        notes=tuple(dict.fromkeys(notes)),
+        pixels=pixels,
+        tile=tile,
+    )
     if not values.get("classes") and not values.get("ignore"):
         return spec
     targets = _read_class_map(values, label_names, path)
@@ -93,13 +104,10 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     return replace(spec, names=names, label_names=label_names, class_of=class_of)
 
 
-def _check_keys(values: dict, path: Path) -> None:
-    known = (*_USED_KEYS, *_DESCRIPTIVE_KEYS)
-    for key in values:
-        if what := _OTHER_TASKS.get(key):
-            raise UserError(f"{path}: '{key}' declares a data set of {what}; only bounding boxes are supported")
-        if key not in known:
-            raise UserError(f"{path}: unknown key '{key}'{suggestion(str(key), known)}")
+def read_yaml(path: Path) -> Any:
+    """The content of a data set's YAML, with names of classes as they are written. Raises UserError."""
+    check_no_export(path)
+    return load_yaml(path, text_under=CLASS_KEYS)
 
 
 def _text_path(value: Any, where: str) -> Path:
@@ -114,16 +122,13 @@ def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     if value in (None, ""):
         return normal_path(home)
     given = _text_path(value, f"{yaml_path}: path")
-    candidates = [given] if given.is_absolute() else [home / given, Path.cwd() / given]
+    candidates: list[Path] = []
+    for reading in _readings(given):
+        candidates += [reading] if reading.is_absolute() else [home / reading, Path.cwd() / reading]
     if known_root and not given.is_absolute():
         candidates.append(Path(known_root))
     missing = candidates[1] if home == YAML_FOLDER and not given.is_absolute() else candidates[0]
     return normal_path(next((c for c in candidates if c.is_dir()), missing))
-
-
-def normal_path(path: Path) -> Path:
-    """Absolute, without ``..``. Symbolic links are kept where possible."""
-    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
@@ -137,6 +142,8 @@ def _read_split(value: Any, annotations: Path | None, root: Path, split: str, wh
             raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
     images = tuple(_resolve(_text_path(entry, where), root) for entry in entries)
+    if annotations is None:
+        images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
     return SplitSource(images, annotations, format_of(annotations))
 
 
@@ -164,7 +171,7 @@ def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
     path = _resolve(_text_path(entry, where), root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
-    content = load_yaml(path)
+    content = read_yaml(path)
     if isinstance(content, dict) and _joins(content.get(split)):
         raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
     part = load_dataset_spec(path)
@@ -174,11 +181,32 @@ def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
 
 def _resolve(given: Path, root: Path) -> Path:
     """The path of an entry. Roboflow exports ``../train/images`` instead of ``train/images``."""
-    if given.parts[:1] == ("..",):
-        inside = Path(*given.parts[1:])
-        if not os.path.exists(root / given) and os.path.exists(root / inside):
-            given = inside
+    for reading in _readings(given):
+        candidates = [reading]
+        if reading.parts[:1] == ("..",):
+            candidates.append(Path(*reading.parts[1:]))
+        for candidate in candidates:
+            if os.path.exists(root / candidate):
+                return normal_path(root / candidate)
     return normal_path(root / given)
+
+
+def _readings(given: Path) -> list[Path]:
+    """What a path can mean: as it is written, or else with the separators of Windows replaced."""
+    return [given, Path(str(given).replace("\\", "/"))]
+
+
+def _windows_paths(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> list[str]:
+    """Lines about the entries whose separators `_resolve` has replaced."""
+    lines = []
+    for split, source in splits.items():
+        entries = values[split] if isinstance(values[split], list) else [values[split]]
+        lines += [
+            f"{path}: {split}: {entry} is read as {resolved}"
+            for entry, resolved in zip(entries, source.images)
+            if "\\" in entry and "\\" not in str(resolved)
+        ]
+    return lines
 
 
 def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
@@ -205,7 +233,10 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     elif count is not None:
         names = tuple(f"class_{i}" for i in range(count))
     else:
-        raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
+        text = "has no 'names'; list the classes in the order of their ids"
+        if isinstance(values.get("classes"), list):
+            text += " ('classes' renames and merges those that 'names' lists)"
+        raise UserError(f"{path}: {text}")
     if unknown := {name for part in of_parts for name in part} - set(names):
         raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
@@ -236,12 +267,25 @@ def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[st
 
 def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
     if isinstance(given, dict):
-        if missing := set(range(len(given))) - set(given):
-            raise UserError(f"{path}: names: must be numbered 0 to {len(given) - 1}; {min(missing)} is missing")
-        given = [given[i] for i in range(len(given))]
+        given = _numbered_names(given, path)
     if not isinstance(given, list) or not given:
         raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {given!r}")
     for name in given:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
             raise UserError(f"{path}: names: {name!r} is not text in YAML; put it in quotes")
     return tuple(str(name).strip() for name in given)
+
+
+def _numbered_names(given: dict[Any, Any], path: Path) -> list[Any]:
+    """The names of ``number: name`` lines, by number. A number may be in quotes, as in YAML that was JSON."""
+    names: dict[int, Any] = {}
+    for key, name in given.items():
+        number = str(key).strip()
+        if isinstance(key, bool) or not (number.isascii() and number.isdecimal() and len(number) < 10):
+            raise UserError(f"{path}: names: {key!r} is not the number of a class; write 'number: name' lines")
+        if int(number) in names:
+            raise UserError(f"{path}: names: two lines have the number {int(number)}; number them from 0")
+        names[int(number)] = name
+    if missing := set(range(len(names))) - set(names):
+        raise UserError(f"{path}: names: must be numbered 0 to {len(names) - 1}; {min(missing)} is missing")
+    return [names[number] for number in range(len(names))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -11,7 +12,11 @@ from typing import Any
 
 from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
-from data.labels.voc import object_names
+from data.labels.voc import is_voc, object_names
+from data.labels.yolo import has_row, label_folders
+from data.spec.dataset_spec import labels_without_images
+from data.spec.other_exports import first_unread_export
+from data.spec.yaml_keys import CLASS_KEYS
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
@@ -21,8 +26,8 @@ from utils.strings import counted
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
-_YOLO_ROW = re.compile(r"\s*\d+(\s+[-+.\deE]+){4,}\s*(\n|$)")
-_COCO = re.compile(r'"categories"\s*:\s*\[')  # the notes.json of Label Studio has no images
+_COCO = re.compile(r'"categories"\s*:\s*\[')
+_COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
 
 
 def split_of(name: str) -> str:
@@ -42,7 +47,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], Path | None, str]:
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     if len(yamls) > 1:
         yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
-    content = load_yaml(yamls[0]) if yamls else None
+    content = load_yaml(yamls[0], text_under=CLASS_KEYS) if yamls else None
     # Supervision writes the names alone.
     values = content if isinstance(content, dict) and {"names"} <= content.keys() <= {"names", "nc"} else {}
     if yamls and not values:
@@ -118,7 +123,7 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     fallback = None
     for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
         text = read_text(path, most=1 << 32)
-        if _COCO.search(text) and '"images"' in text:
+        if _COCO.search(text) and _COCO_IMAGES.search(text):
             if '"bbox"' in text:
                 return path
             fallback = fallback or path  # such as image_info_test2017.json
@@ -129,10 +134,8 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
 
 
 def _is_voc(path: Path) -> bool:
-    """Whether an XML file is Pascal VOC's; CVAT's begins with <annotations>."""
     with contextlib.suppress(OSError):
-        head = read_regular(path, MAX_BYTES)[:4096].replace(b"\0", b"")  # of UTF-16, too
-        return re.search(rb"<annotation[\s>]", head) is not None
+        return is_voc(read_regular(path, MAX_BYTES)[:4096])
     return False
 
 
@@ -150,32 +153,45 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
     for folder in folders:
         if path := next((path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))), None):
             found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+        if (notes := folder / "notes.json").is_file() and (names := _names_in_notes(notes)):
+            found[notes] = names
     first = next(iter(found), None)
     if other := next((path for path in found if found[path] != found[first]), None):
         raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
     return found.get(first, [])
 
 
+def _names_in_notes(path: Path) -> list[str]:
+    """The classes in the notes.json that Label Studio writes next to YOLO txt; none of another file of this name."""
+    try:
+        categories = json.loads(read_text(path, most=1 << 26))["categories"]
+        return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
 def _label_files(images: Path) -> bool:
-    """Whether there are YOLO txt files next to the images, or in the folder ``labels`` that mirrors theirs. True for a
-    list of images: the scan looks for theirs."""
+    """Whether there are YOLO txt files where those of ``images`` may be. True for a list of images: the scan looks for
+    theirs."""
     if images.is_file():
         return True
-    parts = list(images.parts)
-    if "images" in parts:
-        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    for path in (*Path(*parts).glob("*.txt"), *Path(*parts).glob("*/*.txt")):
-        with contextlib.suppress(OSError):
-            if _YOLO_ROW.match(read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace")):
-                return True
+    for place in map(Path, label_folders(str(images))):
+        for path in (*place.glob("*.[tT][xX][tT]"), *place.glob("*/*.[tT][xX][tT]")):
+            with contextlib.suppress(OSError):
+                if has_row(read_regular(path, MAX_BYTES)):
+                    return True
     return False
 
 
 def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
-    entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in each.iterdir()]
+    entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in sorted(each.iterdir())]
+    if text := first_unread_export(entries):
+        return text
     images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
     others = sorted({path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if advice := labels_without_images(folder):
+        return advice.removeprefix("; ")
     there = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
     there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
     if any(_label_files(path) for path in splits.values()):

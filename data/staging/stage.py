@@ -7,7 +7,6 @@ processes wait for their leader. The next run continues an interrupted copy, and
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -15,15 +14,15 @@ import numpy as np
 import torch.distributed as dist
 
 from data.index.files import without_empty
-from data.labels.findings import relative_name
 from data.spec.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.spec.dataset_yaml import load_dataset_spec
-from data.staging.copy import StageCopy, StagePlan, plan_stage
+from data.staging.copy import StageCopy, StagePlan, open_copy, plan_stage
 from data.staging.file_exchange import exchange_items
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
+from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger, progress
 from utils.strings import counted, format_bytes
 
@@ -50,6 +49,8 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
                 sent: list[StagePlan | None] = [None]
                 if leaders.local_group_rank == 0:
                     spec = without_empty(load_dataset_spec(source.data, source.known_root), source.optional)
+                    for note in spec.notes:
+                        get_logger().info("%s", note)
                     optional = (split for split in source.optional if split in spec.splits)
                     sent[0] = plan_stage(spec, (*source.splits, *optional))
                 barrier.wait_all()
@@ -58,13 +59,12 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
                 yaml = str(_complete(sent[0], local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", yaml.encode("utf-8", "surrogateescape"))
-        return dataclasses.replace(load_dataset_spec(yaml), source=source.data)
+        return open_copy(Path(yaml), source.data)
 
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
     """Completes the copy of this node, of which this process is the leader, and returns its YAML."""
-    place = relative_name(folder / plan.key, plan.spec.root)
-    if any(place.startswith(f"{each}/") or (each == "." and not place.startswith("../")) for each in plan.folders):
+    if any(is_inside(folder / plan.key, path_of(each, plan.spec.root)) for each in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from utils.config.settings import validates_after
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
@@ -45,7 +46,10 @@ class Progress:
     buffers_averaged: bool = False  # over the ranks: the epoch's steps are done
     best_fitness: float = -1.0  # of `engine.evaluation.metrics`
     best_epoch: Annotated[int, Bounds(-1)] = -1
-    confidence: float | None = None  # with the best F1 in the newest validation; None: not known
+    # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
+    confidence: float | None = None
+    plain_confidence: float | None = None
+    scored_confidence: float | None = None
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def has_trained(self, epoch_batches: int) -> bool:
@@ -66,6 +70,17 @@ class Progress:
         if is_best:
             self.best_fitness, self.best_epoch = fitness, self.epoch
         return is_best
+
+    def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
+        """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is
+        better."""
+        newest = self.epoch if epoch is None else epoch
+        return 0 < patience <= newest - self.best_epoch
+
+    def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
+        """Whether a run of ``epochs`` that validates every ``val_every`` ends here for want of a better epoch."""
+        is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
+        return is_validated and self.best_epoch >= 0 and self.epoch < epochs and self.has_stalled(patience)
 
     def count_step(self, micro_batches: int) -> None:
         """After a step of the optimizer."""

@@ -22,19 +22,22 @@ from engine.inference.detection_writer import (
     write_yolo_labels,
     written_suffix,
 )
+from engine.inference.frames import source_files
 from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
+from utils.config.coco_classes import coco_category_ids
 from utils.config.parser import typed_classes
 from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
-from utils.files.folders import increment_path
+from utils.files.folders import check_run_dir, increment_path
+from utils.files.former_run import WrittenFiles, remove_written
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.threads import Ahead, map_ahead
-from utils.strings import counted, image_ids_of
+from utils.strings import counted, image_ids_of, listed
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
 LINE_EVERY_S = 5.0
@@ -46,6 +49,7 @@ def detect(config: DetectConfig) -> Path | None:
     Of several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a UserError at
     the end counts them.
     """
+    check_run_dir(config.project, config.name, config.exist_ok)
     predictor = _open_predictor(config)
     ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
     frames = predictor.read(config.source, ahead, vid_stride=config.vid_stride, max_frames=config.max_frames)
@@ -54,10 +58,7 @@ def detect(config: DetectConfig) -> Path | None:
     if first is None:  # an unreadable source is refused before a folder is made
         raise frames.error
     window = Window() if config.view_img else None
-    run_dir = None
-    if writes_files(config):
-        run_dir = increment_path(config.project, config.name, config.exist_ok)
-    output = Output(run_dir, predictor.model.names, config, frames)
+    output = Output(_open_folder(config) if writes_files(config) else None, predictor.model.names, config, frames)
     drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
     written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
     try:
@@ -105,7 +106,6 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         tiles=Tiles.of(config, model.tile) or False,
     )
     if config.conf_thres is None:
-        # The best F1 in validation is an estimate: its NMS leaves more boxes of an object than detection's.
         conf, is_stored = predictor.settings.conf, model.confidence is not None
         why = f"{conf:.3f}, of the best F1 in validation"
         text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"
@@ -115,6 +115,24 @@ def _open_predictor(config: DetectConfig) -> Predictor:
     if not config.box_voting and predictor.settings.fitted(model).iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
     return predictor
+
+
+def _open_folder(config: DetectConfig) -> Path:
+    """The folder for the results. With ``--exist-ok``, what an earlier run has written there is removed, so that its
+    labels and images do not lie beside the new ones. Raises UserError if a file of the source is in it."""
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    inside = folder.resolve()
+    for path in source_files(config.source) if config.exist_ok else ():
+        if path.resolve().is_relative_to(inside):
+            raise UserError(f"{path}: is in the folder of the results and could be overwritten; choose another")
+    removed = remove_written(folder)
+    if removed:
+        get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        text = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
+        get_logger().warning(text, folder, listed(others))
+    return folder
 
 
 def _reason(error: Exception, path: str) -> str:
@@ -134,7 +152,8 @@ class Output:
 
     - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
     - ``save_txt``: labels/STEM.txt, empty if nothing was found; ``save_conf`` adds the confidence as a sixth number;
-    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
+      ids are COCO's for a model of its classes, else the numbers of the classes;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
 
     ``run_dir``: None if they ask for nothing.
@@ -150,8 +169,10 @@ class Output:
         self._frames, self._milliseconds, self._logged_at, self._unit = 0, 0.0, 0.0, "image"
         self._stem_of = UniqueStems()
         self._videos = VideoFiles(run_dir) if run_dir else None
+        self._written = WrittenFiles(run_dir) if run_dir else None
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
+        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
 
     def draw(self, item: Detected) -> Detected:
         """Draws and encodes; several threads may call it."""
@@ -204,7 +225,8 @@ class Output:
             self._logged_at = now
             name = frame.path
             if frame.is_video:
-                name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
+                of_total = f" of {frame.total}" if frame.total else ""
+                name += f" frame {frame.index}{of_total}"  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
     def _write(self, item: Detected, run_dir: Path) -> None:
@@ -215,17 +237,20 @@ class Output:
         stem = self._stem_of(frame.path, is_video=is_video)
         label = f"{stem}_{frame.index:06d}" if is_video else stem
         if config.save_txt:
-            write_yolo_labels(run_dir / "labels" / f"{label}.txt", image.shape[:2], found, scores=config.save_conf)
+            path = self._written.add(run_dir / "labels" / f"{label}.txt")
+            write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
         if config.save_json:
             self._labels.append(label)
-            self._rows += coco_rows(found, self._names, frame.path, label, frame.index if is_video else None)
+            number = frame.index if is_video else None
+            self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number)
         if config.save_crop:
             names = [self._names[c] for c in found.classes]
-            write_crops(run_dir / "crops", label, image, found.boxes_xyxy_px, names)
+            write_crops(run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)
         if not config.nosave and is_video:
+            self._written.add(self._videos.path_of(stem))
             self._videos.add(stem, item.drawing, frame.fps / config.vid_stride)
         elif not config.nosave:
-            write_whole(run_dir / (stem + written_suffix(frame.path)), item.encoded)
+            write_whole(self._written.add(run_dir / (stem + written_suffix(frame.path))), item.encoded)
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
@@ -235,7 +260,8 @@ class Output:
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
-            write_whole(self.run_dir / "predictions.json", json.dumps(rows, ensure_ascii=False, indent=1))
+            path = self._written.add(self.run_dir / "predictions.json")
+            write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))
 
     def summarise(self) -> None:
         found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)

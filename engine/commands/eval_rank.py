@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data.loading.build import build_val_loader
 from data.open import open_data
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DataSource
 from engine.eval_ranks.evaluators import POLL_S, common_facts
 from engine.eval_ranks.messages import post_message, read_message
@@ -30,7 +31,6 @@ from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
-from utils.machine.devices import resolve_amp
 from utils.structures import Detections, map_tensors
 
 _PICTURED = 8  # images of the preview
@@ -91,18 +91,17 @@ class _Scorer:
         self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
     ) -> None:
         config = replace(setup["config"], **{name: getattr(config, name) for name in MAY_DIFFER if name in given})
-        hyp, amp_dtype, self._details = setup["hyp"], setup["amp_dtype"], not config.noplots
+        hyp = setup["hyp"]
+        self._details = not config.noplots
         if ctx.device.type == setup["device"]:
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
-        else:
-            amp_dtype = resolve_amp(config.amp, ctx.device)
         choose_kernels(config)
         where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
         spec = open_data(DataSource.of_training(config, **where), ctx)
         spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
         self._model = rebuild_model(ctx, config, setup["names"], spec.pixels.channels, setup["model_spec"])
-        canvases = {"stride": self._model.stride, "tile": spec.tile, "squares": self._model.head.squares}
-        self._loader = build_val_loader(ctx, config, spec, **canvases, hyp=hyp)
+        canvases = CanvasRule(config.imgsz, self._model.stride, self._model.head.squares)
+        self._loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
         for name, value in common_facts(self._loader.index).items():
             if setup["facts"].get(name) != value:
                 raise UserError(f"{name} differs from that of the training processes")
@@ -110,7 +109,7 @@ class _Scorer:
         weights = setup["class_weights"]
         loss = self._model.head.build_loss(hyp, label_smoothing=config.label_smoothing, class_weights=weights)
         self._criterion = loss.to(ctx.device)
-        self._evaluator = training_evaluator(ctx, self._model, self._criterion, amp_dtype, self._loader)
+        self._evaluator = training_evaluator(ctx, self._model, self._criterion, self._loader)
 
     def __call__(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The message with the scores, on rank 0."""
@@ -123,8 +122,8 @@ class _Scorer:
             batch, detections = evaluator.preview
             batch = map_tensors(replace(batch, images=batch.images[:_PICTURED]), _sent)
             preview = batch, Detections(*map(_sent, detections))
-        found = evaluator.detections if self._details else None
-        return result and {"result": result, "detections": found, "preview": preview}
+        scored, shown = (evaluator.detections, evaluator.shown) if self._details else (None, None)
+        return result and {"result": result, "detections": scored, "shown": shown, "preview": preview}
 
 
 def _sent(tensor: Tensor) -> Tensor:

@@ -8,30 +8,33 @@ from pathlib import Path
 
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.evaluator import Evaluator, stitcher_of
+from engine.evaluation.evaluator import Evaluator, stitchers_of
 from engine.evaluation.matching import match_detections
 from engine.hooks.plots import Subject, write_plots
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.runtimes.open import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import ValidationSettings, iou_of_selections, select_for_validation
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
+from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
+from utils.files.former_run import former_data, is_other_data, listing_written, remove_written
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.program import write_result
-from utils.structures import EvalResult
+from utils.structures import EvalResult, GroundTruth
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -47,9 +50,16 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
             check_run_dir(config.project, config.name, config.exist_ok)
     result, evaluator, index = score(config, model, spec, ctx)
     if result is not None:
-        imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
-        rect = not model.squares if config.rect is None else config.rect
-        _report(replace(config, imgsz=imgsz, rect=rect), ctx, result, evaluator, index, model.stride)
+        canvases = canvases_of(config, model)
+        config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
+        folder = _open_folder(config)
+        with listing_written(folder):
+            _report(folder, config, ctx, result, evaluator, index, model.stride)
+            if config.save_json:
+                gt = with_coco_ids(evaluator.ground_truth, index, spec)
+                tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
+        get_logger().info("results are in %s", folder)
+        write_result(folder=str(folder))
 
 
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
@@ -69,8 +79,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
     if model.votes and not config.box_voting:
         raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
-    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
-        raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
+    check_size(config, model)
     classes = tuple(config.classes)
     source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
     spec = open_for_model(model, source, ctx, single_cls=config.single_cls)
@@ -78,26 +87,38 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
     return model, spec
 
 
-def score(
-    config: ValConfig, model: InferenceModel, spec: DatasetSpec, ctx: DistributedContext
-) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
-    """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data."""
+def check_size(config: ValConfig, model: InferenceModel) -> None:
+    """Raises UserError for an image size that ``model`` does not take."""
+    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
+        raise UserError(
+            f"{config.weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out"
+        )
+
+
+def canvases_of(config: ValConfig, model: InferenceModel) -> CanvasRule:
+    """The canvases of the validation images."""
     imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
+    return model.canvases(imgsz, rect=config.rect)
+
+
+def score(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    ctx: DistributedContext,
+    *,
+    index: DatasetIndex | None = None,
+) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
+    """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data. ``index``: of the split
+    ``config.task``, if it is open already."""
+    canvases = canvases_of(config, model)
     if tiles := Tiles.of(config, model.tile or spec.tile):
         tiles.check(model.stride, model.input_hw)
     in_loader = tiles is not None and tiles.scaled  # as in training
     loader = build_val_loader(
-        ctx,
-        replace(config, imgsz=imgsz),
-        spec,
-        stride=model.stride,
-        tile=tiles.size if in_loader else 0,
-        canvas_hw=model.input_hw,
-        squares=model.squares,
+        ctx, replace(config, imgsz=canvases.imgsz), spec, canvases, tile=tiles.size if in_loader else 0, index=index
     )
-    iou_thres = model.nms_iou if config.iou_thres is None else config.iou_thres
-    find = partial(
-        detections_to_score,
+    settings = ValidationSettings(
         conf_thres=config.conf_thres,
         iou_thres=config.iou_thres,
         max_det=config.max_det,
@@ -105,19 +126,20 @@ def score(
         classes=class_columns(model, spec),
         box_voting=config.box_voting,
     )
-    scored, postprocess = model, find
+    select = partial(select_for_validation, settings=settings)
+    scored, postprocess = model, select
     if config.tta:
         scored = TestTimeAugmentation(model.detector)
     if tiles and not in_loader:
         scored = TiledDetector(
             scored,
-            find,
+            select,
             tiles=tiles,
             stride=model.stride,
-            imgsz=imgsz,
+            imgsz=canvases.imgsz,
             input_hw=model.input_hw,
             batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
-            iou_thres=iou_thres,
+            iou_thres=iou_of_selections(model.nms_iou, settings),
             max_det=config.max_det,
         )
         postprocess = TiledDetector.stitch
@@ -125,7 +147,7 @@ def score(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
         postprocess=postprocess,
-        stitch=stitcher_of(loader, iou_thres, config.max_det),
+        stitch=stitchers_of(loader, model.nms_iou, settings),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
@@ -133,7 +155,28 @@ def score(
     return evaluator.run(scored, loader), evaluator, loader.index
 
 
+def _open_folder(config: ValConfig) -> Path:
+    """The folder for the results. With ``--exist-ok``, what an earlier validation has written there is removed."""
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    former = former_data(folder)
+    if is_other_data(former, config.data):
+        get_logger().warning("%s: has results on other data, %s; they are replaced (--exist-ok)", folder, former)
+    remove_written(folder)
+    return folder
+
+
+def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
+    """``gt`` with COCO's category ids if the labels of ``index`` are of COCO's classes, and not of a COCO JSON, which
+    has ids of its own."""
+    ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
+    if ids is None:
+        return gt
+    get_logger().info("predictions.json has COCO's category ids, as the classes are COCO's")
+    return replace(gt, category_ids=ids)
+
+
 def _report(
+    folder: Path,
     config: ValConfig,
     ctx: DistributedContext,
     result: EvalResult,
@@ -141,9 +184,8 @@ def _report(
     index: DatasetIndex,
     stride: int,
 ) -> None:
-    """Prints the tables and writes the run's folder."""
+    """Prints the tables and writes the files of ``folder``."""
     log, gt, names = get_logger(), evaluator.ground_truth, index.names
-    folder = increment_path(config.project, config.name, config.exist_ok)
     matches = match_detections(gt, evaluator.detections, len(names))
     rows, sizes = tables.result_rows(result, gt, names), tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)
@@ -152,11 +194,7 @@ def _report(
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
-    if config.save_json:
-        tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
         title = f"Validation of {Path(config.weights).name}"
         subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
         write_plots(folder, subject, result, evaluator, errors)
-    log.info("results are in %s", folder)
-    write_result(folder=str(folder))

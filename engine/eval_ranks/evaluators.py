@@ -86,7 +86,9 @@ class Evaluators:
                 return None
             time.sleep(POLL_S)
         scores = self._receive()
-        self._evaluator.preview, self._evaluator.detections = scores["preview"], scores["detections"]
+        self._evaluator.preview = scores["preview"]
+        self._evaluator.detections = scores["detections"]
+        self._evaluator.shown = scores["shown"]
         return scores["result"]
 
     def _receive(self) -> dict[str, Any]:

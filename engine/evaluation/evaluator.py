@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from data.loading.loader import Prefetcher
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import MAX_DETECTIONS, detections_to_score
+from models.postprocess.detections import (
+    SELECTIONS,
+    SHOWN,
+    ValidationSettings,
+    iou_of_selections,
+    select_for_validation,
+)
 from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from models.losses.base import Criterion
 
 Stitch = Callable[[DetectionTable, np.ndarray], tuple[DetectionTable, np.ndarray]]
-Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
+Postprocess = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
 
 
 class PhaseTimer:
@@ -70,20 +76,24 @@ class PhaseTimer:
 class Evaluator:
     """Scores a model on a split.
 
-    ``detections`` are those of the last run, by image, on rank 0; ``preview`` the last run's first batch on this rank
-    and its detections in canvas pixels.
+    ``detections`` and ``shown`` are those of the last run, by image, on rank 0: what is scored, and what detection
+    shows. ``preview`` is the last run's first batch on this rank and what detection shows in it, in canvas pixels.
     """
 
     ground_truth: GroundTruth  # of all images; the loaders of all ranks together yield each image once
     num_classes: int
-    postprocess: Postprocess  # maps the model and its raw outputs (float32) to detections in canvas pixels
+    # Maps the model and its raw outputs (float32) to detections in canvas pixels: `SCORED`, `SHOWN` and `PLAIN`, see
+    # `models.postprocess.detections.select_for_validation`.
+    postprocess: Postprocess
     ctx: DistributedContext  # of this process, with the model's device; every rank must call `run`
     amp_dtype: torch.dtype | None = None  # autocast type of the forward pass; None: no autocast
-    stitch: Stitch | None = None  # joins the detections of tiles, which the loaders then yield instead of images
+    # By the names of ``postprocess``: joins the detections of tiles, which the loaders then yield instead of images.
+    stitch: Mapping[str, Stitch] | None = None
     criterion: Criterion | None = None  # as in training, with ``names``; adds validation losses to the result
     fuses: bool = False  # whether the model is fused for each run, see `Detector.fuse`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader to show the progress
     detections: DetectionTable | None = field(default=None, init=False)
+    shown: DetectionTable | None = field(default=None, init=False)
     preview: tuple[Batch, Detections] | None = field(default=None, init=False)
 
     def run(
@@ -97,7 +107,9 @@ class Evaluator:
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
         and ``val/<part>``, sums over all images divided by the sum of the normalizers.
         """
-        self.detections, self.preview = None, None
+        self.detections = None
+        self.shown = None
+        self.preview = None
         model = unwrap(model)
         with eval_mode(model.fuse(one_to_one=None) if self.fuses else model) as bare:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
@@ -108,9 +120,8 @@ class Evaluator:
         visits = np.bincount(arrays["seen"], minlength=images)
         if visits.size != images or not (visits == 1).all():
             raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
-        found = DetectionTable(*(arrays[name] for name in DetectionTable.__slots__))
-        self.detections = found.take(np.argsort(found.image_index, kind="stable"))
-        result = score_detections(self.ground_truth, self.detections, self.num_classes)
+        self.detections, self.shown, plain = (_table_of(arrays, name) for name in SELECTIONS)
+        result = score_detections(self.ground_truth, self.detections, self.num_classes, shown=self.shown, plain=plain)
         inference, nms, wait, total = arrays["seconds"].T
         milliseconds = {"inference": inference.sum(), "nms": nms.sum(), "total": total.max()}
         result.extras.update({f"ms/{name}": float(s / max(images, 1) * 1000) for name, s in milliseconds.items()})
@@ -127,13 +138,13 @@ class Evaluator:
     ) -> dict[str, np.ndarray]:
         timer = PhaseTimer(self.ctx.device)
         channels_last = is_channels_last(model)
-        tables: list[DetectionTable] = []
+        tables = defaultdict[str, list[DetectionTable]](list)
         seen: list[np.ndarray] = []
         first_image: list[int] = []
         losses: list[Tensor] = []
         complete = True
         started = time.perf_counter()
-        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device, render=self._move)
+        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
         for batch in batches:
             if should_stop():
                 complete = False
@@ -150,22 +161,26 @@ class Evaluator:
                 teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
             batches.prefetch(1)  # before NMS, for which the host waits
             with timer.phase("nms"):
-                detections = self.postprocess(model, raw)
-            detections = Detections(*(t.cpu() for t in detections))
+                selected = self.postprocess(model, raw)
+            selected = {name: Detections(*(t.cpu() for t in found)) for name, found in selected.items()}
             if self.criterion is not None:
                 first_image.append(int(batch.indices[0]))
                 output = self.criterion(raw, batch.targets, teacher_maps)
                 sums = torch.stack([output.total.float(), output.normalizer.float()])
                 losses.append(torch.cat([sums, output.parts.float()]))
-            tables.append(_to_table(detections, batch))
-            self.preview = self.preview or (batch, detections)
+            for name, detections in selected.items():
+                tables[name].append(_to_table(detections, batch))
+            self.preview = self.preview or (batch, selected[SHOWN])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
-        found, visited = DetectionTable.concatenate(tables), np.concatenate([np.zeros(0, np.int64), *seen])
+        found = {name: DetectionTable.concatenate(tables[name]) for name in SELECTIONS}
+        visited = np.concatenate([np.zeros(0, np.int64), *seen])
         if self.stitch is not None and complete:
-            found, visited = self.stitch(found, visited)
+            tiles = visited
+            for name, stitch in self.stitch.items():
+                found[name], visited = stitch(found[name], tiles)
         parts = 2 + len(getattr(self.criterion, "names", ()))
         return {
-            **{name: getattr(found, name) for name in DetectionTable.__slots__},
+            **{f"{name}/{part}": getattr(found[name], part) for name in found for part in DetectionTable.__slots__},
             "seen": visited,
             "complete": np.array([complete]),
             "loss_batch": np.array(first_image, dtype=np.int64),
@@ -173,38 +188,32 @@ class Evaluator:
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
         }
 
-    def _move(self, batch: Batch) -> Batch:
-        """What the model and the loss need on the device."""
-        images = batch.images.to(self.ctx.device, non_blocking=True)
-        return replace(batch, images=images, targets=batch.targets.to(self.ctx.device))
-
 
 def training_evaluator(
-    ctx: DistributedContext,
-    model: nn.Module,
-    criterion: Criterion,
-    amp_dtype: torch.dtype | None,
-    loader: ValidationLoader,
+    ctx: DistributedContext, model: nn.Module, criterion: Criterion, loader: ValidationLoader
 ) -> Evaluator:
-    """Validates averaged weights of ``model`` as in training: in the autocast type, with the loss. ``loader``: what
-    will be evaluated."""
+    """Validates averaged weights of ``model`` as val.py does, in float32 whatever the type of training, and with the
+    loss: the threshold that it finds is used in float32. ``loader``: what will be evaluated."""
     return Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=model.num_classes,
-        postprocess=detections_to_score,
+        postprocess=select_for_validation,
         ctx=ctx,
-        amp_dtype=amp_dtype,
         fuses=True,
-        stitch=stitcher_of(loader, model.nms_iou, MAX_DETECTIONS),
+        stitch=stitchers_of(loader, model.nms_iou, ValidationSettings()),
         criterion=criterion,
     )
 
 
-def stitcher_of(loader: ValidationLoader, iou_thres: float | None, max_det: int) -> Stitch | None:
-    """Joins the detections in tiles; None if ``loader`` yields whole images."""
-    if loader.samples.tiles is None:
+def stitchers_of(
+    loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
+) -> dict[str, Stitch] | None:
+    """What joins the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: of the model."""
+    tiles = loader.samples.tiles
+    if tiles is None:
         return None
-    return TileStitcher(loader.samples.tiles.image, loader.samples.tiles.windows, iou_thres, max_det)
+    ious = iou_of_selections(nms_iou, settings)
+    return {name: TileStitcher(tiles.image, tiles.windows, ious[name], settings.max_det) for name in ious}
 
 
 def is_channels_last(model: nn.Module) -> bool:
@@ -220,6 +229,12 @@ def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:
     layer reads it."""
     parts = [model(part) for part in images.split(IMAGES_IN_CACHE if images.device.type == "cpu" else len(images))]
     return parts[0] if len(parts) == 1 else [torch.cat(levels) for levels in zip(*parts)]
+
+
+def _table_of(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
+    """The table ``name`` of a rank's or all ranks' arrays, by image."""
+    found = DetectionTable(*(arrays[f"{name}/{part}"] for part in DetectionTable.__slots__))
+    return found.take(np.argsort(found.image_index, kind="stable"))
 
 
 def _to_table(detections: Detections, batch: Batch) -> DetectionTable:

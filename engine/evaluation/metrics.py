@@ -20,6 +20,7 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
+from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.parser import class_numbers, typed_classes
 from utils.errors import UserError
 from utils.files.schema import suggestion
@@ -28,7 +29,6 @@ from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_of
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
 CONFUSION_IOU = 0.45
-_CONFUSION_CONFIDENCE = 0.25  # if no confidence finds anything
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
@@ -36,10 +36,60 @@ class Scores(NamedTuple):
     """What metrics are computed from; nan for classes without objects. Curves are at IoU 0.5."""
 
     precision: np.ndarray  # float64 (C, A, T, R) interpolated
-    curve_precision: np.ndarray  # float64 (C, S) of the detections at or above each of `CONFIDENCES`
+    curve_precision: np.ndarray  # float64 (C, S) of the detections above each of `CONFIDENCES`
     curve_recall: np.ndarray  # float64 (C, S)
     curve_f1: np.ndarray  # float64 (C, S)
     best: int  # where the mean F1 is largest
+
+
+@dataclass(frozen=True)
+class ConfidenceCurves:
+    """Precision, recall and F1 at IoU 0.5 of the detections that score above each of `CONFIDENCES`: float64 (C, S), nan
+    for classes without objects. ``best`` is where the mean F1 is largest."""
+
+    precision: np.ndarray
+    recall: np.ndarray
+    f1: np.ndarray
+    best: int
+
+    @classmethod
+    def of(cls, outcomes: Outcomes, targets: np.ndarray) -> ConfidenceCurves:
+        """``targets``: int64 (C,) number of objects that count."""
+        classes, steps = targets.size, CONFIDENCES.size
+        exceeded = np.searchsorted(CONFIDENCES, outcomes.scores, side="left")  # how many of the confidences
+        cell = outcomes.classes * (steps + 1) + exceeded
+
+        def counts(rows: np.ndarray) -> np.ndarray:
+            histogram = np.bincount(cell[rows], minlength=classes * (steps + 1)).reshape(classes, steps + 1)
+            return histogram[:, :0:-1].cumsum(1)[:, ::-1]
+
+        tp, fp = (counts(part[:, 0, 0]) for part in (outcomes.true_positive, outcomes.false_positive))
+        found = tp + fp
+        precision = tp / np.maximum(found, 1)
+        # No detection is left above the best score of a class: keep the last measured value.
+        last_measured = np.maximum((found > 0).sum(1) - 1, 0)
+        precision = np.take_along_axis(precision, np.minimum(np.arange(steps), last_measured[:, None]), axis=1)
+        recall = tp / np.maximum(targets, 1)[:, None]
+        precision[targets == 0] = np.nan
+        recall[targets == 0] = np.nan
+        f1 = f1_of(precision, recall)
+        return cls(precision, recall, f1, _middle_of_best(mean_known(f1, axis=0)))
+
+    @property
+    def threshold(self) -> float | None:
+        """The confidence with the best mean F1; None if no confidence finds anything."""
+        return float(CONFIDENCES[self.best]) if mean_known(self.f1[:, self.best]) > 0 else None
+
+
+def _middle_of_best(mean_f1: np.ndarray) -> int:
+    """Where ``mean_f1``, float64 (S,), is largest: the middle of the first such run of confidences, so that the
+    threshold keeps its distance from the scores on both sides, which rounding changes. 0 if all are nan."""
+    if np.isnan(mean_f1).all():
+        return 0
+    first = int(np.argmax(mean_f1))
+    is_lower = mean_f1[first:] < mean_f1[first]
+    length = int(np.argmax(is_lower)) if is_lower.any() else len(is_lower)
+    return first + (length - 1) // 2
 
 
 class Metric(NamedTuple):
@@ -103,44 +153,64 @@ class Fitness:
             raise UserError(f"--fitness {self.name}: the validation images have no object of this class to score")
 
 
-def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> EvalResult:
+def score_detections(
+    gt: GroundTruth,
+    table: DetectionTable,
+    num_classes: int,
+    *,
+    shown: DetectionTable | None = None,
+    plain: DetectionTable | None = None,
+) -> EvalResult:
     """Scores detections against labels.
 
     AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall and F1 are at IoU 0.5, at the confidence with the best mean F1. Above the best score of a class
-    its precision stays that of this score. Classes without objects are nan, and the means leave them out.
+    Precision, recall, F1 and the confusion matrix are those of ``shown``, the detections as detect.py finds them (None:
+    of ``table``), at IoU 0.5, above the confidence with the best mean F1. Above the best score of a class its precision
+    stays that of this score. Classes without objects are nan, and the means leave them out.
+
+    ``plain``: ``shown`` without box voting, which has a threshold of its own; None: it is not computed.
     """
     matches = match_detections(gt, table, num_classes)
     outcomes, targets = sort_by_class(matches), matches.targets()
     precision = interpolated_precision(outcomes, targets)
-    curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])
-    curve_f1 = f1_of(curve_precision, curve_recall)
-    mean_f1 = mean_known(curve_f1, axis=0)
-    best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
-    scores = Scores(precision, curve_precision, curve_recall, curve_f1, best)
-    confusion_confidence = float(CONFIDENCES[best]) if mean_f1[best] > 0 else _CONFUSION_CONFIDENCE
+    curves = ConfidenceCurves.of(outcomes, targets[:, 0])
+    scored_confidence = curves.threshold
+    if shown is None:
+        shown = table
+    else:
+        curves = ConfidenceCurves.of(sort_by_class(match_detections(gt, shown, num_classes)), targets[:, 0])
+    scores = Scores(precision, curves.precision, curves.recall, curves.f1, curves.best)
+    confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     values = {m.name: m.values(scores) for m in METRICS}
     ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
         metrics={m.name: float(mean_known(values[m.name])) for m in METRICS},
         class_metrics={name: mean_known(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
-        best_confidence=float(CONFIDENCES[best]),
+        best_confidence=float(CONFIDENCES[curves.best]),
         ap_small=ap_small,
         ap_medium=ap_medium,
         ap_large=ap_large,
         class_targets=gt.boxes_of_classes(num_classes),
-        confusion=confusion_matrix(gt, table, num_classes, confusion_confidence),
+        confusion=confusion_matrix(gt, shown, num_classes, confusion_confidence),
         confusion_confidence=confusion_confidence,
         curve_confidence=CONFIDENCES.copy(),
-        curve_precision=curve_precision,
-        curve_recall=curve_recall,
+        curve_precision=curves.precision,
+        curve_recall=curves.recall,
         pr_recall=RECALL_POINTS.copy(),
         pr_precision=precision[:, 0, 0].copy(),
         num_images=gt.num_images,
+        scored_confidence=scored_confidence,
+        plain_confidence=None if plain is None else best_threshold(gt, plain, num_classes),
     )
+
+
+def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
+    """The confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
+    matches = match_detections(gt, table, num_classes)
+    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, 0]).threshold
 
 
 def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
@@ -166,28 +236,6 @@ def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarra
     return result
 
 
-def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall (C, S) at IoU 0.5 of the detections that score at least each of `CONFIDENCES`."""
-    classes, steps = targets.size, CONFIDENCES.size
-    last = np.clip(np.searchsorted(CONFIDENCES, outcomes.scores, side="right") - 1, 0, steps - 1)
-    cell = outcomes.classes * steps + last
-
-    def counts(rows: np.ndarray) -> np.ndarray:
-        histogram = np.bincount(cell[rows], minlength=classes * steps).reshape(classes, steps)
-        return histogram[:, ::-1].cumsum(1)[:, ::-1]
-
-    tp, fp = (counts(part[:, 0, 0]) for part in (outcomes.true_positive, outcomes.false_positive))
-    found = tp + fp
-    precision = tp / np.maximum(found, 1)
-    # No detection is left above the best score of a class: keep the last measured value.
-    last_measured = np.maximum((found > 0).sum(1) - 1, 0)
-    precision = np.take_along_axis(precision, np.minimum(np.arange(steps), last_measured[:, None]), axis=1)
-    recall = tp / np.maximum(targets, 1)[:, None]
-    precision[targets == 0] = np.nan
-    recall[targets == 0] = np.nan
-    return precision, recall
-
-
 def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
     """Mean of the values that are not nan; nan, without a warning, where there is none."""
     valid = ~np.isnan(values)
@@ -201,9 +249,9 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
 
     int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background. The sum of a column is the
     number of objects of that class, without crowd regions. The sum of a row is the number of detections of that class
-    at or above ``confidence``, without those that match no object and lie in a crowd region of their class.
+    above ``confidence``, without those that match no object and lie in a crowd region of their class.
     """
-    shown = table.take(table.scores >= confidence)
+    shown = table.take(table.scores > confidence)
     shown = shown.take(np.argsort(shown.image_index, kind="stable"))
     predicted, scores, true = shown.classes, shown.scores, gt.classes
     objects = Objects(gt.image_of_box, gt.boxes_xywh_px, gt.crowd)

@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from engine.inference.runtimes.backends import EXTRA_FILE, import_openvino, openvino_core, quiet
 from engine.inference.runtimes.metadata import ExportMetadata, preprocessing
 from engine.inference.runtimes.open import OPENVINO_FOLDER
+from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.pixels import PixelFormat
 from utils.config.settings import ExportConfig
 from utils.errors import UserError
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from openvino import Model
 
 INPUT, OUTPUT = "images", "output0"
-# For readers of OpenVINO files that always apply NMS, and where the model states no confidence threshold.
-NO_NMS_IOU, CONFIDENCE = 0.99, 0.25
+NO_NMS_IOU = 0.99  # for readers of OpenVINO files that always apply NMS
 
 
 def example_images(module: nn.Module, config: ExportConfig) -> Tensor:
@@ -91,7 +91,7 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
     return {
         "model_type": {"raw": "YOLOv8", "end2end": "yolo_v10"}[metadata.layout],
         "labels": " ".join(name.replace(" ", "_") for name in metadata.names or ()),
-        "confidence_threshold": f"{CONFIDENCE if metadata.confidence is None else metadata.confidence:.4g}",
+        "confidence_threshold": f"{DEFAULT_CONFIDENCE if metadata.confidence is None else metadata.confidence:.4g}",
         "iou_threshold": f"{NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou:.4g}",
         "resize_type": "fit_to_window_letterbox",
         "pad_value": str(steps["pad_value"]),

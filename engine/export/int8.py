@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.export.formats import INPUT
-from engine.inference.runtimes.backends import quiet
+from engine.inference.runtimes.backends import import_onnxruntime, quiet
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -40,6 +40,7 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
     ``ranges``: see `activation_ranges`. ``outputs``: round the results of the convolutions to 8 bits too. ONNX Runtime
     computes with integers only then; OpenVINO does in any case.
     """
+    import_onnxruntime("--int8")
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
@@ -81,8 +82,8 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
     values that are cut off, and some from coarse steps.
     """
     import onnx
-    import onnxruntime as ort
 
+    ort = import_onnxruntime("--int8")
     excluded = last_convolutions(proto)
     nodes = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in excluded]
     names = list(dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))

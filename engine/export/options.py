@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
-from utils.machine.limits import require_package
+from utils.machine.limits import require_installed
 
 if TYPE_CHECKING:
     from models.detector import Detector
@@ -19,16 +18,9 @@ PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", 
 
 
 def require_packages(formats: Iterable[str]) -> None:
-    """Raises UserError that names all missing packages that write or run one of the formats."""
-    packages = list(dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ())))
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if len(missing) > 1:
-        names = f"{', '.join(missing[:-1])} and {missing[-1]}"
-        raise UserError(
-            f"export: the packages {names} are not installed; pip install {' '.join(missing)}, or choose other formats"
-        )
-    for package in packages:
-        require_package(package, "export", "choose other formats")
+    """Raises UserError, which names all of them, if packages that write or run the formats are missing."""
+    packages = dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ()))
+    require_installed(packages, "export", "choose other formats")
 
 
 def check_flags(config: ExportConfig) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,18 +20,19 @@ from torch import Tensor
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
 from data.loading.worker import collate
+from data.render.letterbox import CanvasRule
 from data.shared_memory import new_pixels
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
 from engine.evaluation.metrics import mean_known
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import SELECTIONS, ValidationSettings, detections_to_score
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.strings import counted
-from utils.structures import Batch, DetectionTable, EvalResult, to_float
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, to_float
 
 BATCH = 8
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched
@@ -120,9 +120,12 @@ def calibration_images(index: DatasetIndex, config: ExportConfig) -> Iterator[np
 
 
 def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: int) -> Iterator[Batch]:
-    """Batches of ``size`` images on the canvases of an export; a dynamic model gets rectangles of several sizes."""
-    samples, hw = LoadImagesAndLabels(index, imgsz=max(config.imgsz)), tuple(config.imgsz)
-    for request in samples.requests(size, stride, rect=True, canvas_hw=None if config.dynamic else hw):
+    """Batches of ``size`` images on the canvases of an export. A dynamic model gets rectangles of several sizes,
+    even if its images are padded to squares elsewhere: the file takes any canvas, so this is checked."""
+    samples = LoadImagesAndLabels(index, imgsz=max(config.imgsz), reduces=False)
+    height, width = config.imgsz
+    canvases = CanvasRule(samples.imgsz, stride, fixed_hw=None if config.dynamic else (height, width))
+    for request in samples.requests(size, canvases):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
         yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
 
@@ -130,21 +133,25 @@ def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: in
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
-    def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
-        """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
+    def __init__(
+        self, model: InferenceModel, index: DatasetIndex, config: ExportConfig, *, threshold: float | None = None
+    ) -> None:
+        """``model`` is the checkpoint; ``threshold`` that of the files, at which F1 is compared, None: the best of this
+        check. Raises UserError if it detects nothing, so that there is nothing to compare."""
         self._index, self._batches = index, list(letterboxed(index, config, model.stride, BATCH))
-        self.result, self.table = self._run(model, config.iou_thres, config.box_voting)
+        settings = ValidationSettings(iou_thres=config.iou_thres, box_voting=config.box_voting)
+        self.result, self.table = self._run(model, settings)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
                 f"{model.path}: detects nothing in {counted(len(index), 'validation image')} (no score is above "
                 f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
                 "or use --no-check"
             )
-        self.threshold = self.result.best_confidence if model.confidence is None else model.confidence
+        self.threshold = self.result.best_confidence if threshold is None else threshold
 
     def compare(self, exported: InferenceModel, allowed: Tolerance) -> Parity:
         """Runs an exported model on the same images."""
-        result, table = self._run(exported, exported.nms_iou, False)
+        result, table = self._run(exported, ValidationSettings(iou_thres=exported.nms_iou, box_voting=False))
         image, box, score, missing = match_tables(self.table, table, allowed.least_iou)
         worst = np.zeros(len(self._index))
         np.maximum.at(worst, image, box + score)
@@ -165,11 +172,16 @@ class Reference:
             worst_image=self._index.path(int(worst.argmax())),
         )
 
-    def _run(self, model: InferenceModel, nms_iou: float | None, box_voting: bool) -> tuple[EvalResult, DetectionTable]:
+    def _run(self, model: InferenceModel, settings: ValidationSettings) -> tuple[EvalResult, DetectionTable]:
+        """Scores ``model``; F1, too, is that of the detections that are scored."""
+
+        def postprocess(model: InferenceModel, raw: list[Tensor]) -> dict[str, Detections]:
+            return dict.fromkeys(SELECTIONS, detections_to_score(model, raw, settings))
+
         evaluator = Evaluator(
             ground_truth=self._index.ground_truth(),
             num_classes=model.num_classes,
-            postprocess=partial(detections_to_score, iou_thres=nms_iou, box_voting=box_voting),
+            postprocess=postprocess,
             ctx=DistributedContext.single(torch.device("cpu")),
         )
         return evaluator.run(model, self._batches), evaluator.detections

@@ -44,7 +44,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation, require_package
+from utils.machine.limits import explanation, require_installed
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -63,7 +63,7 @@ def export(config: ExportConfig) -> list[Path]:
     configure_logging(True)
     require_packages(config.format)
     if config.int8:
-        require_package("onnxruntime", "--int8", "leave it out")
+        require_installed(["onnxruntime"], "--int8", "leave it out")
     if is_exported(config.weights):
         raise UserError(f"{config.weights}: is exported already; name a checkpoint")
     ctx = DistributedContext.single(CPU)
@@ -181,7 +181,8 @@ class _Job:
             box_voting=config.box_voting,
             validation_iou=detector.head.validation_iou,
             squares=detector.head.squares,
-            confidence=model.confidence,
+            confidence=self.threshold,
+            voting_confidence=model.confidence if config.layout == "raw" else None,
             data=location,
             description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -204,16 +205,30 @@ class _Job:
     def split(self, name: str, count: int) -> DatasetIndex:
         """``count`` images of a split."""
         single_cls = bool(self.model.stored("single_cls"))
-        index = load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
-        return spread(index, count)
+        options = {"cache_dir": self.config.cache_dir, "single_cls": single_cls, "progress": False}
+        allowed = self.model.stored("max_bad")
+        if type(allowed) in (int, float) and 0 <= allowed <= 1:
+            options["max_bad"] = float(allowed)  # what the training was allowed to lose
+        return spread(load_index(self.spec, name, **options), count)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:
         return self.split("train", self.config.calibration_images)
 
+    @property
+    def threshold(self) -> float | None:
+        """The confidence threshold of the file's output, after NMS if it needs that; None if it is not known."""
+        model, config = self.model, self.config
+        if config.box_voting:  # by the NMS inside, which is that of validation
+            known = (model.scored_confidence, model.confidence)
+        else:
+            known = (model.plain_confidence, model.confidence)
+        return next((value for value in known if value is not None), None)
+
     @cached_property
     def reference(self) -> Reference:
-        return Reference(self.model, self.split("val", self.config.check_images), self.config)
+        index = self.split("val", self.config.check_images)
+        return Reference(self.model, index, self.config, threshold=self.threshold)
 
     @cached_property
     def float_onnx(self) -> ModelProto:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PICTURED_BATCHES, PICTURED_IMAGES, PICTURED_PAIRS = 3, 16, 8  # images of a batch, and pairs of labels and detections
-DRAWN_SCORE = 0.25  # of detections
 CAPTION_COLOR = np.array([40, 40, 40])
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
@@ -57,6 +56,7 @@ class Plots(Hook):
             stride=model.stride,
             indexes={"train": trainer.loader.index, "val": validation.loader.index},
             fitness=trainer.hooks.get(Results).fitness,
+            batches=len(trainer.loader),
         )
         self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)
         if run.checkpoint is None:
@@ -65,8 +65,11 @@ class Plots(Hook):
 
     def after_validation_saved(self, trainer: Training, epoch: Epoch) -> None:
         self._page.set_epochs(trainer.epochs)
-        if epoch.result is not None and self._evaluator.detections is not None:
-            self._page.validation = ScoredValidation(epoch.result, self._evaluator.detections, epoch.number)
+        evaluator = self._evaluator
+        if epoch.result is not None and evaluator.detections is not None:
+            self._page.set_validation(
+                ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
+            )
         self._drawing.after_epoch(epoch.number, epoch.result)
 
     def after_training(self, trainer: Training) -> None:
@@ -88,7 +91,7 @@ class Plots(Hook):
         """The report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
         if result is not None:
             self._tensorboard.write(add_pr_curves, result, self._names, epoch)
-            sheet = draw_preview(self._evaluator, self._names, self._folder / "val_predictions.jpg")
+            sheet = draw_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
             if sheet is not None:
                 self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
         table = self._folder / "results.csv"
@@ -118,24 +121,30 @@ class TimeBudget:
 
 def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit) -> None:
     page = ReportPage(folder, subject)
-    page.validation = ScoredValidation(result, evaluator.detections, errors=errors)
+    page.validation = ScoredValidation(result, evaluator.detections, evaluator.shown, errors=errors)
     page.write({})
     page.log_path()
-    draw_preview(evaluator, subject.validated.names, folder / "predictions.jpg")
+    draw_preview(evaluator, result, subject.validated.names, folder / "predictions.jpg")
 
 
-def draw_preview(evaluator: Evaluator, names: Sequence[str], out: Path) -> np.ndarray | None:
-    """Writes a picture of the first batch with its labels and detections, and returns it; None if there is none."""
-    sheet = draw_batch(evaluator.preview[0], names, evaluator.preview[1]) if evaluator.preview else None
+def draw_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str], out: Path) -> np.ndarray | None:
+    """Writes a picture of the first batch with its labels and what detect.py shows at the threshold of ``result``, and
+    returns it; None if there is none."""
+    if evaluator.preview is None:
+        return None
+    batch, detections = evaluator.preview
+    sheet = draw_batch(batch, names, detections, threshold=result.confusion_confidence)
     if sheet is not None:
         write_image(out, sheet)
     return sheet
 
 
-def draw_batch(batch: Batch, names: Sequence[str], detections: Detections | None = None) -> np.ndarray | None:
+def draw_batch(
+    batch: Batch, names: Sequence[str], detections: Detections | None = None, *, threshold: float = 0.0
+) -> np.ndarray | None:
     """A sheet of the first images of a batch with their labels, uint8 (H, W, 3) RGB; None for an empty batch.
 
-    ``detections``: in canvas pixels; those from `DRAWN_SCORE` on are drawn in a second picture of each image.
+    ``detections``: in canvas pixels; those that score above ``threshold`` are drawn in a second picture of each image.
     """
     limit = PICTURED_IMAGES if detections is None else PICTURED_PAIRS
     images = as_rgb8(batch.images[:limit].numpy(force=True).transpose(0, 2, 3, 1))
@@ -150,17 +159,18 @@ def draw_batch(batch: Batch, names: Sequence[str], detections: Detections | None
         drawn.append(draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes)))
         _caption(drawn[-1], f"{'' if detections is None else 'labels: '}{Path(path).name}")
         if detections is not None:
-            drawn.append(_with_detections(image, names, *(values[i].numpy(force=True) for values in detections)))
+            of_image = Detections(*(values[i].numpy(force=True) for values in detections))
+            drawn.append(_with_detections(image, names, of_image, threshold))
     return tile_images(drawn, math.ceil(math.sqrt(len(drawn))) if detections is None else min(len(drawn), 4))
 
 
-def _with_detections(
-    image: np.ndarray, names: Sequence[str], boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray, count: int
-) -> np.ndarray:
-    keep = (np.arange(len(scores)) < count) & (scores >= DRAWN_SCORE)
+def _with_detections(image: np.ndarray, names: Sequence[str], detections: Detections, threshold: float) -> np.ndarray:
+    """``detections``: arrays of one image."""
+    boxes, scores, classes, count = detections
+    keep = (np.arange(len(scores)) < count) & (scores > threshold)
     labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[keep], scores[keep])]
     drawn = draw_boxes(image, boxes[keep], labels, class_colors(classes[keep]))
-    _caption(drawn, "detections")
+    _caption(drawn, f"detections above {threshold:.3f}")
     return drawn
 
 

@@ -19,14 +19,13 @@ from engine.checkpoint.checkpointer import copied
 from engine.eval_ranks.evaluators import Evaluators, common_facts
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.hooks.results import Validation
-from engine.hooks.stopping import has_stalled
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import check
 
-OF_RESULTS = ("best_fitness", "best_epoch", "confidence")  # of `Progress`
+OF_RESULTS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")  # of `Progress`
 
 
 @dataclass
@@ -73,7 +72,7 @@ class RemoteValidation(Hook):
         action = self._settle(trainer)
         is_due = self._validation.is_due(epoch.number, trainer.epochs)
         may_end = epoch.number == trainer.epochs
-        may_end |= has_stalled(trainer.progress, trainer.run.config.patience, epoch=epoch.number)
+        may_end |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
         if action is None and is_due and not may_end and self._evaluators and self._evaluators.is_free():
             epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
             progress = replace(trainer.progress, epoch=epoch.number)
@@ -148,7 +147,6 @@ class RemoteValidation(Hook):
             "hyp": run.hyp,
             "data_root": run.data_root,
             "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
-            "amp_dtype": trainer.step.amp_dtype,
             "class_weights": None if weights is None else weights.cpu(),
             "device": self._ctx.device.type,
             "threads": torch.get_num_threads(),

@@ -15,9 +15,10 @@ from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
-from utils.files.results_csv import ResultsTable
+from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
 from utils.strings import counted
 from utils.structures import GroundTruth
 
@@ -34,8 +35,8 @@ class Validation(Hook):
         self.evaluator, self.loader, self._val_every = evaluator, loader, val_every
 
     def is_due(self, epoch: int, epochs: int) -> bool:
-        """Whether ``epoch``, from 1, of so many is validated."""
-        return epoch == epochs or (self._val_every > 0 and epoch % self._val_every == 0)
+        """Whether ``epoch``, from 1, of ``epochs`` is validated."""
+        return validates_after(epoch, epochs, self._val_every)
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
@@ -63,15 +64,21 @@ class Results(Hook):
 
     def after_validation(self, trainer: Training, epoch: Epoch) -> None:
         progress, result = trainer.progress, epoch.result
-        found = result and (self.fitness.of(result), result.class_ap, result.threshold)
+        found = None
+        if result is not None:
+            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
+            found = (self.fitness.of(result), result.class_ap, thresholds)
         found = broadcast_object(trainer.ctx, found)
         if found is not None:
-            fitness, epoch.class_ap, progress.confidence = found
+            fitness, epoch.class_ap, thresholds = found
+            progress.confidence, progress.plain_confidence, progress.scored_confidence = thresholds
             epoch.is_best = progress.record_fitness(fitness)
         epoch.row = {"time": trainer.seconds(), **epoch.row}
         if result is not None:
             losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
             epoch.metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+            if result.threshold is not None:
+                epoch.metrics[CONFIDENCE_COLUMN] = result.threshold
             epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
             first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
             epoch.row = {**first, **epoch.metrics, **epoch.row}

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from pathlib import Path
 
-from engine.checkpoint.checkpoint import Progress
+from data.image_io.decode import have_single_colors
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from engine.parallel.step_values import StepValues
@@ -59,58 +59,86 @@ class Checkpoints(Hook):
 class NonFiniteSteps(Hook):
     """Names the files of a step that was skipped. Raises UserError if `MOST_BAD_STEPS` were in a row."""
 
+    def __init__(self) -> None:
+        self._are_blank: list[bool] = []  # of bad steps in a row: whether all images have a single color
+
     def read(self, trainer: Training, values: StepValues) -> None:
-        if values.finite:
-            return
         progress = trainer.progress
-        if not values.local_finite:
-            listed = trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
-            with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
-                file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
-            log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
-        elif trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
+        if values.finite:
+            self._are_blank = []
+            return
+        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
-        elif trainer.ctx.is_main:
-            log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
+        else:
+            self._name_files(trainer, values)
         if progress.bad_steps >= MOST_BAD_STEPS:
             trainer.checkpointer.wait()
-            last = trainer.checkpointer.last
-            if last.exists():
-                remedy = f"To continue from the last good weights: {resume_flag(last)},"
-            else:
-                remedy = "There is no checkpoint yet: start again"
-            raise UserError(
-                f"stopped: the last {progress.bad_steps} steps were not finite. {remedy} with a lower lr0 "
-                "(--set lr0=...) or with --amp off"
+            raise UserError(self._reason(trainer, values))
+
+    def _name_files(self, trainer: Training, values: StepValues) -> None:
+        file = _list_of_files(trainer)
+        with open(file, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as opened:
+            opened.write(one_line(f"epoch {trainer.progress.epoch}: {' '.join(values.paths)}") + "\n")
+        is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
+        self._are_blank.append(is_blank)
+        files = " ".join(values.paths) + (", all of a single color" if is_blank else "")
+        if not values.local_finite:
+            log.warning("non-finite loss, step skipped; its files: %s", files)
+        elif trainer.ctx.is_main or is_blank:
+            log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
+
+    def _reason(self, trainer: Training, values: StepValues) -> str:
+        """Why the run stops, and what to do."""
+        steps = trainer.progress.bad_steps
+        last = trainer.checkpointer.last
+        if self._are_blank and all(self._are_blank):
+            # batch normalization divides by the deviation of what does not vary
+            named, again = "", "start again"
+            if last.exists():  # otherwise the folder goes with the run
+                named = f" ({_list_of_files(trainer)} names them)"
+                again = f"continue from the last good weights: {resume_flag(last)}"
+            return (
+                f"stopped: the last {steps} steps were not finite, since all of their images have a single color, such "
+                f"as {values.paths[0]}{named}. Remove them, or correct 'bits' and 'channels' in the data set's YAML if "
+                f"the files are not like that, and {again}"
             )
+        if last.exists():
+            remedy = f"To continue from the last good weights: {resume_flag(last)},"
+        else:
+            remedy = "There is no checkpoint yet: start again"
+        advice = "with a lower lr0 (--set lr0=...) or with --amp off"
+        return f"stopped: the last {steps} steps were not finite. {remedy} {advice}"
+
+
+def _list_of_files(trainer: Training) -> Path:
+    return trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
 
 
 class EarlyStopping(Hook):
-    """Ends the run after ``patience`` epochs without a better ``fitness``. ``is_validated``: `Validation.is_due`."""
+    """Ends the run after ``patience`` epochs without a better ``fitness``; it validates every ``val_every`` epochs."""
 
-    def __init__(self, patience: int, fitness: str, is_validated: Callable[[int, int], bool]) -> None:
-        self._patience, self._fitness, self._is_validated = patience, fitness, is_validated
+    def __init__(self, patience: int, fitness: str, *, val_every: int) -> None:
+        self._patience = patience
+        self._fitness = fitness
+        self._val_every = val_every
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> Action | None:
+        """Ends a run that was restarted after its end; ``--resume`` is refused before."""
         return self._decide(trainer)
 
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action:
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
         return self._decide(trainer)
 
     def _decide(self, trainer: Training) -> Action | None:
         progress = trainer.progress
-        is_validated = progress.batch == 0 and self._is_validated(progress.epoch, trainer.epochs)
-        is_over = is_validated and progress.epoch < trainer.epochs and has_stalled(progress, self._patience)
-        if not is_over or progress.best_epoch < 0:
+        if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
             return None
         epochs, best = counted(progress.epoch - progress.best_epoch, "epoch"), progress.best_epoch
-        log.info("no better %s in %s (best: epoch %d): stopped early", self._fitness, epochs, best)
+        log.info(
+            "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
+            self._fitness, epochs, best, self._patience,
+        )  # fmt: skip
         return Action.END
-
-
-def has_stalled(progress: Progress, patience: int, *, epoch: int | None = None) -> bool:
-    """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is better."""
-    return 0 < patience <= (progress.epoch if epoch is None else epoch) - progress.best_epoch
 
 
 class TimeLimit(Hook):

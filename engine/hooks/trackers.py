@@ -36,11 +36,8 @@ STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
 EXPERIMENT = "lockstep"
 MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # in a request to MLflow, and of one parameter
 LONGEST_NAME = 250  # of a metric
-# Vendor telemetry, and messages about each step.
-QUIET = {
-    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"},
-    "wandb": {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"},
-}
+# Messages about each step.
+QUIET = {"mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING"}, "wandb": {"WANDB_SILENT": "true"}}
 
 
 @dataclass(frozen=True)

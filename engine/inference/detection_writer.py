@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,16 @@ class VideoFiles:
         self._video_path = Path()
         self._size = (0, 0)
 
+    def path_of(self, stem: str) -> Path:
+        return self.run_dir / f"{stem}.mp4"
+
     def add(self, stem: str, image: np.ndarray, fps: float) -> Path:
         """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.
 
         Raises OSError while the disk still has space for the index of the video: on a full disk, OpenCV would leave a
         file that cannot be played, without an error.
         """
-        path = self.run_dir / f"{stem}.mp4"
+        path = self.path_of(stem)
         if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + image.nbytes:
             self.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -141,15 +144,22 @@ def safe_name(text: str) -> str:
 
 
 def write_crops(
-    folder: Path, stem: str, image: np.ndarray, boxes_xyxy_px: np.ndarray, class_names: Sequence[str]
+    folder: Path,
+    stem: str,
+    image: np.ndarray,
+    boxes_xyxy_px: np.ndarray,
+    class_names: Sequence[str],
+    before_writing: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Writes each box (N, 4) that is not empty to FOLDER/CLASS/STEM_ROW.jpg, rounded outward to whole pixels."""
+    """Writes each box (N, 4) that is not empty to FOLDER/CLASS/STEM_ROW.jpg, rounded outward to whole pixels.
+    ``before_writing`` is called with the path of each file."""
     corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
     for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
         crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
         if crop.size:
             path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
+            before_writing(path)
             write_image(path, crop)
 
 
@@ -164,12 +174,13 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTab
 
 
 def coco_rows(
-    found: DetectionTable, names: Sequence[str], source: str, label: str, frame: int | None
+    found: DetectionTable, names: Sequence[str], ids: Sequence[int], source: str, label: str, frame: int | None
 ) -> list[dict[str, Any]]:
-    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id."""
+    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
+    ``ids``, by class, as those of the categories."""
     boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
     common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
     return [
-        {**common, "category_id": c, "category": names[c], "bbox": box, "score": round(score, 6)}
+        {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
         for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
     ]

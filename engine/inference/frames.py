@@ -105,8 +105,12 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
 
 def check_source(source: str) -> None:
     """Raises UserError for files that `open_source` refuses for any pixels. Webcams and streams are not opened."""
-    if not _is_stream(source):
-        _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})
+    source_files(source)
+
+
+def source_files(source: str) -> list[Path]:
+    """The files that `open_source` reads, for any pixels; none of a webcam or a stream. Raises UserError."""
+    return [] if _is_stream(source) else _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})[0]
 
 
 def _is_stream(source: str) -> bool:
@@ -140,7 +144,7 @@ def _list_files(source: str, image_suffixes: frozenset[str]) -> tuple[list[Path]
         found = path.iterdir()
         nothing = f"no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
     elif any(sign in source for sign in "*?["):
-        found, nothing = map(Path, glob.glob(str(path), recursive=True)), "the pattern matches no image or video"
+        found, nothing = _matches(path), "the pattern matches no image or video"
     else:
         expected = "a source is an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source}: no such file or folder; {expected}")
@@ -153,6 +157,17 @@ def _list_files(source: str, image_suffixes: frozenset[str]) -> tuple[list[Path]
     if not files:
         raise UserError(f"{source}: {nothing}" + (f"; {unread_summary(unread)}" if unread else ""))
     return files, unread
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """The files that a glob matches. Brackets may be those of names, as in ``videos [2024]/*.mp4``: the first folders
+    that exist as written are no pattern, and if nothing matches, no bracket is."""
+    folder = next(path for path in pattern.parents if path.is_dir())
+    rest = str(pattern.relative_to(folder))
+    for each in (rest, rest.replace("[", "[[]")):
+        if found := glob.glob(os.path.join(glob.escape(str(folder)), each), recursive=True):
+            return list(map(Path, found))
+    return []
 
 
 def _read_list(path: Path, suffixes: frozenset[str]) -> list[Path]:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data.render.letterbox import CanvasRule
 from models.detector import Detector
+from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.errors import UserError, errors_of
@@ -34,8 +36,10 @@ class InferenceModel(nn.Module):
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
     votes: bool  # box voting is inside, so that it cannot be left out
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
-    squares: bool  # validation pads images to squares by default
-    confidence: float | None  # the threshold with the best F1 in validation; None if unknown
+    squares: bool  # images are padded to squares
+    # Thresholds of detection with the best F1 in validation, with box voting and without; None if unknown.
+    confidence: float | None
+    plain_confidence: float | None
     info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
     device: torch.device  # where images are expected and outputs are
 
@@ -59,6 +63,19 @@ class InferenceModel(nn.Module):
     def num_classes(self) -> int:
         return len(self.names)
 
+    def canvases(self, imgsz: int, *, rect: bool | None = None) -> CanvasRule:
+        """The canvases of images whose longer side is scaled to ``imgsz`` pixels. ``rect``: rectangles, or squares;
+        None: as the model's head was trained."""
+        is_square = self.squares if rect is None else not rect
+        return CanvasRule(imgsz, self.stride, is_square, self.input_hw)
+
+    def threshold(self, *, box_voting: bool) -> float:
+        """The confidence threshold of detection with or without box voting, unless the user sets another one."""
+        known = self.confidence
+        if not box_voting and self.plain_confidence is not None:
+            known = self.plain_confidence
+        return DEFAULT_CONFIDENCE if known is None else known
+
     @property
     def spec(self) -> dict[str, Any]:
         """What tells the model from others: the detector's spec, or the metadata of an exported file."""
@@ -71,6 +88,12 @@ class InferenceModel(nn.Module):
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         raise NotImplementedError
+
+
+def _confidence_of(progress: dict[str, Any], name: str) -> float | None:
+    """A threshold in a checkpoint's progress; None if it is not known."""
+    value = progress.get(name)
+    return value if isinstance(value, float) and 0 <= value <= 1 else None
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
@@ -101,8 +124,10 @@ class CheckpointModel(InferenceModel):
         self.nms_iou, self.validation_iou, self.votes = detector.nms_iou, detector.head.validation_iou, False
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
-        stored = info.get("progress", {}).get("confidence")
-        self.confidence = stored if isinstance(stored, float) and 0 <= stored <= 1 else None
+        progress = info.get("progress", {})
+        self.confidence = _confidence_of(progress, "confidence")
+        self.plain_confidence = _confidence_of(progress, "plain_confidence")
+        self.scored_confidence = _confidence_of(progress, "scored_confidence")  # under the NMS of validation
 
     @property
     def spec(self) -> dict[str, Any]:

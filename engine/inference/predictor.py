@@ -120,7 +120,7 @@ class Predictor:
         """
         if device is not None and parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
-        fitted = self.settings.changed(settings).fitted(self.model)
+        fitted = self._settings_of_call(settings)
         images = as_images(source, color or self.color, self.model.pixels)
         prepared = self.pipeline.prepare([image.image for image in images], fitted, batch_size)
         tables, speeds = self.pipeline.detect(prepared, fitted)
@@ -129,6 +129,15 @@ class Predictor:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
         return results
+
+    def _settings_of_call(self, keywords: dict[str, Any]) -> DetectionSettings:
+        """The predictor's settings with those of a call. If the call turns box voting on or off, and nobody has chosen
+        a threshold, it is the one for that."""
+        settings = self.settings.changed(keywords)
+        default = self.model.threshold(box_voting=self.settings.box_voting)
+        if keywords.get("conf") is None and self.settings.conf == default:
+            settings = replace(settings, conf=None)
+        return settings.fitted(self.model)
 
     def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:
         """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,

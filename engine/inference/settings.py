@@ -19,7 +19,7 @@ from torch import Tensor
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import DETECTION_IOU, select_detections
+from models.postprocess.detections import DETECTION_IOU, SHOWN, detection_iou, select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector
 from utils.boxes import clip_xyxy, letterbox_to_original
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from models.postprocess.tiling import TiledDetector
 
 BATCH_SIZE = 16  # on GPUs
-CONFIDENCE = 0.25  # threshold for a model that does not store one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,8 @@ class DetectionSettings:
     """What is detected, and how."""
 
     imgsz: int = 0  # pixels of the longer side on the canvas; 0: the model's
-    # Scores must be above it; None: the threshold with the best F1 in training's last validation if the checkpoint
-    # stores it, else 0.25.
+    # Scores must be above it; None: the threshold with the best F1 in training's last validation, with box voting or
+    # without, if the checkpoint stores it, else 0.25.
     conf: float | None = None
     iou: float | None = None  # overlap from which NMS suppresses a box; None: 0.45, no NMS for NMS-free models
     max_det: int = 300  # per image
@@ -88,13 +87,13 @@ class DetectionSettings:
         elif imgsz not in (0, max(model.input_hw)):
             size = "{}x{}".format(*model.input_hw)
             raise UserError(f"--imgsz {imgsz}: {model.path} takes {size} pixels (height x width) only")
-        conf = CONFIDENCE if model.confidence is None else model.confidence
-        if iou is None and (self.agnostic or model.nms_iou is not None):
-            iou = DETECTION_IOU
+        conf = model.threshold(box_voting=self.box_voting) if self.conf is None else self.conf
+        if iou is None:
+            iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
         return replace(
             self,
             imgsz=max(model.input_hw) if model.input_hw else imgsz,
-            conf=conf if self.conf is None else self.conf,
+            conf=conf,
             iou=iou,
             max_det=max_det,
             classes=classes,
@@ -138,9 +137,12 @@ class Pipeline:
         canvas size together (0: 16, but 1 on a CPU). Needs no GPU, so another thread may do it while the model runs.
         ``settings``: as by `DetectionSettings.fitted`."""
         size = self.images_at_once(batch_size)
+        rule = self.model.canvases(settings.imgsz)
         by_canvas: dict[tuple[int, int], list[int]] = {}
         for index, image in enumerate(images):
-            by_canvas.setdefault(self.canvas_hw(image.shape[:2], settings.imgsz), []).append(index)
+            image_hw = image.shape[:2]
+            canvas_hw = image_hw if self.tiles else rule.canvas_hw(image_hw)  # tiles are cut from whole images
+            by_canvas.setdefault(canvas_hw, []).append(index)
         dtype = torch.uint8 if self.model.pixels.bits == 8 else torch.uint16
         for canvas_hw, indices in by_canvas.items():
             for start in range(0, len(indices), size):
@@ -190,7 +192,7 @@ class Pipeline:
                 raw = (tiled or self.model)(pixels)
             computed = self._now()
             raw = [level.float() for level in raw]
-            found = tiled.stitch(raw) if tiled else _select(self.model, raw, settings)
+            found = tiled.stitch(raw)[SHOWN] if tiled else _select(self.model, raw, settings)
             detections = Detections(*(t.cpu() for t in found))
             if not detections.counts.any():
                 self._check_outputs(raw)
@@ -210,13 +212,13 @@ class Pipeline:
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,
-            partial(_select, settings=settings),
+            lambda model, raw: {SHOWN: _select(model, raw, settings)},
             tiles=self.tiles,
             stride=self.model.stride,
             imgsz=settings.imgsz,
             input_hw=self.model.input_hw,
             batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
-            iou_thres=settings.iou,
+            iou_thres={SHOWN: settings.iou},
             max_det=settings.max_det,
             agnostic=settings.agnostic,
         )
@@ -226,17 +228,6 @@ class Pipeline:
         if self._on_gpu:
             torch.cuda.current_stream(self.model.device).synchronize()
         return time.perf_counter()
-
-    def canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
-        """The model's canvas, or the smallest one of whole strides that holds the image with its longer side at
-        ``imgsz``. With tiles, the image's own size."""
-        if self.tiles:
-            return image_hw
-        if self.model.input_hw:
-            return self.model.input_hw
-        height, width = (-(-side * imgsz // max(image_hw)) for side in image_hw)
-        stride = self.model.stride
-        return -(-height // stride) * stride, -(-width // stride) * stride
 
 
 def _select(model: InferenceModel, raw: list[Tensor], settings: DetectionSettings) -> Detections:

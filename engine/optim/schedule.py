@@ -45,15 +45,22 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
     return done + max(math.floor((total_s - seconds) / seconds * done + 0.05), 0)
 
 
-def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
-    """Warns if a run has so few steps that its detector will be poor, with the number of epochs that are enough."""
+def few_steps_warning(plan: StepPlan, *, from_weights: bool) -> str:
+    """What to say about a run that has so few steps that its detector will be poor, with the number of epochs that are
+    enough; "" if it has enough."""
     least = LEAST_STEPS_FROM_WEIGHTS if from_weights else LEAST_STEPS
-    if plan.total < least:
-        get_logger().warning(
-            "the run has only %s; %s needs about %d: --epochs %d%s",
-            counted(plan.total, "step"), "fine-tuning" if from_weights else "training from random weights", least,
-            -(-least // plan.steps), "" if from_weights else ", or start from --weights",
-        )  # fmt: skip
+    if plan.total >= least:
+        return ""
+    kind = "fine-tuning" if from_weights else "training from random weights"
+    instead = "" if from_weights else ", or start from --weights"
+    epochs = -(-least // plan.steps)
+    return f"the run has only {counted(plan.total, 'step')}; {kind} needs about {least}: --epochs {epochs}{instead}"
+
+
+def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
+    """Logs `few_steps_warning`, if there is one."""
+    if warning := few_steps_warning(plan, from_weights=from_weights):
+        get_logger().warning("%s", warning)
 
 
 def new_layers_lr_mult(total_steps: float) -> float:

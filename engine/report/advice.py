@@ -3,8 +3,8 @@ follows from numbers by a rule; a rule whose numbers are unknown says nothing.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from data.check.census import Census
 from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.metrics import Fitness, mean_known
 from engine.evaluation.tables import silenced_text
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 from utils.structures import EvalResult
@@ -28,10 +29,10 @@ FEW_BOXES = 50  # of a class, for training
 IMBALANCED = 10  # boxes of the most frequent class for each of the rarest
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings
 WEAK = 0.6  # of the mean AP
-SMALL_SIDE_PX, SOME_SMALL = (
-    32,
-    0.1,
-)  # a side as of COCO's small objects, at --imgsz; which fraction of the boxes is some
+SMALL_SIDE_PX = 32  # at --imgsz, as the sides of COCO's small objects
+SOME_SMALL = 0.1  # of the boxes: enough of them to speak of
+SURE = 0.975  # of the draws: as an interval of 95 % that does not reach 0
+LEAST_IMAGES = 10  # whose draws tell how far chance goes
 REMEDIES = {
     "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
     "location": "boxes are inaccurate: check that labels are tight and consistent",
@@ -60,6 +61,11 @@ class Findings:
     balances: bool = False  # whether the run weights classes or repeats images
     last: Path = Path("last.pt")  # the checkpoint that continues the run
     fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
+    # AP of each class on draws of the images, float64 (S, C), by epoch; epochs of other processes are missing.
+    ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
+    few_steps: str = ""  # what to say if the run has too few steps
+    tile: int = 0  # side of the tiles that the model sees, pixels of the images; 0: whole images
+    ignored: Sequence[str] = ()  # classes that the training images do not label, as the old ones of --keep-old
 
 
 def how_it_went(found: Findings) -> Iterator[str]:
@@ -75,9 +81,9 @@ def how_it_went(found: Findings) -> Iterator[str]:
         best = int(np.argmax(values))
         newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
         yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
-        if _is_rising(found, values):
+        if _is_rising(found, epochs, values):
             yield f"{name} was still rising in the last third of the validations."
-        elif values[best] - values[-1] > max(FALLING_AP, _chance(found, values[best])):
+        elif _differs(found, epochs, values, best, len(values) - 1, least=FALLING_AP):
             yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
     if _overfits(found):
         yield "The validation loss rises while the training loss falls: the model overfits."
@@ -97,17 +103,32 @@ def _score(found: Findings) -> Iterator[str]:
         f"On {counted(result.num_images, 'image')} with {counted(objects, 'object')}: AP {result.ap:.3f}, AP50 "
         f"{result.metrics['AP50']:.3f}."
     )
+    yield from _recommended_threshold(found, result)
+    if silenced := silenced_text(result, found.names):
+        yield f"{silenced}; detect.py --conf-thres sets another threshold."
+    if chance := _chance(found, result.ap):
+        yield (
+            f"With {counted(objects, 'object')}, AP is known to about ±{chance:.2f}: on other images it may differ by "
+            "as much. Epochs are compared on the same images."
+        )
+
+
+def _recommended_threshold(found: Findings, result: EvalResult) -> Iterator[str]:
     if result.threshold is None:
         yield "No detection is correct at any confidence."
     else:
         yield (
             f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
-            f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}."
+            f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}. "
+            "detect.py uses it."
         )
-    if silenced := silenced_text(result, found.names):
-        yield f"{silenced}; detect.py --conf-thres sets another threshold."
-    if chance := _chance(found, result.ap):
-        yield f"With {counted(objects, 'object')}, AP is known to about ±{chance:.2f}; smaller changes are chance."
+    best = _best_row(found)
+    if best is not None and best["epoch"] < found.history["epoch"][-1] and np.isfinite(best[CONFIDENCE_COLUMN]):
+        yield (
+            f"best.pt, of epoch {best['epoch']:.0f}, has a threshold of its own: {best[CONFIDENCE_COLUMN]:.3f} (F1 "
+            f"{best['metrics/f1']:.3f}, precision {best['metrics/precision']:.3f}, recall "
+            f"{best['metrics/recall']:.3f})."
+        )
 
 
 def where_it_is_wrong(found: Findings) -> Iterator[str]:
@@ -144,8 +165,10 @@ def what_to_do(found: Findings) -> Iterator[str]:
     if found.result is not None and not _objects(found):
         yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
         return
+    if found.few_steps:
+        yield f"Train longer: {found.few_steps}."
     epochs, values = _column(found, found.fitness.column)
-    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, values):
+    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(found, epochs, values):
         yield f"Train longer: {resume_flag(found.last)} --epochs {2 * found.epochs} continues this run."
     if _overfits(found):
         yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
@@ -180,22 +203,27 @@ def _larger_images(found: Findings) -> str:
 
 
 def _do_about_data(found: Findings, census: Census) -> Iterator[str]:
-    if remedy := remedy_for_small_boxes(census.median_side_px, found.imgsz, found.stride):
+    if remedy := remedy_for_small_boxes(census.median_side_px, found.imgsz, found.stride, tile=found.tile):
         yield (
             f"At --imgsz {found.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
         )
-    few = np.flatnonzero(census.class_boxes < FEW_BOXES)
+    is_labeled = np.array([name not in found.ignored for name in found.names], bool)
+    few = np.flatnonzero((census.class_boxes < FEW_BOXES) & is_labeled)
     if few.size:
         order = few[np.argsort(census.class_boxes[few], kind="stable")]
         shown = listed([f"{found.names[c]} ({census.class_boxes[c]})" for c in order], 5)
         yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {shown}."
     boxes = census.class_boxes
-    most, least = int(boxes.argmax()), int(np.where(boxes > 0, boxes, boxes.max()).argmin())
-    if not found.balances and boxes[most] > 0 and boxes[most] >= IMBALANCED * boxes[least]:
-        yield (
-            f"{found.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
-            f"{found.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in the loss."
-        )
+    known = np.flatnonzero(boxes)  # classes without boxes are not rare, but unlabeled: named above
+    if not found.balances and known.size:
+        most = known[boxes[known].argmax()]
+        least = known[boxes[known].argmin()]
+        if boxes[most] >= IMBALANCED * boxes[least]:
+            yield (
+                f"{found.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
+                f"{found.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in the "
+                "loss."
+            )
 
 
 def _column(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -205,6 +233,15 @@ def _column(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(0), np.zeros(0)
     known = np.isfinite(values)
     return found.history["epoch"][known], values[known]
+
+
+def _best_row(found: Findings) -> dict[str, float] | None:
+    """The row of the history of the epoch with the best fitness; None without one, or if its threshold is not known."""
+    values = found.history.get(found.fitness.column)
+    if values is None or CONFIDENCE_COLUMN not in found.history or not np.isfinite(values).any():
+        return None
+    row = int(np.nanargmax(values))
+    return {name: float(column[row]) for name, column in found.history.items()}
 
 
 def _objects(found: Findings) -> int:
@@ -218,13 +255,39 @@ def _chance(found: Findings, ap: float) -> float:
     return 1.96 * float(np.sqrt(ap * (1 - ap) / objects)) if 0 < objects < FEW_OBJECTS else 0.0
 
 
-def _is_rising(found: Findings, values: np.ndarray) -> bool:
+def _is_rising(found: Findings, epochs: np.ndarray, values: np.ndarray) -> bool:
     """Whether the best of the last third exceeds the best before by more than `RISING_AP` and chance."""
     third = values.size // 3
     if not third:
         return False
-    newest, before = values[-third:].max(), values[:-third].max()
-    return bool(newest - before > max(RISING_AP, _chance(found, newest)))
+    newest = values.size - third + int(np.argmax(values[-third:]))
+    before = int(np.argmax(values[:-third]))
+    return _differs(found, epochs, values, newest, before, least=RISING_AP)
+
+
+def _differs(found: Findings, epochs: np.ndarray, values: np.ndarray, high: int, low: int, *, least: float) -> bool:
+    """Whether the fitness in row ``high`` exceeds that in row ``low`` by more than ``least`` and chance.
+
+    Both are scored on the same images, so what makes these hard cancels: it is no chance if the AP is higher on
+    `SURE` of the draws of these images. Where draws are not known, or the fitness is not an AP, the interval of one AP
+    decides.
+    """
+    difference = float(values[high] - values[low])
+    if difference <= least:
+        return False
+    draws = [found.ap_of_draws.get(int(epochs[row])) for row in (high, low)]
+    is_known = found.fitness.metric == "AP" and all(ap is not None for ap in draws)
+    if is_known and found.result is not None and found.result.num_images >= LEAST_IMAGES:
+        higher, lower = (_fitness_of_draws(found, ap) for ap in draws)
+        return bool(np.mean(higher > lower) >= SURE)
+    return difference > _chance(found, float(values[high]))
+
+
+def _fitness_of_draws(found: Findings, ap: np.ndarray) -> np.ndarray:
+    """The AP that is the fitness on each draw: float64 (S,) from that of the classes (S, C)."""
+    if found.fitness.class_index is None:
+        return mean_known(ap, axis=1)
+    return ap[:, found.fitness.class_index]
 
 
 def _overfits(found: Findings) -> bool:

@@ -31,11 +31,11 @@ MOST_BOXES = 60  # errors of an image that are drawn
 
 
 class ImageErrors:
-    """What became of the detections that score at least ``threshold``, and of the objects, matched as COCO does at IoU
+    """What became of the detections that score above ``threshold``, and of the objects, matched as COCO does at IoU
     0.5."""
 
     def __init__(self, gt: GroundTruth, table: DetectionTable, num_classes: int, threshold: float) -> None:
-        matches = match_detections(gt, table.take(table.scores >= threshold), num_classes)
+        matches = match_detections(gt, table.take(table.scores > threshold), num_classes)
         image_of_rank = np.argsort(image_ranks(gt.image_ids))
         self.threshold, self.num_images = threshold, gt.num_images
         detections, objects = matches.ranked, matches.objects

@@ -14,15 +14,25 @@ import numpy as np
 import torch
 
 from data.check.census import census_content, take_census
-from data.check.gallery import LABEL_LEGEND, Galleries
+from data.check.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from data.check.photos import Album
 from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
+from engine.evaluation.bootstrap import ap_of_draws
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
-from engine.report.advice import BALANCING, Findings, confused_pairs, how_it_went, what_to_do, where_it_is_wrong
+from engine.optim.schedule import few_steps_warning, step_plan
+from engine.report.advice import (
+    BALANCING,
+    FEW_OBJECTS,
+    Findings,
+    confused_pairs,
+    how_it_went,
+    what_to_do,
+    where_it_is_wrong,
+)
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
 from utils.config.flags import flag_name
@@ -41,13 +51,15 @@ FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 LEAST_SCORE = 0.5  # of label errors: more probable than not
 MOST_PAIRS = 200  # of classes
 MOST_LABEL_BYTES = 700_000  # of JPEG files of label errors
+DRAWS = 400  # of the images of a split with few objects
 SHEET_COLUMNS = 4  # of charts in results.png
 
 
 @dataclass(frozen=True)
 class Validation:
     result: EvalResult
-    detections: DetectionTable
+    detections: DetectionTable  # that are scored
+    shown: DetectionTable  # as detect.py finds them
     epoch: int = 0  # after which the validation was; 0: of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet
 
@@ -64,11 +76,20 @@ class Subject:
     stride: int
     indexes: dict[str, DatasetIndex]  # by split: that of the training, if it is known, and last the validated one
     fitness: Fitness = Fitness("AP", "AP")
+    batches: int = 0  # of an epoch; 0 for the validation of a checkpoint
 
     @property
     def epochs(self) -> int:
         """Of the run; 0 for the validation of a checkpoint."""
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
+
+    @property
+    def few_steps(self) -> str:
+        """What to say if the run has too few steps; "" if it has enough, or if ``--time`` decides."""
+        config = self.config
+        if not isinstance(config, TrainConfig) or config.time or not self.batches:
+            return ""
+        return few_steps_warning(step_plan(config, self.batches), from_weights=bool(config.weights))
 
     @property
     def validated(self) -> DatasetIndex:
@@ -83,9 +104,19 @@ class ReportPage:
         self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
         self.path = folder / FILE_NAME
         self.validation: Validation | None = None  # the newest
+        self._ap_of_draws: dict[int, np.ndarray] = {}  # by epoch, of this process: `ap_of_draws`
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
         self.is_written = False  # whether the newest call of `write` has replaced the page
+
+    def set_validation(self, validation: Validation) -> None:
+        """Sets the newest one. With few objects, epochs are compared on the same draws of the images."""
+        self.validation = validation
+        index = self._subject.validated
+        if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
+            self._ap_of_draws[validation.epoch] = ap_of_draws(
+                index.ground_truth(), validation.detections, len(index.names), DRAWS
+            )
 
     def set_epochs(self, epochs: int) -> None:
         self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
@@ -137,6 +168,10 @@ class ReportPage:
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
             result=validation and validation.result,
             errors=content.get("error_split"),
+            ap_of_draws=self._ap_of_draws,
+            few_steps=subject.few_steps,
+            tile=subject.validated.tile,
+            ignored=tuple(subject.indexes["train"].names_ignored_everywhere()) if "train" in subject.indexes else (),
             suspects=len(content.get("issues", ())),
             backgrounds=content["errors"].backgrounds() if content else 0,
         )
@@ -158,11 +193,12 @@ class ReportPage:
         split, index = list(self._subject.indexes.items())[-1]
         names, truth, result = index.names, index.ground_truth(), validation.result
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
-        errors = ImageErrors(truth, validation.detections, len(names), result.confusion_confidence)
+        errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
         issues = find_label_errors(checked, validation.detections, result.class_metrics, LEAST_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
-        confusion_title = f"detections from confidence {result.confusion_confidence:.3f} on, IoU {CONFUSION_IOU}"
+        drawn = DrawnDetections(validation.shown, result.confusion_confidence)
+        confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
         return {
             "names": names,
             "error_split": error_split,
@@ -180,9 +216,7 @@ class ReportPage:
                 "Errors of each class, at any confidence",
             ),
             "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: validation.detections}).label_errors(
-                issues, Album(MOST_LABEL_BYTES)
-            ),
+            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MOST_LABEL_BYTES)),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }
@@ -248,7 +282,7 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
     return page.Table(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
         [every, *([names[c], int(result.class_targets[c]), *values[c]] for c in order)],
-        f"Scores of each class; P, R and F1 at confidence {result.best_confidence:.3f}, IoU 0.5",
+        f"Scores of each class; P, R and F1 as detect.py finds them above {result.best_confidence:.3f}, IoU 0.5",
     )
 
 

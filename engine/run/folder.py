@@ -18,6 +18,7 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import increment_path
+from utils.files.former_run import former_data, is_other_data
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, write_whole
 from utils.logger import continue_in_file, get_logger
@@ -62,7 +63,7 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack)
             created = absent if folder == planned else [folder]
             stack.callback(_lock(folder).release)
             stack.push(partial(_remove_after_failure, created))  # while the lock is still held
-            _warn_of_earlier_checkpoints(folder)
+            _warn_of_earlier_run(folder, config.data)
     return Path(broadcast_object(ctx, folder))
 
 
@@ -90,8 +91,16 @@ def _lock(folder: Path) -> FileLock:
     return lock
 
 
-def _warn_of_earlier_checkpoints(folder: Path) -> None:
-    """Warns about periodic checkpoints that an earlier run has left in a folder that is used again."""
+def _warn_of_earlier_run(folder: Path, data: str) -> None:
+    """Warns about what an earlier run has left in a folder that is used again: a run on other data than ``data``, and
+    periodic checkpoints."""
+    earlier_data = former_data(folder)
+    if is_other_data(earlier_data, data):
+        get_logger().warning(
+            "%s: has a run on other data, %s, whose files stay until this run replaces them (--exist-ok)",
+            folder,
+            earlier_data,
+        )
     checkpoints = sorted(folder.glob("epoch*.pt"), key=lambda path: (len(path.name), path.name))
     if checkpoints:
         get_logger().warning(

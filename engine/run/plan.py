@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import lock_folder, run_of_launch
-from engine.run.resume import check_is_newest, resumed_config, resumed_hyperparameters
+from engine.run.resume import (
+    check_can_continue,
+    check_is_newest,
+    resumed_config,
+    resumed_epochs,
+    resumed_hyperparameters,
+)
 from engine.run.run import RunPlan, RunSettings
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location
-from utils.program import resume_flag
 from utils.strings import counted
 
 
@@ -59,11 +65,7 @@ def _plan_resumed(
     path = _checkpoint_to_resume(ctx, config)
     lock_folder(ctx, path.parent, stack)
     plan = _continued(ctx, config, explicit_flags, launchers, Checkpoint.read(path))
-    done = plan.checkpoint.progress.epoch
-    epochs = plan.settings.config.epochs
-    if done >= epochs:
-        state = f"all epochs are done ({done})" if done == epochs else f"--epochs {epochs}: {done} are done already"
-        raise UserError(f"{path}: {state}; to continue, set more: {resume_flag(path)} --epochs N")
+    check_can_continue(plan.checkpoint, plan.settings.config, explicit_flags)
     return plan
 
 
@@ -98,6 +100,17 @@ def _new_hyperparameters(config: TrainConfig) -> tuple[Hyperparameters, list[str
     return hyp, messages
 
 
+def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
+    """How far a run has come, in words."""
+    progress = checkpoint.progress
+    epochs = f"epoch {progress.epoch} of {config.epochs}"
+    if progress.has_trained(checkpoint.run["epoch_batches"]):
+        return f"{epochs} and the steps of epoch {progress.epoch + 1}"
+    if progress.batch:
+        return f"{epochs} and {counted(progress.batch, 'batch')}"
+    return epochs
+
+
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
     """The checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
     if not config.resume:
@@ -118,7 +131,7 @@ def _continued(
 ) -> RunPlan:
     """The plan of the run that wrote ``checkpoint``, with what the command line changes."""
     check_is_newest(checkpoint)
-    path, progress = checkpoint.path, checkpoint.progress
+    path = checkpoint.path
     stored_config: dict[str, Any] = dict(checkpoint.config)
     hyp, hyp_changes = resumed_hyperparameters(
         checkpoint.hyp, config, explicit_flags, path, pretrained=bool(stored_config.get("weights"))
@@ -127,12 +140,8 @@ def _continued(
     if stored_config.get("data") != "demo":
         stored_config["data"] = source
     config, config_changes = resumed_config(stored_config, config, explicit_flags, path)
-    within = ""
-    if progress.has_trained(checkpoint.run["epoch_batches"]):
-        within = f" and the steps of epoch {progress.epoch + 1}"
-    elif progress.batch:
-        within = f" and {counted(progress.batch, 'batch')}"
-    messages = [f"resuming {path} after epoch {progress.epoch} of {config.epochs}{within}"]
+    config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
+    messages = [f"resuming {path} after {_position(checkpoint, config)}"]
     messages += config_changes + hyp_changes
     for key, name, current in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
         previous = checkpoint.run.get(key, current)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
-from engine.optim.schedule import step_plan
+from engine.optim.schedule import epochs_in_time, step_plan
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.paths import normal_path
 from utils.files.schema import build
 from utils.logger import get_logger
+from utils.program import resume_flag
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
@@ -43,6 +44,40 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
         )
 
 
+def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, given: Collection[str]) -> int:
+    """The number of epochs of a run that resumes with ``config``: as many as fit into a ``--time`` that is given to a
+    run whose epochs are done."""
+    done = checkpoint.progress.epoch
+    if "time" not in given or not config.time or not done or done < config.epochs:
+        return config.epochs
+    return epochs_in_time(done, checkpoint.run["seconds"], config.time * 3600)
+
+
+def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, given: Collection[str]) -> None:
+    """Raises UserError, with what continues the run, if it has ended. ``config``: with which it is to resume."""
+    progress, path = checkpoint.progress, checkpoint.path
+    resume = resume_flag(path)
+    done = progress.epoch
+    if done >= config.epochs:
+        if config.time:
+            hours = checkpoint.run["seconds"] / 3600
+            ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
+            more = f"{resume} --time HOURS (of the whole run) or --epochs N"
+        else:
+            is_fewer = "epochs" in given and config.epochs < done
+            ended = (
+                f"--epochs {config.epochs}: {done} are done already" if is_fewer else f"all epochs are done ({done})"
+            )
+            more = f"{resume} --epochs N"
+        raise UserError(f"{path}: {ended}; to continue, set more: {more}")
+    if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
+        waited = done - progress.best_epoch
+        raise UserError(
+            f"{path}: stopped early after epoch {done}: no better {config.fitness} in {counted(waited, 'epoch')} "
+            f"(--patience {config.patience}); to continue, wait for longer: {resume} --patience N, above {waited}, or 0"
+        )
+
+
 def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> None:
     """Raises UserError when the data set ``source`` has other classes than the run, or has them in another order."""
     path = checkpoint.path
@@ -64,7 +99,7 @@ def resumed_config(
     lines = []
     for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
         old, new = getattr(base, name), getattr(current, name)
-        is_same_data = name == "data" and os.path.abspath(old) == os.path.abspath(new)
+        is_same_data = name == "data" and normal_path(old) == normal_path(new)
         if old == new or is_same_data or (name == "batch_size" and new == FIND_BATCH_SIZE):  # found when the run began
             continue
         if name in _FIXED:
@@ -73,6 +108,9 @@ def resumed_config(
             )
         changes[name] = new
         lines.append(f"resume: {name} {old!r} -> {new!r}")
+    if "epochs" in given and "time" not in given and base.time:
+        changes["time"] = 0.0
+        lines.append(f"resume: time {base.time!r} -> 0.0, as --epochs is given")
     return dataclasses.replace(base, **changes), lines
 
 

@@ -13,6 +13,7 @@ from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
@@ -47,6 +48,8 @@ from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
+from models.weights.load import check_shapes
+from models.weights.read import shapes_of
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -109,7 +112,16 @@ def build_training(
     criterion = build_criterion(ctx, settings, model, data.teacher, loaders.train.index)
     warn_of_short_run(ctx, settings.config, steps)
     images = loaders.train.global_images(0)
-    step = build_step(ctx, settings, model, criterion, pretrained=start.pretrained, plan=steps, images=images)
+    step = build_step(
+        ctx,
+        settings,
+        model,
+        criterion,
+        pretrained=start.pretrained,
+        plan=steps,
+        images=images,
+        has_regions=may_have_regions(loaders.train),
+    )
     log_steps(plan, settings, step, steps)
     fingerprint = data_fingerprint(ctx, loaders)
     progress = Progress()
@@ -199,6 +211,7 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
         loaded = [state[name] for name in start.pretrained]
     else:
         check_classes(checkpoint, names, spec.source)
+        check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
         with errors_of(checkpoint.path):
             model = rebuild_model(ctx, config, names, channels, checkpoint.model_spec)
         pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
@@ -232,7 +245,8 @@ def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData,
     """Scans and caches both splits, and builds their loaders. Warns about data that would spoil the result."""
     config, hyp, spec = settings.config, settings.hyp, data.spec
     train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
-    val = build_val_loader(ctx, config, spec, stride=model.stride, tile=spec.tile, hyp=hyp, squares=model.head.squares)
+    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
+    val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
     data.fitness.check_objects(val.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train.index, val.index)
@@ -299,6 +313,11 @@ def build_criterion(
 def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
     if ctx.is_main and not config.time:
         warn_of_few_steps(steps, from_weights=bool(config.weights))
+
+
+def may_have_regions(train: InfiniteDataLoader) -> bool:
+    """Whether training batches may have regions to ignore: crowds, and objects that the borders of moving tiles cut."""
+    return bool(train.index.crowd.any()) or train.samples.tiles is not None
 
 
 def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
@@ -392,7 +411,7 @@ def build_hooks(
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
-    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, step.amp_dtype, loaders.val)
+    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
     validation = Validation(evaluator, loaders.val, config.val_every)
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), Results(fitness), ProgressBar()]
     if config.image_weights:
@@ -405,6 +424,6 @@ def build_hooks(
     hooks += optional_hooks
     hooks.append(validation)
     if config.patience:
-        hooks.append(EarlyStopping(config.patience, fitness.name, validation.is_due))
+        hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
     hooks.append(Summary(fitness.name))
     return hooks

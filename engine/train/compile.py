@@ -1,8 +1,9 @@
 """``--compile``: how the model is compiled, and on a GPU also the loss, and which batches run compiled.
 
 The model is compiled in place: state-dict keys do not change, and copies (the EMA) are not compiled. One version is
-compiled, for full batches. The last, smaller batch of an epoch runs eagerly: it would cost a second compilation and
-another set of CUDA graphs. The size of the global batch decides, so that all processes do the same.
+compiled, for full batches. The last, smaller batch of an epoch runs eagerly, model and loss: it would cost a second
+compilation, while other processes wait, and another set of CUDA graphs. The size of the global batch decides, so that
+all processes do the same.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -35,18 +37,22 @@ class Compilation:
     dynamic: bool = False  # one version for all image sizes instead of one for each
     cuda_graphs: bool = False
     loss: bool = False  # also the loss
+    has_regions: bool = False  # whether batches may have regions to ignore
     line: str = ""  # the choice and its reason, for the log
 
     def apply(self, model: nn.Module, criterion: nn.Module) -> None:
         """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
         if self.loss:
-            criterion.compile_terms()
+            criterion.compile_terms(has_regions=self.has_regions)
         model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
 
-    def forward(self, images: int) -> AbstractContextManager:
-        """The context for the forward pass of a shard of a global batch of ``images``."""
-        if images != self.images:
+    def for_batch(self, images: Tensor, batch_images: int) -> AbstractContextManager:
+        """The context for the forward pass and the loss of ``images`` (B, C, H, W), a shard of a global batch of
+        ``batch_images``."""
+        if batch_images != self.images:
             return torch.compiler.set_stance("force_eager")
+        if self.dynamic:  # else a first batch of square images would be compiled for square images
+            torch._dynamo.maybe_mark_dynamic(images, [2, 3])
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of earlier runs are no longer used
         return nullcontext()
@@ -83,22 +89,31 @@ def _is_installed(compilers: Sequence[str], variable: str) -> bool:
     return any(shutil.which(name) for name in (os.environ.get(variable, ""), *compilers) if name)
 
 
-def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int) -> Compilation:
-    """The compilation of a run that has passed `check_compilation`, with ``images`` in a full global batch, which is
-    cut into ``shards``: virtual ranks, or processes. Raises UserError for batches that leave processes without images,
-    which then would not run what the others run."""
+def plan_compilation(
+    config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int, has_regions: bool = False
+) -> Compilation:
+    """The compilation of a run that has passed `check_compilation`.
+
+    Raises UserError for batches that leave processes without images, which then would not run what the others run.
+
+    Args:
+        images: of a full global batch.
+        shards: that it is cut into: virtual ranks, or processes.
+        has_regions: whether batches may have regions to ignore.
+    """
     if images < shards:
         raise UserError(f"--compile: a batch of {images} images leaves some of its {shards} shards empty")
     # On a CPU the loss takes little time. Compiled scatters add in any order.
     loss = ctx.device.type == "cuda" and not config.deterministic
+    compiled = partial(Compilation, images, loss=loss, has_regions=has_regions)
     varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]
     if varied:
         # None, torch's default, would compile for the first size, and again for all sizes at the second one.
         line = f"one version for all sizes ({', '.join(varied)}), no CUDA graphs: each is of one size"
-        return Compilation(images, dynamic=True, loss=loss, line=f"compiled: {line}")
+        return compiled(dynamic=True, line=f"compiled: {line}")
     if ctx.device.type != "cuda":
-        return Compilation(images, line="compiled: fixed sizes")
+        return compiled(line="compiled: fixed sizes")
     if ctx.is_distributed and config.sync_bn:
         line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
-        return Compilation(images, loss=loss, line=f"compiled: {line}")
-    return Compilation(images, cuda_graphs=True, loss=loss, line="compiled: fixed sizes, CUDA graphs")
+        return compiled(line=f"compiled: {line}")
+    return compiled(cuda_graphs=True, line="compiled: fixed sizes, CUDA graphs")

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from data.index.index import DatasetIndex
 from data.loading.augmented import AugmentedImages
 from engine.optim.schedule import new_layers_lr_mult
 from models.detector import Detector, build_detector
@@ -43,7 +44,8 @@ def choose_lr_mult(
     """``lr_mult`` for a new run from ``--weights``, with a line in the log. All processes must call this; each tests
     the weights on its part of the images. ``total_steps``: unless ``--time`` decides."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-    most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)))
+    with_objects = len(_images_with_objects(dataset.index))
+    most = min(IMAGES, math.ceil(PART_OF_RUN * config.epochs * len(dataset)), with_objects)
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(most, "training image"))
     score, how = _measure(read_weights(path), model, dataset, ctx, most)
     epochs, steps = (EPOCHS, math.inf) if config.time else (config.epochs, total_steps)
@@ -87,6 +89,11 @@ def _measure(
     return score, f"mean score {score:.3f} of {counted(objects, 'object')}"
 
 
+def _images_with_objects(index: DatasetIndex) -> np.ndarray:
+    """int64 (m,), ascending."""
+    return np.unique(index.image_of_box[~index.crowd])
+
+
 @torch.no_grad()
 def score_on_objects(
     detector: Detector, dataset: AugmentedImages, most: int, ctx: DistributedContext
@@ -97,7 +104,7 @@ def score_on_objects(
     Of the images with objects, some at equal distances are taken. ``detector``: in eval mode, with any classes."""
     device, side = next(detector.parameters()).device, dataset.imgsz
     plain = dataset.without_augmentation()
-    with_objects = np.unique(plain.index.image_of_box[~plain.index.crowd])
+    with_objects = _images_with_objects(plain.index)
     places = np.linspace(0, len(with_objects) - 1, min(most, len(with_objects))).round().astype(np.int64)
     batches = [with_objects[places[first : first + BATCH]] for first in range(0, len(places), BATCH)]
     best = {}

@@ -33,7 +33,7 @@ from utils.distributed.groups import check_group_size
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
-from utils.structures import Batch, to_float
+from utils.structures import Batch, LossOutput, Targets, to_float
 
 LEAST_SEARCHED = 2_000  # batches in a run that are worth cuDNN's search for the fastest kernels, which takes 5 to 15 s
 
@@ -127,21 +127,26 @@ class TrainStep:
         device, settings = self.ctx.device, self.settings
         batch = batch.to(device)
         images = to_float(batch.images, device, self._image_dtype, channels_last=True)
-        with settings.compilation.forward(batch_images) if settings.compilation else nullcontext():
+        compilation = settings.compilation
+        with compilation.for_batch(images, batch_images) if compilation else nullcontext():
             raw = self.strategy.forward(images)
+            out = None if raw is None else self._loss(raw, images, batch.targets)
         if counters := [norm.num_batches_tracked for norm in self._norms if norm.training]:  # not of frozen ones
             torch._foreach_add_(counters, 1)
-        if raw is None:  # with --pipeline: the other process of the pair has the end of the model
+        if out is None:  # with --pipeline: the other process of the pair has the end of the model
             nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
             return self.scaler.scale(nothing[0]), nothing  # `unscale_` needs the scale that this makes
-        with settings.autocast(device):
-            teacher_maps = self.criterion.teacher_maps(images)
-        out = self.criterion(raw, batch.targets, teacher_maps)
         # DDP averages gradients over shards, but their sum is needed. Dividing by the images keeps float16 gradients in
         # range until the real normalizer is known, after the last shard; `_scale_and_clip` multiplies by them again.
         loss = out.total * (self.strategy.ddp_divides_by / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
+
+    def _loss(self, raw: list[Tensor], images: Tensor, targets: Targets) -> LossOutput:
+        """The loss of the raw maps of ``images``, with the teacher's maps of the same images if there is a teacher."""
+        with self.settings.autocast(self.ctx.device):
+            teacher_maps = self.criterion.teacher_maps(images)
+        return self.criterion(raw, targets, teacher_maps)
 
     def _scale_and_clip(self, normalizer: Tensor, num_images: int, samples: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
@@ -207,9 +212,16 @@ def build_step(
     pretrained: Mapping[str, Sequence[int]],
     plan: StepPlan,
     images: int,
+    has_regions: bool = False,
 ) -> TrainStep:
     """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled. ``pretrained``: `LoadedParameters.new_rows`. ``images``: of a whole global batch."""
+    compiled.
+
+    Args:
+        pretrained: `LoadedParameters.new_rows`.
+        images: of a whole global batch.
+        has_regions: whether batches may have regions to ignore (`Targets.ignore`).
+    """
     config, hyp = settings.config, settings.hyp
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
@@ -234,7 +246,7 @@ def build_step(
     compilation = None
     if config.compile:
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-        compilation = plan_compilation(config, ctx, images=images, shards=shards)
+        compilation = plan_compilation(config, ctx, images=images, shards=shards, has_regions=has_regions)
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
     searches = has_one_size and plan.total * plan.accumulate >= LEAST_SEARCHED
     step_settings = StepSettings(

@@ -7,6 +7,7 @@ P picked cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from models.assigners.task_aligned import CandidatePairs, TaskAlignedAssigner, list_pairs
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
-from models.losses.base import Criterion, IgnoredCells, LossSettings, canvas_targets, smooth_labels
+from models.losses.base import Criterion, IgnoredCells, LossSettings, canvas_targets, smooth_labels, with_empty_regions
 from utils.boxes import iou
 from utils.structures import LossOutput, Targets
 
@@ -50,20 +51,38 @@ class AnchorFreeLoss(Criterion):
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, one_to_one=settings.one_to_one)
         self._compiled_terms: Callable[..., LossOutput] | None = None
+        self._has_regions = False  # whether the compiled terms always get regions to ignore; see `compile_terms`
 
-    def compile_terms(self) -> None:
+    def compile_terms(self, *, has_regions: bool = False) -> None:
+        """See `Criterion.compile_terms`. With and without regions are two versions: where batches may have regions, the
+        others get empty ones."""
         self._compiled_terms = torch.compile(self._terms, dynamic=True)
+        self._has_regions = has_regions
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w), one per level."""
-        sizes = raw[0].shape[0], targets.max_targets
-        pairs = list_pairs(targets.on_host, *sizes, grid_shapes(raw), self.strides, raw[0].device)
+        images = raw[0].shape[0]
+        is_compiled = self._runs_compiled(targets)
+        if is_compiled and self._has_regions:
+            targets = replace(targets, ignore=with_empty_regions(targets.ignore, images, 2))
+        pairs = list_pairs(targets.on_host, images, targets.max_targets, grid_shapes(raw), self.strides, raw[0].device)
         ignored = self.ignored_cells(raw, targets)
-        is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
-        terms = self._compiled_terms if is_compiled else self._terms
-        return terms(raw, targets.rows, targets.max_targets, pairs, ignored, teacher_maps)
+        arguments = (raw, targets.rows, targets.max_targets, pairs, ignored, teacher_maps)
+        if not is_compiled:
+            return self._terms(*arguments)
+        # Sizes that are equal in the first batch would be taken for one, and other batches would need another version.
+        for level in raw:
+            torch._dynamo.maybe_mark_dynamic(level, [2, 3])
+        for tensor in (targets.rows, *(ignored or ())):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._compiled_terms(*arguments)
+
+    def _runs_compiled(self, targets: Targets) -> bool:
+        """Whether the compiled terms, which are for training and for two targets or more, take ``targets``: torch
+        compiles a version of its own for a tensor with one row, and another for one without."""
+        return self._compiled_terms is not None and torch.is_grad_enabled() and len(targets.rows) > 1
 
     def _terms(
         self,

@@ -76,9 +76,9 @@ class Criterion(nn.Module):
         parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
         return LossOutput(sum(parts), normalizer, torch.stack(parts).detach())
 
-    def compile_terms(self) -> None:
+    def compile_terms(self, *, has_regions: bool = False) -> None:
         """Compiles what training, not validation, computes on the device, for all sizes at once. By default nothing is
-        compiled."""
+        compiled. ``has_regions``: whether batches may have regions to ignore."""
 
     def set_closing(self, closing: bool) -> None:
         """Called with True in the last epochs, which have no mosaic: a loss may then refine its boxes."""
@@ -98,9 +98,9 @@ class DualAssignmentLoss(Criterion):
         self.many, self.one, self.gain = many, one, gain
         self.names = (*many.names, *(f"{name}_one" for name in one.names))
 
-    def compile_terms(self) -> None:
-        self.many.compile_terms()
-        self.one.compile_terms()
+    def compile_terms(self, *, has_regions: bool = False) -> None:
+        self.many.compile_terms(has_regions=has_regions)
+        self.one.compile_terms(has_regions=has_regions)
 
     def set_closing(self, closing: bool) -> None:
         self.many.set_closing(closing)
@@ -156,6 +156,19 @@ def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[i
     points = (centers * sizes)[:, None]
     inside = ((points >= low) & (points <= high)).all(-1)  # (I, N, regions of an image)
     return IgnoredCells(numbers, inside.float() @ members > 0)
+
+
+def with_empty_regions(ignore: np.ndarray | None, images: int, least: int) -> np.ndarray:
+    """``ignore``, (R, 6) as in `Targets`, with regions of no cell in further images, so that at least ``least`` of the
+    ``images`` have a region, or all of them."""
+    ignore = np.zeros((0, 6), np.float32) if ignore is None else ignore
+    present = np.unique(ignore[:, 0])
+    absent = np.setdiff1d(np.arange(images), present)[: max(least - len(present), 0)]
+    empty = np.zeros((len(absent), 6), np.float32)
+    empty[:, 0] = absent
+    empty[:, 1:] = -1, -1, -1, 0, 0  # all classes, a point outside of the canvas
+    added = np.concatenate([ignore, empty])
+    return added[added[:, 0].argsort(kind="stable")]
 
 
 def class_weights(counts: np.ndarray, power: float) -> Tensor:

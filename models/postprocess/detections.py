@@ -6,6 +6,8 @@ Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +20,9 @@ from utils.errors import UserError
 from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
+DEFAULT_CONFIDENCE = 0.25  # threshold of detection where no better one is known
+# The names of what a validation selects from the same boxes, see `select_for_validation`.
+SELECTIONS = SCORED, SHOWN, PLAIN = "scored", "shown", "plain"
 MAX_DETECTIONS = 300  # an image, unless the user sets another number
 MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
 _VOTED_ON = 300  # kept boxes of an image, the best before voting; later ones stay as they are, whatever max_det is
@@ -70,32 +75,90 @@ def select_detections(
     return _fill_slots(kept, scores.shape[0], conf_thres, max_det)
 
 
-def detections_to_score(
-    model: nn.Module,
-    raw: list[Tensor],
-    *,
-    conf_thres: float = 0.001,
-    iou_thres: float | None = None,
-    max_det: int = MAX_DETECTIONS,
-    single_cls: bool = False,
-    classes: Sequence[int] | None = None,
-    box_voting: bool = True,
-) -> Detections:
-    """The detections of a detector's raw maps for validation; the default thresholds keep nearly the whole PR curve.
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings:
+    """How a validation selects detections. The default confidence keeps nearly the whole PR curve."""
 
-    ``model`` has ``decode`` and ``nms_iou``, as a `Detector`; ``iou_thres`` None: that. With ``single_cls`` all classes
-    count as one. ``classes``: numbers of the model's classes that are detected, numbered anew in this order; None: all.
+    conf_thres: float = 0.001
+    iou_thres: float | None = None  # None: that of the model to score detections, that of detection to show them
+    max_det: int = MAX_DETECTIONS
+    single_cls: bool = False  # all classes count as one
+    classes: Sequence[int] | None = None  # of the model that are detected, numbered anew in this order; None: all
+    box_voting: bool = True
+
+
+def detections_to_score(
+    model: nn.Module, raw: list[Tensor], settings: ValidationSettings = ValidationSettings()
+) -> Detections:
+    """The detections of a detector's raw maps whose AP is computed. ``model`` has ``decode`` and ``nms_iou``, as a
+    `Detector`."""
+    boxes, scores = model.decode(raw)
+    iou_thres = iou_of_selections(model.nms_iou, settings)[SCORED]
+    return _select_classes(
+        boxes, scores, settings, iou_thres=iou_thres, multi_label=True, box_voting=settings.box_voting
+    )
+
+
+def select_for_validation(
+    model: nn.Module, raw: list[Tensor], settings: ValidationSettings = ValidationSettings()
+) -> dict[str, Detections]:
+    """The detections of a detector's raw maps for validation, by name:
+
+    - `SCORED`: `detections_to_score`.
+    - `SHOWN`: those that detection finds in the same boxes, for its threshold and what becomes of its detections.
+    - `PLAIN`: the same without box voting, for the threshold of those who have none.
+
+    ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
     """
     boxes, scores = model.decode(raw)
-    if single_cls:
+    ious = iou_of_selections(model.nms_iou, settings)
+    select = partial(_select_classes, boxes, scores, settings)
+    found = {
+        SCORED: select(iou_thres=ious[SCORED], multi_label=True, box_voting=settings.box_voting),
+        SHOWN: select(iou_thres=ious[SHOWN], multi_label=False, box_voting=settings.box_voting),
+    }
+    if settings.box_voting and ious[PLAIN] is not None:
+        found[PLAIN] = select(iou_thres=ious[PLAIN], multi_label=False, box_voting=False)
+    else:
+        found[PLAIN] = found[SHOWN]
+    return found
+
+
+def iou_of_selections(nms_iou: float | None, settings: ValidationSettings) -> dict[str, float | None]:
+    """The overlap from which NMS suppresses a box in each selection of a validation; None: no NMS. ``nms_iou``: of the
+    model."""
+    if settings.iou_thres is not None:
+        return dict.fromkeys(SELECTIONS, settings.iou_thres)
+    return {SCORED: nms_iou, SHOWN: detection_iou(nms_iou), PLAIN: detection_iou(nms_iou)}
+
+
+def detection_iou(nms_iou: float | None) -> float | None:
+    """The overlap from which NMS suppresses a box in detection, unless the user sets another one; None: no NMS.
+    ``nms_iou``: of the model in validation."""
+    return None if nms_iou is None else DETECTION_IOU
+
+
+def _select_classes(
+    boxes: Tensor,
+    scores: Tensor,
+    settings: ValidationSettings,
+    *,
+    iou_thres: float | None,
+    multi_label: bool,
+    box_voting: bool,
+) -> Detections:
+    """`select_detections` from decoded boxes and scores, of the classes that ``settings`` ask for."""
+    classes = settings.classes
+    if settings.single_cls:
         scores = (scores if classes is None else scores[..., classes]).amax(-1, keepdim=True)
         classes = None
     found = select_detections(
         boxes,
         scores,
-        conf_thres=conf_thres,
-        iou_thres=model.nms_iou if iou_thres is None else iou_thres,
-        max_det=max_det,
+        conf_thres=settings.conf_thres,
+        iou_thres=iou_thres,
+        max_det=settings.max_det,
+        multi_label=multi_label,
         classes=classes,
         box_voting=box_voting,
     )

@@ -6,7 +6,7 @@ pixels of the canvas, which is the image, padded right and below where it is sma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -18,19 +18,22 @@ from models.postprocess.tiles import Tiles
 from utils.boxes import tile_windows
 from utils.structures import GRAY, Detections, DetectionTable
 
-Find = Callable[[nn.Module, list[Tensor]], Detections]
+Find = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
+PARTS = len(Detections._fields)  # tensors of a selection
 
 
 class TiledDetector(nn.Module):
     """Finds the objects of one large image at a time.
 
     Args:
-        find: maps ``detector`` and its raw maps (float32) to detections in pixels of its input.
+        find: maps ``detector`` and its raw maps (float32) to detections in pixels of its input: one or several
+            selections of the same boxes, by name.
         stride: which the sides of the detector's input must be multiples of.
         imgsz: the longer side to which the whole image is scaled down, pixels.
         batch: views that the detector sees at a time.
         input_hw: the only size that the detector takes; None: any multiple of ``stride``.
-        iou_thres, max_det, agnostic: see `stitch_views`.
+        iou_thres: by the names of ``find``, see `stitch_views`.
+        max_det, agnostic: see `stitch_views`.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class TiledDetector(nn.Module):
         imgsz: int,
         batch: int,
         input_hw: tuple[int, int] | None = None,
-        iou_thres: float | None,
+        iou_thres: Mapping[str, float | None],
         max_det: int,
         agnostic: bool = False,
     ) -> None:
@@ -51,55 +54,62 @@ class TiledDetector(nn.Module):
         self.detector = detector
         self._find, self._stride, self._batch, self._input_hw = find, stride, batch, input_hw
         self._tiles, self._imgsz = tiles, imgsz
-        self._options = {"iou_thres": iou_thres, "max_det": max_det, "agnostic": agnostic}
+        self._iou_thres = dict(iou_thres)
+        self._options = {"max_det": max_det, "agnostic": agnostic}
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """An image float (1, 3, H, W) in [0, 1] to what `stitch` takes: all views' boxes (T, K, 4), scores (T, K),
-        classes (T, K), counts (T,) and windows (T, 4)."""
+        """An image float (1, 3, H, W) in [0, 1] to what `stitch` takes: all views' windows (T, 4), and for each
+        selection their boxes (T, K, 4), scores (T, K), classes (T, K) and counts (T,)."""
         height, width = images.shape[2:]
         padding = (0, max(self._tiles.size - width, 0), 0, max(self._tiles.size - height, 0))
         images = pad(images, padding, value=GRAY / 255) if any(padding) else images
         canvas_hw = images.shape[2:]
         windows = tile_windows(canvas_hw, self._tiles.size, self._tiles.overlap)
-        found = [
-            self._detect_tiles(
-                torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in windows[start:][: self._batch]])
-            )
-            for start in range(0, len(windows), self._batch)
-        ]
         corners = torch.tensor(windows, dtype=torch.float32, device=images.device)
-        boxes, scores, classes, counts = (torch.cat(parts) for parts in zip(*found))
-        boxes = boxes + corners[:, None, :2].repeat(1, 1, 2)
-        views = Detections(boxes, scores, classes, counts)
+        views = []
+        for start in range(0, len(windows), self._batch):
+            part = windows[start : start + self._batch]
+            found = self._detect_tiles(torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in part]))
+            origin = corners[start : start + self._batch, None, :2].repeat(1, 1, 2)
+            views.append({name: d._replace(boxes_xyxy=d.boxes_xyxy + origin) for name, d in found.items()})
         if self._tiles.full_image and len(windows) > 1:
-            views = Detections(*(torch.cat(parts) for parts in zip(views, self._detect_reduced(images))))
+            views.append(self._detect_reduced(images))
             whole = corners.new_tensor([[0, 0, canvas_hw[1], canvas_hw[0]]])
             corners = torch.cat((corners, whole))
-        return [*views, corners]
+        joined = [corners]
+        for name in self._iou_thres:
+            joined += [torch.cat(parts) for parts in zip(*(view[name] for view in views))]
+        return joined
 
-    def stitch(self, raw: list[Tensor]) -> Detections:
-        """The image's detections on the host, B = 1, from what `forward` returns, which may have been converted to
-        float."""
-        boxes, scores, classes, counts, windows = (t.cpu().numpy() for t in raw)
-        view, slot = np.nonzero(np.arange(scores.shape[1]) < counts[:, None])
-        found = DetectionTable(view, boxes[view, slot], scores[view, slot], classes[view, slot].astype(np.int64))
-        joined = stitch_views(found, windows, **self._options)
-        columns = (torch.from_numpy(t)[None] for t in (joined.boxes_xyxy_px, joined.scores, joined.classes))
-        return Detections(*columns, torch.tensor([len(joined.scores)]))
+    def stitch(self, raw: list[Tensor]) -> dict[str, Detections]:
+        """The image's detections on the host, B = 1, by selection, from what `forward` returns, which may have been
+        converted to float."""
+        windows, *parts = (t.cpu().numpy() for t in raw)
+        found = {}
+        for number, (name, iou_thres) in enumerate(self._iou_thres.items()):
+            boxes, scores, classes, counts = parts[number * PARTS : (number + 1) * PARTS]
+            view, slot = np.nonzero(np.arange(scores.shape[1]) < counts[:, None])
+            table = DetectionTable(view, boxes[view, slot], scores[view, slot], classes[view, slot].astype(np.int64))
+            joined = stitch_views(table, windows, iou_thres=iou_thres, **self._options)
+            columns = (torch.from_numpy(t)[None] for t in (joined.boxes_xyxy_px, joined.scores, joined.classes))
+            found[name] = Detections(*columns, torch.tensor([len(joined.scores)]))
+        return found
 
-    def _detect_tiles(self, tiles: Tensor) -> Detections:
+    def _detect_tiles(self, tiles: Tensor) -> dict[str, Detections]:
         size = self._imgsz if self._tiles.scaled else self._tiles.size
         if size == self._tiles.size:
             return self._detect(tiles)
         found = self._detect(interpolate(tiles, (size, size), mode="bilinear"))
-        return found._replace(boxes_xyxy=found.boxes_xyxy * (self._tiles.size / size))
+        gain = self._tiles.size / size
+        return {name: d._replace(boxes_xyxy=d.boxes_xyxy * gain) for name, d in found.items()}
 
-    def _detect(self, inputs: Tensor) -> Detections:
+    def _detect(self, inputs: Tensor) -> dict[str, Detections]:
         raw = self.detector(inputs)
         with torch.autocast(inputs.device.type, enabled=False):
             return self._find(self.detector, [level.float() for level in raw])
 
-    def _detect_reduced(self, images: Tensor) -> Detections:
+    def _detect_reduced(self, images: Tensor) -> dict[str, Detections]:
+        """Detections in the whole image, scaled down, in its pixels."""
         height, width = images.shape[2:]
         limit_hw = self._input_hw or (self._imgsz, self._imgsz)
         gain = min(limit_hw[0] / height, limit_hw[1] / width, 1.0)
@@ -107,6 +117,6 @@ class TiledDetector(nn.Module):
         small = interpolate(images, small_hw, mode="bilinear", antialias=gain < 1)
         input_hw = self._input_hw or tuple(-(-side // self._stride) * self._stride for side in small_hw)
         padding = (0, input_hw[1] - small_hw[1], 0, input_hw[0] - small_hw[0])
-        boxes, scores, classes, counts = self._detect(pad(small, padding, value=GRAY / 255))
-        gains = boxes.new_tensor([width / small_hw[1], height / small_hw[0]]).repeat(2)
-        return Detections(boxes * gains, scores, classes, counts)
+        found = self._detect(pad(small, padding, value=GRAY / 255))
+        gains = images.new_tensor([width / small_hw[1], height / small_hw[0]]).repeat(2)
+        return {name: d._replace(boxes_xyxy=d.boxes_xyxy * gains) for name, d in found.items()}

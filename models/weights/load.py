@@ -6,7 +6,7 @@ The model of a foreign file is recognized: its family and size by tensor names a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,33 @@ def recognize(stored: StoredWeights) -> tuple[ModelSpec, int]:
 
 
 def model_of(stored: StoredWeights) -> dict[str, Any]:
-    """The spec of the model that the weights belong to, for `build_detector`."""
-    return stored.content["model_spec"] if stored.is_ours else recognize(stored)[0].plain
+    """The spec of the model that the weights belong to, for `build_detector`. Raises UserError if they do not fit."""
+    if not stored.is_ours:
+        return recognize(stored)[0].plain
+    spec = stored.content["model_spec"]
+    check_shapes(stored.path, spec, stored.names or (), stored.shapes)
+    return spec
+
+
+def check_shapes(
+    path: Path, spec: dict[str, Any], names: Sequence[str], shapes: Mapping[str, torch.Size], strides: Any = None
+) -> None:
+    """Raises UserError unless the file ``path`` has weights of the ``shapes``, and if given the ``strides``, that its
+    model has. Needs no memory for the model: a file may describe one that is far larger than its weights."""
+    with errors_of(path):
+        if not names:
+            raise UserError("a detector needs at least one class, got 0")
+        model = build_on_meta(load_spec(spec), len(names), names)
+    wanted = shapes_of(model.state_dict())
+    found = dict(shapes)
+    if strides is not None:
+        wanted["strides"] = model.strides
+        found["strides"] = strides
+    for name in [*wanted, *found]:
+        if wanted.get(name) != found.get(name):
+            expected, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
+            problem = f"{name}: the model has {expected}, the file {has}"
+            raise UserError(f"{path}: its weights do not fit its model ({problem})")
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
@@ -110,21 +135,15 @@ def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
 def detector_of(stored: StoredWeights) -> Detector:
     """The detector with the stored weights, in eval mode. Raises UserError as `load_detector` does."""
     if stored.is_ours:
+        spec = stored.content["model_spec"]
         names = stored.names or ()
-        with errors_of(stored.path):
-            detector = build_detector(stored.content["model_spec"], len(names), names=names)
+        num_classes = len(names)
     else:
-        spec, num_classes = recognize(stored)
-        names = names_for(num_classes, stored.names, stored.path)
-        detector = build_detector(spec.plain, num_classes, names=names)
-    wanted, found = shapes_of(detector.state_dict()), stored.shapes
-    if stored.strides is not None:
-        wanted, found = wanted | {"strides": detector.strides}, found | {"strides": stored.strides}
-    for name in [*wanted, *found]:
-        if wanted.get(name) != found.get(name):
-            expected, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
-            problem = f"{name}: the model has {expected}, the file {has}"
-            raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
+        recognized, num_classes = recognize(stored)
+        spec = recognized.plain
+        names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
+    check_shapes(stored.path, spec, names, stored.shapes, stored.strides)
+    detector = build_detector(spec, num_classes, names=names)
     # Counters may be missing, and are not used.
     detector.load_state_dict({name: stored.tensors[name] for name in stored.shapes}, strict=False)
     return detector.eval()

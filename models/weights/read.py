@@ -1,6 +1,6 @@
 """Reads the weights of checkpoint files: ours, public ones of other trainers, and safetensors.
 
-Foreign files are read as inert data (safe_torch_file.py).
+All are read as inert data (utils/files/torch_file.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from models.weights.layouts import to_public_names, usual_image_size
-from models.weights.safe_torch_file import ForeignFile, Record, is_module
+from models.weights.safe_torch_file import ForeignFile, is_module
 from utils.errors import UserError
-from utils.files.checkpoint_file import FORMAT, VERSION, is_safetensors, read_checkpoint, read_safetensors
+from utils.files.checkpoint_file import FORMAT, VERSION, checkpoint_in, is_safetensors, read_safetensors
 from utils.files.schema import check
+from utils.files.torch_file import Record
 from utils.strings import counted
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
@@ -74,12 +75,13 @@ def read_weights(path: str | Path) -> StoredWeights:
         return _read_safetensors(path)
     with ForeignFile(path) as file:
         if isinstance(file.content, dict) and file.content.get("format") == FORMAT:
-            return _read_own(path)
+            return _read_own(file)
         return _read_foreign(file)
 
 
-def _read_own(path: Path) -> StoredWeights:
-    content = read_checkpoint(path)
+def _read_own(file: ForeignFile) -> StoredWeights:
+    content = checkpoint_in(file)
+    path = file.path
     weights = content.get("ema") or content.get("model")  # best.pt has EMA weights alone
     missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)] + ["weights"] * (not weights)
     if missing:
@@ -156,9 +158,9 @@ def _activation(file: ForeignFile, module: Any) -> str | None:
     found = set()
     for _, part in file.modules(module):
         act = part.get("_modules").get("act")
-        if isinstance(act, Record) and act.name != "Identity":
+        if isinstance(act, Record) and act.kind.name != "Identity":
             slope = act.get("negative_slope")
-            found.add(f"nn.{act.name}({slope if isinstance(slope, float) else ''})")
+            found.add(f"nn.{act.kind.name}({slope if isinstance(slope, float) else ''})")
     if len(found) > 1:
         raise UserError(f"{file.path}: its convolutions have different activations ({', '.join(sorted(found))})")
     return found.pop() if found else None

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from argparse import Namespace
+from collections import Counter
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
-from benchmarks.speed import turns
+from benchmarks.speed import our_side, step, turns
 from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.report import Comparison
+from benchmarks.speed.training_step import build_step
 from data.index.files import list_split
 from data.spec.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import write_predictions
 from tests.helpers.scoring import random_case
-from tests.helpers.tiny import write_dataset
+from tests.helpers.tiny import TINY_MODEL, write_dataset
 
 pytestmark = pytest.mark.benchmarks
 SIDE = """
@@ -64,3 +71,141 @@ def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_c
     rows = [row | {"category_id": row["category_id"] - 1 + first_class} for row in json.loads(path.read_text())]
     path.write_text(json.dumps(rows))
     assert average_precision(path, gt, classes) == pytest.approx(score_detections(gt, table, classes).ap, abs=1e-9)
+
+
+@pytest.mark.parametrize("images", [0, 16, 64])
+def test_a_timed_step_searches_kernels_for_its_own_batch_size(images):
+    """0: no search."""
+    assert build_step(TINY_MODEL, images=images, classes=3).settings.benchmark_images == images
+
+
+@pytest.mark.parametrize(("is_short", "searched"), [(False, 64), (True, 0)])
+def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_short, searched):
+    options = Namespace(device="cpu", amp="off", compile=False, short_run=is_short)
+    timed = our_side.build_timed_step(options, TINY_MODEL, 64, "SGD")
+    assert timed.settings.benchmark_images == searched
+
+
+class PeerModel(nn.Module):
+    """Stands in for Ultralytics' ``DetectionModel``."""
+
+    def __init__(self, name: str, nc: int, verbose: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.moves: list[tuple] = []
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> nn.Module:
+        self.moves.append((device.type, memory_format))
+        return self
+
+    def forward(self, batch: dict) -> tuple:
+        return self.conv(batch["img"]).mean(), None
+
+
+@pytest.fixture
+def peer(monkeypatch):
+    """Our program for the peer's environment, in one where a few names of Ultralytics exist. Attributes: ``side``, the
+    program; ``models``, those that it builds; ``calls``, how often it calls what, by name."""
+    calls, models, trainer = Counter(), [], SimpleNamespace(check_amp=None)
+
+    def build(*args, **options) -> PeerModel:
+        models.append(PeerModel(*args, **options))
+        return models[-1]
+
+    def train(**settings) -> None:
+        calls["train"] += 1
+        calls["check_amp"] += trainer.check_amp("a model") is True
+
+    def init_seeds(seed: int, *, deterministic: bool) -> None:
+        calls["deterministic"] += deterministic
+
+    ema = SimpleNamespace(update=lambda model: calls.update(["ema"]))
+    contents = {
+        "ultralytics": {"YOLO": lambda name: SimpleNamespace(train=train)},
+        "ultralytics.engine": {"trainer": trainer},
+        "ultralytics.nn.tasks": {"DetectionModel": build},
+        "ultralytics.utils": {"DEFAULT_CFG": None},
+        "ultralytics.utils.torch_utils": {"ModelEMA": lambda model: ema, "init_seeds": init_seeds},
+    }
+    for name in (*contents, "ultralytics.nn"):
+        module = ModuleType(name)
+        vars(module).update(contents.get(name, {}))
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.syspath_prepend(str(turns.PEER_SIDE.parent))
+    return SimpleNamespace(side=importlib.import_module("ultralytics_side"), models=models, calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("cuda", torch.channels_last), ("cpu", torch.contiguous_format)], ids=["GPU", "CPU"]
+)
+def test_the_peers_model_has_the_memory_layout_of_its_trainer(peer, monkeypatch, kind, layout):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: None)
+    peer.side.build_update("yolov8n.yaml", 2, 32, torch.device(kind))
+    assert peer.models[0].moves == [(kind, layout)]
+
+
+@pytest.mark.parametrize(("images", "batches"), [(2, 32), (16, 4), (64, 1), (256, 1)])
+def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch, images, batches):
+    assert peer.side.batches_per_update(images) == batches
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda conv, x: peer.calls.update(["forward"]) or conv.weight)
+    peer.side.build_update("yolov8n.yaml", images, 32, torch.device("cpu"))()
+    assert (peer.calls["forward"], peer.calls["ema"]) == (batches, 1)
+
+
+def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch):
+    """As its trainer's, which does not let cuDNN search for the fastest kernels either."""
+    turn = []
+    monkeypatch.setattr(peer.side, "take_turns", lambda measure: turn.append(measure("yolov8n.yaml", 16)))
+    monkeypatch.setattr(peer.side, "seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
+    peer.side.step_turns(Namespace(threads=0, device="cpu", imgsz=32, steps=20))
+    assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
+    assert peer.calls["deterministic"] == 1
+    assert not torch.backends.cudnn.benchmark
+
+
+class StandingSides:
+    """Stands in for `benchmarks.speed.step.Sides`: turns of known length, of ours and of the peer."""
+
+    def __init__(self, ours: dict, peer: dict) -> None:
+        self.turns = {"auto": ours, step.PEER: peer}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.turns
+
+    def measure(self, name: str, **arguments: object) -> dict:
+        return self.turns[name]
+
+
+@pytest.mark.parametrize(("updates", "note"), [(4, " (peer: an update in 4 batches)"), (1, "")])
+def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
+    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
+    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
+    rows, errors = step.compare(options, sides, "yolov8n", 16)
+    assert errors == []
+    assert [row.what for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
+    assert [row.advantage for row in rows] == [2.0, 2.0]
+
+
+def test_a_peer_that_fails_leaves_our_figures():
+    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
+    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
+    rows, errors = step.compare(options, sides, "yolov8n", 16)
+    assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
+    assert [row.advantage for row in rows] == [None, None]
+
+
+def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):
+    names = ("data", "imgsz", "batch_size", "workers", "device", "epochs", "project")
+    settings = dict.fromkeys(names, 1) | {"model": "yolov8n.yaml", "cache": "ram", "no_val": True, "set": []}
+    peer.side.train_one(Namespace(**settings))
+    assert (peer.calls["train"], peer.calls["check_amp"]) == (1, 1)
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_the_peer_is_imported_without_polars(peer, monkeypatch, is_installed):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: is_installed or None)
+    monkeypatch.setenv("YOLO_OFFLINE", "")
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "polars"})
+    peer.side.prepare_import()
+    assert ("polars" in sys.modules) != is_installed

@@ -16,6 +16,7 @@ from data.dataset import LoadImagesAndLabels
 from data.index.load import load_index
 from data.loading.augmented import AugmentedImages
 from data.loading.build import build_train_loader, build_val_loader
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
@@ -133,7 +134,7 @@ def batches_of(monkeypatch, tmp_path):
         found = [loader.renderer(batch) if loader.renderer else batch for batch in islice(loader, 2)]
         found = [replace(batch, images=batch.images.clone()) for batch in found]
         loader.close()
-        return [*found, next(iter(build_val_loader(ctx, config, Spec(), stride=32)))]
+        return [*found, next(iter(build_val_loader(ctx, config, Spec(), CanvasRule(config.imgsz, 32))))]
 
     return batches
 

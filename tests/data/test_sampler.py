@@ -14,6 +14,7 @@ import pytest
 
 from data.dataset import LoadImagesAndLabels
 from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
+from data.render.letterbox import CanvasRule
 from data.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes
 from utils.distributed.context import shard_bounds
 from utils.structures import LabelArrays
@@ -215,21 +216,38 @@ def test_multi_scale_draws_one_size_per_batch_within_range():
     assert len(sides) >= 9
 
 
-@pytest.mark.parametrize("rect", [False, True])
-def test_a_validation_has_each_image_once(rect):
-    requests = LoadImagesAndLabels(SimpleNamespace(image_hw=IMAGE_HW), imgsz=320).requests(8, 32, rect=rect)
-    assert [len(r.keys) for r in requests] == [8] * 6 + [5]
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("rule", [{}, {"is_square": True}, {"fixed_hw": (192, 320)}])
+def test_a_validation_has_each_image_once_and_the_canvas_of_an_image_is_its_own(rule, world):
+    canvases = CanvasRule(320, 32, **rule)
+    samples = LoadImagesAndLabels(SimpleNamespace(image_hw=IMAGE_HW), imgsz=320)
+    requests = [r for rank in range(world) for r in samples.requests(8, canvases, rank=rank, world_size=world)]
     assert sorted(k.index for r in requests for k in r.keys) == list(range(53))
+    for request in requests:
+        assert 1 <= len(request.keys) <= 8
+        for key in request.keys:
+            assert key.canvas_hw == request.canvas_hw == canvases.canvas_hw(IMAGE_HW[key.index].tolist())
+    one_by_one = samples.requests(1, canvases)
+    assert {(k.index, k.canvas_hw) for r in one_by_one for k in r.keys} == {
+        (k.index, k.canvas_hw) for r in requests for k in r.keys
+    }
     nothing = SimpleNamespace(image_hw=np.zeros((0, 2), int))
-    assert LoadImagesAndLabels(nothing, imgsz=320).requests(8, 32, rect=rect) == []
+    assert LoadImagesAndLabels(nothing, imgsz=320).requests(8, canvases) == []
+
+
+def test_the_most_frequent_canvas_of_a_validation_comes_first():
+    """Its first batch is pictured."""
+    image_hw = np.array([(100, 200), (100, 100), (200, 100), (101, 101), (300, 300)])
+    samples = LoadImagesAndLabels(SimpleNamespace(image_hw=image_hw), imgsz=320)
+    requests = samples.requests(2, CanvasRule(320, 32))
+    assert [[k.index for k in r.keys] for r in requests] == [[1, 3], [4], [0], [2]]
 
 
 def test_rect_shapes_follow_the_convention():
-    def shape(low, high, pad=0.5):
-        return rect_shapes(np.array([low]), np.array([high]), 640, 32, pad)[0].tolist()
+    def shape(low, high):
+        return rect_shapes(np.array([low]), np.array([high]), 640, 32)[0].tolist()
 
-    assert shape(0.75, 0.75) == [512, 672]
-    assert shape(0.5, 0.75) == [512, 672]
-    assert shape(4 / 3, 2.0) == [672, 512]
-    assert shape(0.75, 4 / 3) == [672, 672]
-    assert shape(0.75, 0.75, pad=0) == [480, 640]
+    assert shape(0.75, 0.75) == [480, 640]
+    assert shape(0.5, 0.75) == [480, 640]
+    assert shape(4 / 3, 2.0) == [640, 480]
+    assert shape(0.75, 4 / 3) == [640, 640]

@@ -16,6 +16,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.helpers.documents import ROOT, Command, commands, documents
+from utils.config.flags import Parser
 from utils.program import COMMANDS
 
 PAGES = documents()
@@ -46,8 +47,8 @@ class Acceptance:
             if hasattr(module, "parse_config"):
                 patch.setattr(module, "parse_config", _stopping(module.parse_config))
             else:
-                parse_args = argparse.ArgumentParser.parse_args
-                patch.setattr(argparse.ArgumentParser, "parse_args", _stopping(parse_args))
+                for parser in (argparse.ArgumentParser, Parser):
+                    patch.setattr(parser, "parse_args", _stopping(parser.parse_args))
             with pytest.raises(Parsed):
                 module.main()
 

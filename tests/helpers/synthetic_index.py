@@ -15,7 +15,7 @@ from data.cache.decoding import Decoding
 from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.ram import RamCache, open_ram_cache
 from data.index.index import DatasetIndex
-from data.labels.findings import ScanReport
+from data.labels.report import ScanReport
 from utils.strings import FlatStrings
 from utils.structures import SampleKey
 
@@ -46,6 +46,7 @@ def index_of(
         root=Path("/"),
         paths=FlatStrings.of(os.fspath(p) for p in paths),
         image_hw=np.asarray(image_hw, np.int32).reshape(-1, 2),
+        incomplete=np.zeros(len(offsets) - 1, bool),
         offsets=offsets,
         boxes_xywh_px=boxes_xywh_px,
         classes=np.asarray(classes, np.int32),

@@ -101,9 +101,10 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
     boxes = torch.rand(images, targets_per_image, 4, generator=generator) * 0.3 + torch.tensor([0.3, 0.3, 0.2, 0.2])
     classes = torch.randint(0, 2, (images, targets_per_image, 1), generator=generator).float()
     number = torch.arange(images).float()[:, None, None].expand(-1, targets_per_image, 1)
+    rows = torch.cat([number, classes, boxes], -1).reshape(-1, 6).clone()  # no view: `collate` makes none, either
     return Batch(
         images=pixels,
-        targets=Targets(torch.cat([number, classes, boxes], -1).reshape(-1, 6), (targets_per_image,) * images),
+        targets=Targets(rows, (targets_per_image,) * images),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), size, dtype=torch.int32),
         letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),

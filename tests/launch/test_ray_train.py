@@ -43,7 +43,7 @@ def test_flags_that_cannot_be(capsys, flags, message):
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray(capsys):
-    assert 'error: Ray is not installed: pip install "ray[default,train]"' in error_of(capsys, ray_train.main)
+    assert 'is not installed; pip install "ray[default,train]", or start train.py' in error_of(capsys, ray_train.main)
 
 
 @pytest.mark.slow

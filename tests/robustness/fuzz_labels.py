@@ -30,6 +30,7 @@ class Row(NamedTuple):
     x2: float
     y2: float
     crowd: bool = False
+    points: tuple[float, ...] = ()  # of a polygon: another one with the same box is another object
 
 
 class Reading(NamedTuple):
@@ -37,6 +38,7 @@ class Reading(NamedTuple):
 
     rows: list[Row]
     must_tell: bool  # something in it is invalid
+    in_pixels: bool = False  # a box within the first pixel may be one of fractions
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -69,7 +71,8 @@ def strict_yolo(data: bytes, height: int, width: int) -> Reading:
         else:
             corners = (min(values[1::2]), min(values[2::2]), max(values[1::2]), max(values[2::2]))
         x1, y1, x2, y2 = corners
-        rows.append(Row(int(values[0]), x1 * width, y1 * height, x2 * width, y2 * height))
+        points = () if count == 5 else tuple(values[1:])
+        rows.append(Row(int(values[0]), x1 * width, y1 * height, x2 * width, y2 * height, points=points))
     return Reading(rows, must_tell)
 
 
@@ -91,7 +94,7 @@ def strict_voc(data: bytes) -> Reading:
             must_tell = True
         else:
             rows.append(Row(NAMES.index(name), *numbers))
-    return Reading(rows, must_tell)
+    return Reading(rows, must_tell, in_pixels=True)
 
 
 class OddJsonError(Exception):
@@ -124,12 +127,12 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
     odd: set[str] = set()
     astray = False
     for a in annotations:
-        image_id = a.get("image_id") if isinstance(a, dict) else None
+        image_id = _number_of(a.get("image_id")) if isinstance(a, dict) else None
         name = images.get((type(image_id), image_id)) if type(image_id) in (int, str) else None
         if name is None:
             astray = True
             continue
-        box, category, crowd = a.get("bbox"), a.get("category_id"), a.get("iscrowd", 0)
+        box, category, crowd = a.get("bbox"), _number_of(a.get("category_id")), a.get("iscrowd", 0)
         good = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)
         good = good and all(abs(v) < 1e300 for v in box) and type(category) is int  # also where it is nan
         if not good or categories.get(category) not in NAMES or crowd not in (0, 1, None):
@@ -137,7 +140,16 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
             continue
         x, y, w, h = box
         found[name].append(Row(NAMES.index(categories[category]), x, y, x + w, y + h, bool(crowd)))
-    return {name: Reading(rows, astray or name in odd) for name, rows in found.items()}
+    return {name: Reading(rows, astray or name in odd, in_pixels=True) for name, rows in found.items()}
+
+
+def _number_of(value: Any) -> Any:
+    """A whole float, or the text of a whole number, as that number: ids of images are numbers here."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is str and re.fullmatch(r"-?\d{1,18}(\.0*)?", value, re.ASCII):
+        return int(value.split(".")[0])
+    return value
 
 
 def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: str) -> str:
@@ -159,13 +171,19 @@ def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: 
     seen: set[Row] = set()
     for row in reading.rows:
         sides = (width, height, width, height)
+        in_order = row._replace(
+            x1=min(row.x1, row.x2), y1=min(row.y1, row.y2), x2=max(row.x1, row.x2), y2=max(row.y1, row.y2)
+        )
+        must_tell |= in_order != row
+        row = in_order
         clipped = [min(max(v, 0.0), side) for v, side in zip(row[1:5], sides)]
         over = max(abs(a - b) for a, b in zip(clipped, row[1:5]))
         side = min(clipped[2] - clipped[0], clipped[3] - clipped[1], row.x2 - row.x1, row.y2 - row.y1)
         box = (row.class_id, *clipped, row.crowd)
+        may_be_fractions = reading.in_pixels and max(row.x2, row.y2) <= 1
         if row in seen or side < 0.0009 or over > 0.02 + 2e-5 * max(sides):
             must_tell = True
-        elif side > 0.0011 and over < 0.009:
+        elif side > 0.0011 and over < 0.009 and not may_be_fractions:
             wanted.append(box)
         possible.append(box)
         seen.add(row)

@@ -289,9 +289,9 @@ def labels(case: Case, kind: str) -> str:
 # YAML
 
 
-def read_plainly(path: Path) -> Any:
+def read_plainly(path: Path, *, as_written: bool = False) -> Any:
     """What a YAML file that was taken says. PyYAML's Python parser reads it, unlike the program's libyaml, unless there
-    are tabs, where it is too strict. No key may be there twice."""
+    are tabs, where it is too strict. No key may be there twice. ``as_written``: numbers and the like stay text."""
 
     def check(node: yaml.Node) -> None:
         if isinstance(node, yaml.MappingNode):
@@ -306,6 +306,8 @@ def read_plainly(path: Path) -> Any:
     root = yaml.compose(text, Loader=loader)
     if root is not None:
         check(root)
+    if as_written:
+        loader = yaml.CBaseLoader if "\t" in text else yaml.BaseLoader
     return yaml.load(text, Loader=loader)
 
 
@@ -318,11 +320,12 @@ def data_yaml(case: Case) -> str:
     case.files += [root, *(p.name for p in root.rglob("*"))]
     spec = load_dataset_spec(path)
     listing = list_split(spec, "train")
-    names = read_plainly(path).get("names")
+    names = read_plainly(path, as_written=True).get("names")
     if isinstance(names, dict):
-        names = [names[i] for i in range(len(names))]
-    if names is not None:
-        assert spec.names == tuple(str(n).strip() for n in names), spec.names
+        by_number = {int(number): name for number, name in names.items()}
+        names = [by_number[i] for i in range(len(by_number))]
+    if names:
+        assert spec.names == tuple(name.strip() for name in names), spec.names
     assert [i.name.rsplit("/", 1)[-1] for i in listing.images] == sorted(SIZES)
     return "taken as it says"
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,6 +17,7 @@ import yaml
 import detect
 import train
 import val
+from engine.train.step import TrainStep
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check.__main__ import main as check_data
@@ -110,6 +115,20 @@ def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
         assert "or train with --val-fraction 0.2" in error
     call(train.main, *staged, "--val-fraction", "0.25")
     assert "2 of 8 training images are held out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("val", ["images/gone", "gone.txt", "empty.txt", "images/val", ["images/gone", "empty.txt"]])
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_missing_or_empty_validation_split_may_be_held_out(world, tmp_path, capsys, val, is_staged):
+    data = write_dataset(tmp_path / "set", train=8, val=0)
+    (tmp_path / "set" / "empty.txt").write_text("\n")
+    data.write_text(yaml.safe_dump({"train": "images/train", "val": val, "names": ["light", "dark"]}))
+    given = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1", "--val-fraction", "0.25"]
+    call(train.main, *given, *(["--stage", tmp_path / "stage"] if is_staged else []))
+    out = capsys.readouterr().out
+    assert "2 of 8 training images are held out" in out
+    assert f"{data}: 'val' (" in out
+    assert ") has no images and is left out" in out
 
 
 def test_patience_counts_only_validated_epochs_and_older_files_are_named(world, tmp_path, capsys):
@@ -224,7 +243,14 @@ def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys)
     assert "~nobody-here/a.pt: no such" in error_of(capsys, detect.main, "--weights", "~nobody-here/a.pt", *source)
     given = ["--weights", weights, *source, "--device", "cpu", "--project", tmp_path]
     assert "--classes --1: the model has no class" in error_of(capsys, detect.main, *given, "--classes=--1")
-    assert "/: is an existing folder; choose another --name" in error_of(capsys, detect.main, *given, "--name", "/")
+    for name in ("/", "", " ", ".", "..", "../other", "a/.."):
+        line = f"--name {name!r}: is not the name of a new folder; choose another, such as --name exp"
+        for exist_ok in ([], ["--exist-ok"]):
+            assert line in error_of(capsys, detect.main, *given, "--name", name, *exist_ok)
+    assert "--name '..': is not the name" in error_of(capsys, train.main, *flags(world), "--name", "..")
+    scored = ["--weights", weights, "--device", "cpu", "--project", tmp_path]
+    assert "--name '': is not the name" in error_of(capsys, val.main, *scored, "--name", "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_single_cls_with_one_class_keeps_its_name(world, tmp_path):
@@ -248,6 +274,49 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeyp
     line = error_of(capsys, train.main, "--resume", last, "--epochs", "3", *diverges)
     assert f"To continue from the last good weights: --resume {last}, with a lower lr0" in line
     assert last.read_bytes() == kept
+
+
+@pytest.mark.parametrize("blank", ["all", "one"])
+def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world, tmp_path, capsys, monkeypatch, blank):
+    """Batch normalization amplifies what does not vary until the gradient is not finite: simulated here by a norm."""
+    monkeypatch.setattr("engine.hooks.stopping.MOST_BAD_STEPS", 2)
+    clipped = TrainStep._scale_and_clip
+
+    def overflowing(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, bad = clipped(*given)
+        return norm * math.inf, torch.ones_like(bad)
+
+    monkeypatch.setattr(TrainStep, "_scale_and_clip", overflowing)
+    data = write_dataset(tmp_path / "set", train=8)
+    images = sorted((tmp_path / "set" / "images" / "train").iterdir())
+    for path in images if blank == "all" else images[:1]:
+        cv2.imwrite(str(path), np.zeros((64, 64, 3), np.uint8))
+    line = error_of(capsys, train.main, *flags(world), "--data", data, "--project", tmp_path / "runs")
+    if blank == "one":
+        assert "There is no checkpoint yet: start again with a lower lr0" in line
+        return
+    start, _, rest = line.partition(", such as ")
+    assert start.endswith("the last 2 steps were not finite, since all of their images have a single color")
+    assert Path(rest.split(".png")[0] + ".png") in images
+    assert rest.endswith("and start again")
+    assert "lr0" not in line
+
+
+def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, monkeypatch):
+    clipped = TrainStep._scale_and_clip
+    steps = itertools.count()
+
+    def overflowing(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, bad = clipped(*given)
+        return (norm * math.inf, torch.ones_like(bad)) if next(steps) == 1 else (norm, bad)
+
+    monkeypatch.setattr(TrainStep, "_scale_and_clip", overflowing)
+    call(train.main, *flags(world), "--project", tmp_path)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "non-finite" in line)
+    assert line.startswith("warning: non-finite gradient (norm inf), step skipped; its files: ")
+    files = line.partition("its files: ")[2].split()
+    assert all(Path(file).is_file() for file in files)
+    assert (tmp_path / "exp" / "nonfinite_rank0.txt").read_text() == f"epoch 0: {' '.join(files)}\n"
 
 
 def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
@@ -297,7 +366,8 @@ def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
             os.rename(folder + b"/000" + suffix, folder + b"/caf\xe9" + suffix)
     with open(next((tmp_path / "set" / "labels" / "train").glob("caf*")), "a") as file:
         file.write("nonsense\n")
-    call(train.main, *flags(world), "--data", data, "--epochs", "1", "--project", tmp_path)
+    lossy = ["--max-bad", "0.5"]
+    call(train.main, *flags(world), "--data", data, "--epochs", "1", "--project", tmp_path, *lossy)
     weights = ["--weights", tmp_path / "exp" / "last.pt"]
     call(val.main, *weights, *PLAIN, "--project", tmp_path / "val")
     source = ["--source", tmp_path / "set" / "images" / "val", "--device", "cpu", "--project", tmp_path / "found"]

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import detect
+from data.spec.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
 from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.predictor import Predictor
@@ -32,10 +33,14 @@ from tests.helpers.processes import Processes
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.config.coco_classes import COCO_IDS
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.folders import CONFIGS
 from utils.machine.threads import Ahead
+from utils.structures import GRAY
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")
@@ -82,7 +87,8 @@ def run(weights, source, tmp_path, *more):
 
 
 def names_in(folder):
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return sorted(str(p.relative_to(folder)) for p in files)
 
 
 def read_txt(path):
@@ -177,15 +183,17 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
 
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
-    """If the image is its own canvas, the result is that of the model after NMS."""
+    """The image is seen with half a stride of padding; the result is that of the model after NMS."""
     monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = read(folder)
     assert names_in(folder) == ["predictions.json"]
     image = cv2.cvtColor(cv2.imread(str(pictures / "a.png")), cv2.COLOR_BGR2RGB)
+    canvas = np.pad(image, ((16, 16), (16, 16), (0, 0)), constant_values=GRAY)  # half a stride of padding
     with torch.no_grad():
         bare = model.fuse()
-        boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+        boxes, scores = bare.decode(bare(torch.from_numpy(canvas).permute(2, 0, 1)[None].float() / 255))
+    boxes = boxes - 16
     rules = {"conf_thres": 0.0, "iou_thres": 0.5, "max_det": 5, "multi_label": False}
     kept = select_detections(boxes, scores, **rules, box_voting=not voting)
     assert not torch.allclose(kept[0], select_detections(boxes, scores, **rules, box_voting=bool(voting))[0], atol=1e-2)
@@ -203,22 +211,25 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
     records = read(folder)
 
     def find(bare, raw):
-        return select_detections(*bare.decode(raw), conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
+        rules = {"conf_thres": 0.0, "iou_thres": 0.45, "max_det": 5, "multi_label": False}
+        return {"seen": select_detections(*bare.decode(raw), **rules)}
 
-    options = {"stride": 32, "imgsz": SIZE, "batch": 4, "iou_thres": 0.45, "max_det": 5}
+    options = {"stride": 32, "imgsz": SIZE, "batch": 4, "iou_thres": {"seen": 0.45}, "max_det": 5}
     tiled = TiledDetector(model.fuse(), find, tiles=Tiles(64, full_image=not more), **options)
     with torch.no_grad():
-        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))["seen"]
     corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
     np.testing.assert_allclose([r["score"] for r in records], want.scores[0, : int(want.counts)], atol=1e-5)
 
 
-def test_an_image_of_one_tile_has_the_detections_of_the_image(weights, pictures, tmp_path):
-    tiles = ([], ["--tile", "64", "--imgsz", "96"])
-    plain, tiled = (read(run(weights, pictures / "a.png", tmp_path, "--save-json", *more)) for more in tiles)
-    assert plain == tiled
+def test_an_image_of_one_tile_is_seen_once_whatever_the_size_of_whole_images(weights, pictures, tmp_path):
+    sizes = (["--imgsz", "64"], ["--imgsz", "96"], ["--no-tile-full-image"])
+    flags = ("--save-json", "--tile", "64")
+    first, *others = (read(run(weights, pictures / "a.png", tmp_path, *flags, *more)) for more in sizes)
+    assert first
+    assert others == [first, first]
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
@@ -286,7 +297,7 @@ def frames_of(path):
     return frames
 
 
-def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
+def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, capsys):
     folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
     frames = frames_of(folder / "clip.mp4")
     assert len(frames) == 4
@@ -297,6 +308,9 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
     for frame in (0, 2, 4, 6):
         rows = read_txt(folder / "labels" / f"clip_{frame:06d}.txt")
         assert len(rows) == sum(r["frame"] == frame for r in records) > 0
+    lines = capsys.readouterr().out.splitlines()
+    logged = [line.split(" of ")[0] for line in lines if " frame " in line]
+    assert logged == [f"{clip} frame {i}" for i in (0, 2, 4, 6)]
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]
 
@@ -523,6 +537,47 @@ def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
     assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
     assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))
     assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
+
+
+def test_a_model_of_cocos_classes_writes_cocos_category_ids(pictures, tmp_path):
+    names = load_dataset_spec(CONFIGS / "data" / "coco.yaml").names
+    path = write_detector(tmp_path / "best.pt", build_detector(TINY_MODEL, 80, names=names, seed=1))
+    folder = run(path, pictures / "a.png", tmp_path, "--save-json", "--save-txt", "--max-det", "50")
+    rows = read(folder)
+    numbers = read_txt(folder / "labels" / "a.txt")[:, 0].astype(int)
+    assert len(set(numbers)) > 3
+    assert [row["category_id"] for row in rows] == [COCO_IDS[number] for number in numbers]
+    assert [row["category"] for row in rows] == [names[number] for number in numbers]
+
+
+def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weights, pictures, clip, tmp_path, capsys):
+    fixed = ["--name", "fixed", "--exist-ok"]
+    shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(clip, tmp_path / "in")
+    folder = run(weights, tmp_path / "in", tmp_path, *fixed, "--save-txt", "--save-json", "--save-crop")
+    before = names_in(folder)
+    assert {"clip.mp4", "a.jpg", "predictions.json", "labels/clip_000000.txt", "labels/a.txt"} <= set(before)
+    assert any(name.startswith("crops/") for name in before)
+    (folder / "labels" / "mine.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    capsys.readouterr()
+    assert run(weights, pictures / "a.png", tmp_path, *fixed) == folder
+    out = capsys.readouterr().out
+    assert f"{folder}: {len(before)} files of an earlier run removed (--exist-ok)" in out
+    assert f"warning: {folder}: has files that no run of detect.py lists, which stay beside the new ones: labels" in out
+    assert names_in(folder) == ["a.png", "labels/mine.txt"]
+    (folder / "labels" / "mine.txt").unlink()
+    assert run(weights, pictures / "a.png", tmp_path, *fixed, "--nosave", "--save-txt") == folder
+    assert names_in(folder) == ["labels/a.txt"]
+
+
+def test_detections_in_the_drawings_of_an_earlier_run_do_not_remove_them(weights, pictures, tmp_path):
+    """Whether the source is the folder, or a file in it."""
+    folder = run(weights, pictures, tmp_path, "--save-crop")
+    before = {name: (folder / name).read_bytes() for name in names_in(folder)}
+    for source in (folder, folder / "a.jpg", folder / "crops" / "*" / "*.jpg"):
+        with pytest.raises(UserError, match="is in the folder of the results and could be overwritten"):
+            run(weights, source, tmp_path, "--exist-ok")
+    assert {name: (folder / name).read_bytes() for name in names_in(folder)} == before
 
 
 def test_a_source_is_never_overwritten(weights, pictures, tmp_path):

@@ -34,7 +34,9 @@ from utils.files.folders import describe_location
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
-KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}}
+KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"best_fitness": 0.25, "epoch": 3}}
+# With box voting, as after NMS of other programs, and as after the NMS of validation, which is that of end2end.
+KNOWN["progress"] |= {"confidence": 0.4, "plain_confidence": 0.3, "scored_confidence": 0.5}
 VAL = ["--device", "cpu", "--workers", "0", "--noplots", "--trust"]
 
 
@@ -88,7 +90,8 @@ def test_all_formats_are_checked_and_scored(
         (line,) = [line for line in made_once[1].splitlines() if f"/{name}: " in line]
         assert "0 without a counterpart" in line
         model = open_model(weights.with_name(name), device=CPU, trust=True)
-        assert (model.names, model.input_hw, model.confidence, model.nms_iou) == (NAMES, (64, 64), 0.4, 0.7)
+        assert (model.names, model.input_hw, model.nms_iou) == (NAMES, (64, 64), 0.7)
+        assert (model.threshold(box_voting=True), model.threshold(box_voting=False)) == (0.4, 0.3)
         details = model.info["details"]
         assert (details["checked"], details["data_fingerprint"], details["ap"]) == ("yes", "abc", 0.25)
         assert details["check"]["images"] == 4
@@ -227,7 +230,7 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "invalid choice: 'onxx' (choose from 'onnx', 'openvino', 'torchscript', 'pt2')"),
+        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
             ["--include=ncnn", "tflite"],
@@ -260,7 +263,7 @@ def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, capsys)
 
 def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     weights, file = (
-        write_detector(tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES)),
+        write_detector(tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]),
         tmp_path / "a.torchscript",
     )
     common, end2end = ["--weights", weights, "--format", "torchscript", "--data", data], ["--layout", "end2end"]
@@ -271,6 +274,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         call(export.main, *common, *end2end, *flags, *([] if votes else ["--no-check"]))
         model = open_model(file, device=CPU, trust=True)
         assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
+        assert model.confidence == model.info["confidence"] == (0.5 if votes else 0.3)
         if votes:
             unvoted = ["--weights", file, "--data", data, "--no-box-voting", *VAL]
             assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted)

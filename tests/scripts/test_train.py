@@ -104,6 +104,26 @@ def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
         assert read_checkpoint(last)["progress"]["epoch"] == len(rows(last.with_name("results.csv"))) == 2
 
 
+def test_a_run_that_stopped_early_or_ran_out_of_time_continues(world, tmp_path, capsys):
+    """By a larger patience; by a longer time, for the epochs that fit into it."""
+    call(train.main, *flags(world, tmp_path, "--epochs", "30", "--patience", "1", "--set", "lr0=0")[1:])
+    assert "stopped early (--patience 1)" in capsys.readouterr().out
+    last = tmp_path / "exp" / "last.pt"
+    epoch = read_checkpoint(last)["progress"]["epoch"]
+    line = error_of(capsys, train.main, "--resume", last)
+    assert f"(--patience 1); to continue, wait for longer: --resume {last} --patience N, above 1" in line
+    assert "above 1" in error_of(capsys, train.main, "--resume", last, "--epochs", "40")
+    call(train.main, "--resume", last, "--patience", "2", "--time", "1e-9")
+    out = capsys.readouterr().out
+    assert f"--time 1e-09: {epoch + 1} epochs" in out
+    assert "--resume " + str(tmp_path / "exp") in error_of(capsys, train.main, "--resume", last, "--time", "2e-9")
+    hours = 1.01 * read_checkpoint(last)["run"]["seconds"] * (epoch + 2) / (epoch + 1) / 3600
+    call(train.main, "--resume", last, "--patience", "0", "--time", hours)
+    assert f"resume: time 1e-09 -> {hours}" in capsys.readouterr().out
+    stored = read_checkpoint(last)
+    assert stored["progress"]["epoch"] == stored["config"]["epochs"] >= epoch + 2
+
+
 @pytest.mark.slow
 def test_training_options_work_together(world, tmp_path):
     """An anchor model with all options that can be combined; then the others."""

@@ -42,5 +42,7 @@ def test_tables_class_names_errors_and_durations():
     assert class_difference(("a", "b"), ["a", "b"]) == ""
     assert class_difference(["a"], ["a", "b"]) == "1 class against 2"
     assert class_difference(["a", "b"], ["a", "c"]) == "class 1 is 'b' against 'c'"
+    alike = class_difference(["\xe9"], ["e\u0301"])
+    assert alike == r"class 0 is '\xe9' against 'e\u0301', which look the same"
     assert [first_line(error) for error in (ValueError(" one\ntwo"), ValueError())] == ["one", "ValueError"]
     assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]

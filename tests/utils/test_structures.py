@@ -43,7 +43,7 @@ def test_targets_are_the_labels_by_image_without_the_regions():
         np.testing.assert_array_equal(share.ignore, alone.ignore)
 
 
-def test_moving_a_batch_moves_its_tensors_and_keeps_the_rest():
+def test_moving_a_batch_moves_what_the_model_and_the_loss_take(monkeypatch):
     batch = Batch(
         images=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
         targets=Targets.of([np.float32([[1, 0.5, 0.5, 0.2, 0.2]])]),
@@ -53,12 +53,16 @@ def test_moving_a_batch_moves_its_tensors_and_keeps_the_rest():
         paths=("a.jpg",),
     )
     moved = batch.to(torch.device("meta"))
-    tensors = (moved.images, moved.targets.rows, moved.indices, moved.original_hw, moved.letterbox)
-    assert all(t.device.type == "meta" for t in tensors)
+    assert {t.device.type for t in (moved.images, moved.targets.rows)} == {"meta"}
+    assert {t.device.type for t in (moved.indices, moved.original_hw, moved.letterbox)} == {"cpu"}
     assert (moved.targets.counts, moved.paths) == ((1,), ("a.jpg",))
     np.testing.assert_array_equal(moved.targets.on_host, batch.targets.rows)
     assert batch.images.device.type == "cpu"
     assert np.all(batch.images.numpy() == 0)
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    batch.pin_memory()
+    assert [id(tensor) for tensor in pinned] == [id(batch.images), id(batch.targets.rows)]
 
 
 def detections(images: list[int]) -> DetectionTable:

@@ -89,32 +89,34 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from data.open import open_data
     from data.spec.dataset_spec import DataSource
     from tools.check.page import make_out, write_page
+    from utils.config.settings import ValConfig
     from utils.distributed.context import DistributedContext
     from utils.machine.resources import available_cores
     from utils.strings import class_difference, counted
 
-    predictor = None
+    model = None
     if options.weights:
-        from engine.evaluation.label_errors import LEAST_SCORE, trust_lines
+        from engine.commands.val import canvases_of, check_size
+        from engine.evaluation.label_errors import trust_lines
         from engine.inference.model_data import check_channels
-        from engine.inference.predictor import load
+        from engine.inference.predictor import open_weights
         from tools.check.label_errors import label_issues
 
-        predictor = load(
-            options.weights, imgsz=options.imgsz, device=options.device, conf=LEAST_SCORE, trust=options.trust
-        )
+        model = open_weights(options.weights, device=options.device, trust=options.trust)
+        validation = ValConfig(weights=options.weights, imgsz=options.imgsz, workers=options.workers)
+        check_size(validation, model)
     spec = open_data(DataSource(options.data), DistributedContext.single())
-    if predictor:
-        if what := class_difference(tuple(predictor.names.values()), spec.names):
+    if model:
+        if what := class_difference(model.names, spec.names):
             weights = options.weights
             raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({what})")
-        check_channels(predictor.model, spec)
+        check_channels(model, spec)
     splits = tuple(options.split or spec.splits)
     for split in splits:
         spec.split(split)
     if options.out:
         make_out(spec, options.out)
-    imgsz = options.imgsz or (predictor.settings.imgsz if predictor else DEFAULT_IMGSZ)
+    imgsz = canvases_of(validation, model).imgsz if model else options.imgsz or DEFAULT_IMGSZ
     workers = available_cores() if options.workers < 0 else options.workers
     scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers)
     issues = [issue for split in scanned for issue in scan_issues(split)]
@@ -123,10 +125,10 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     issues += box_sizes(scanned, imgsz)
     issues += class_use(scanned)
     detections, trust = {}, []
-    if predictor:
-        label_errors, detections, results = label_issues(predictor, scanned, options.min_score)
+    if model:
+        label_errors, detections, results = label_issues(validation, model, spec, scanned, options.min_score)
         issues += label_errors
-        epochs = predictor.model.info.get("progress", {}).get("epoch", 0)
+        epochs = model.info.get("progress", {}).get("epoch", 0)
         trained = f" (after {counted(epochs, 'epoch')})" if type(epochs) is int and epochs > 0 else ""
         trust = trust_lines(Path(options.weights).name + trained, results, spec.names, label_errors)
     lines = trust + (summary_lines(issues) or ["nothing to report"])

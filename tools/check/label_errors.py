@@ -4,49 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
+from data.check.gallery import DrawnDetections
 from data.check.issues import Issue
 from data.check.scanned import CheckedSplit
-from data.image_io.decode import read_image
-from data.index.index import DatasetIndex
+from data.spec.dataset_spec import DatasetSpec
+from engine.commands.val import score
 from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import score_detections
-from engine.inference.predictor import Predictor
-from utils.logger import progress
-from utils.machine.threads import map_ahead
-from utils.structures import DetectionTable, EvalResult
+from engine.inference.model import InferenceModel
+from models.postprocess.detections import MAX_DETECTIONS
+from utils.config.settings import MOST_DETECTIONS, ValConfig
+from utils.distributed.context import DistributedContext
+from utils.structures import EvalResult
 
-BATCH = 16  # images, which are also read ahead
 PER_LABEL = 3  # detections per image for each of its labels, at least: a label that none is left for looks spurious
 
 
-def detect_all(predictor: Predictor, index: DatasetIndex) -> DetectionTable:
-    """All detections in the images of ``index``, which threads read ahead."""
-    images = map_ahead(
-        lambda i: read_image(index.path(i), None, predictor.model.pixels), range(len(index)), threads=BATCH // 2
-    )
-    batches, count = iter(lambda: list(islice(images, BATCH)), []), -(-len(index) // BATCH)
-    tables = [
-        t for batch in progress(batches, desc="detecting", total=count, unit="batch") for t in predictor.detect(batch)
-    ]
-    return DetectionTable.concatenate(replace(t, image_index=t.image_index + i) for i, t in enumerate(tables))
-
-
 def label_issues(
-    predictor: Predictor, splits: Sequence[CheckedSplit], least_score: float
-) -> tuple[list[Issue], dict[str, DetectionTable], dict[str, EvalResult]]:
-    """The label errors of all splits with a score of at least ``least_score``, the most probable first, and by split
-    the detections and their scores."""
-    most_labels = max(int(np.diff(split.index.offsets).max(initial=0)) for split in splits)
-    max_det = max(predictor.settings.max_det, PER_LABEL * most_labels)
-    predictor.settings = replace(predictor.settings, max_det=max_det)
-    issues, tables, results = [], {}, {}
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], least_score: float
+) -> tuple[list[Issue], dict[str, DrawnDetections], dict[str, EvalResult]]:
+    """The label errors of all splits with a score of at least ``least_score``, the most probable first; and by split
+    what is drawn, and the scores of the model, which are those of val.py with ``config``."""
+    ctx = DistributedContext.single(model.device)
+    issues: list[Issue] = []
+    drawn: dict[str, DrawnDetections] = {}
+    results: dict[str, EvalResult] = {}
     for split in splits:
-        table = tables[split.name] = detect_all(predictor, split.index)
-        truth = replace(split.index.ground_truth(), max_det=max_det)
-        result = results[split.name] = score_detections(truth, table, len(split.index.names))
-        issues += find_label_errors(split, table, result.class_metrics, least_score)
-    return sorted(issues, key=lambda issue: -issue.score), tables, results
+        most_labels = int(np.diff(split.index.offsets).max(initial=0))
+        max_det = min(max(MAX_DETECTIONS, PER_LABEL * most_labels), MOST_DETECTIONS)
+        settings = replace(config, task=split.name, max_det=max_det)
+        result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
+        table, shown = evaluator.detections, evaluator.shown
+        truth, classes = evaluator.ground_truth, len(split.index.names)
+        class_metrics = result.class_metrics
+        if max_det > MAX_DETECTIONS:
+            # All detections tell of labels; val.py scores fewer.
+            class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
+            shown = shown.best_of_images(MAX_DETECTIONS)
+            result = score_detections(truth, table.best_of_images(MAX_DETECTIONS), classes, shown=shown)
+        issues += find_label_errors(split, table, class_metrics, least_score)
+        is_known = model.confidence is not None
+        threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence
+        drawn[split.name] = DrawnDetections(shown, threshold)
+        results[split.name] = result
+    return sorted(issues, key=lambda issue: -issue.score), drawn, results

@@ -13,19 +13,20 @@ import numpy as np
 from markupsafe import Markup
 
 from data.check.census import census_content, take_census
-from data.check.gallery import DRAWN_SCORE, LABEL_LEGEND, MOST_LABEL_ERRORS, Galleries, corners_of
+from data.check.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
 from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
 from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from data.check.scanned import SIZE_STEP, CheckedSplit
 from data.image_io.verify import check_image
+from data.labels.yolo import label_folders
 from data.spec.dataset_spec import DatasetSpec
 from utils.drawing import page
 from utils.drawing.page import Card
 from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder, increment_path
+from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger
 from utils.strings import listed
-from utils.structures import DetectionTable
 
 FILE_NAME, TEMPLATE = "report.html", "tools/check/page.html"
 PROJECT = "runs/check"
@@ -55,9 +56,7 @@ def new_folder(spec: DatasetSpec) -> Path:
 
 def _inside(path: Path, spec: DatasetSpec) -> str:
     """The folder of the data set that ``path`` is in; "" if there is none."""
-    real = os.path.realpath(path)
-    folders = map(os.path.realpath, _data_folders(spec))
-    return next((folder for folder in folders if os.path.commonpath([real, folder]) == folder), "")
+    return next((folder for folder in _data_folders(spec) if is_inside(path, folder)), "")
 
 
 def _data_folders(spec: DatasetSpec) -> list[str]:
@@ -66,10 +65,10 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
     sources = [part.split(s) for s, source in spec.splits.items() for part in source.parts or (spec,)]
     for source in sources:
         named += [str(p if p.is_dir() else p.parent) for p in (*source.images, *filter(None, [source.annotations]))]
-        if source.annotations is None:  # YOLO txt: the last folder `images` becomes `labels`
-            parts = [os.path.join(str(p), "").rpartition(f"{os.sep}images{os.sep}") for p in source.images]
-            named += [os.path.join(before, "labels", after) for before, found, after in parts if found]
-    named = list(dict.fromkeys(map(os.path.normpath, named)))
+        if source.annotations is None:
+            folders = [str(path) for path in source.images if path.is_dir()]
+            named += [place for folder in folders for place in label_folders(folder) if os.path.isdir(place)]
+    named = list(dict.fromkeys(named))
     below = [folder for folder in named if os.path.commonpath([folder, spec.root]) == str(spec.root)]
     return [*([os.path.commonpath(below)] if below else []), *(folder for folder in named if folder not in below)]
 
@@ -79,7 +78,7 @@ def write_page(
     spec: DatasetSpec,
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
-    detections: Mapping[str, DetectionTable],
+    detections: Mapping[str, DrawnDetections],
     trust: Sequence[str] = (),
     *,
     imgsz: int,
@@ -108,7 +107,7 @@ def _content(
     spec: DatasetSpec,
     splits: Sequence[CheckedSplit],
     issues: Sequence[Issue],
-    detections: Mapping[str, DetectionTable],
+    detections: Mapping[str, DrawnDetections],
     imgsz: int,
     weights: str,
 ) -> dict[str, Any]:
@@ -139,7 +138,7 @@ def _content(
         "label_errors": label_errors,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "most_errors": MOST_LABEL_ERRORS,
-        "drawn_score": DRAWN_SCORE,
+        "threshold": max((drawn.threshold for drawn in detections.values()), default=0.0),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
         "duplicates": duplicates,
@@ -219,7 +218,7 @@ class IssueGalleries(Galleries):
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
         """An image that training leaves out, and no rows of the index; None if it cannot be read."""
         index = self._splits[split].index
-        path = os.path.normpath(os.path.join(index.root, name))
+        path = path_of(name, index.root)
         try:
             return Source(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):

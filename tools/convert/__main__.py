@@ -20,12 +20,14 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
-from data.spec.dataset_yaml import SPLITS, normal_path
+from data.spec.dataset_yaml import SPLITS
+from data.spec.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size
 from utils.config.flags import parser_of
 from utils.errors import UserError
 from utils.files.folders import temporary_folder
+from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS
@@ -57,17 +59,18 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         raise UserError(f"{out}: the output must end in .json")
     for path in (out, out.with_suffix(".yaml")):
         _check_new(path)
+    source = normal_path(source)
+    out = normal_path(out)
     name, files = _files(source, name)
-    source, out = normal_path(source), normal_path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         into = Annotations(source, extracted=folder / out.stem)
         if FORMATS[name].is_per_image and source.is_dir():  # one next to them that does not fit is damaged, or empty
             fitting, folders = set(files), {file.parent for file in files}
-            every = files_below(source, {FORMATS[name].suffix})
+            every = files_below(source, FORMATS[name].suffixes)
             files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
         for file in files:
-            FORMATS[name].read(normal_path(file), into)
+            FORMATS[name].read(file, into)
         if not into.objects:
             found = f"{counted(len(files), 'file')} of {FORMATS[name].title} without objects"
             raise UserError(f"{source}: {'; '.join(filter(None, (found, into.skipped_text())))}")
@@ -123,11 +126,15 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
         if name not in found:
             raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(found)}")
         return name, found[name]
-    if len(found) != 1:
-        what = "has files of several formats" if found else "no format is recognized"
-        known = ", ".join(FORMATS)
-        other = "most tools also export YOLO txt, COCO JSON or Pascal VOC, which --data reads as they are"
-        raise UserError(f"{source}: {what}{_instead(found)}; formats are {known}; {other}")
+    if len(found) > 1:
+        raise UserError(f"{source}: has files of several formats{_instead(found)}")
+    if not found:
+        files = files_below(source, EXPORT_SUFFIXES) if source.is_dir() else [source]
+        if text := first_unread_export(files):
+            raise UserError(text)
+        known = f"no format is recognized; formats are {', '.join(FORMATS)}"
+        instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
+        raise UserError(f"{source}: {known}; {instead}")
     return next(iter(found.items()))
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
+from data.labels.clean import MIN_SIDE_PX
+from data.labels.image_names import ImageNames, loose
 from data.spec.folder import split_of
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
+from utils.strings import counted
 
 
 class Box(NamedTuple):
@@ -48,10 +50,9 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
-        self._by_name: dict[str, list[Path]] = {}
-        for path in files_below(self.root, IMAGE_SUFFIXES):
-            for name in (path.name, path.stem):
-                self._by_name.setdefault(_composed(name), []).append(path)
+        self._paths = list(files_below(self.root, IMAGE_SUFFIXES))
+        self._names = ImageNames([path.relative_to(self.root).as_posix() for path in self._paths])
+        self._stems = {loose(path.stem) for path in self._paths}
 
     def add(
         self,
@@ -74,7 +75,7 @@ class Annotations:
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
         """
-        boxes = list(boxes)
+        boxes = [box and self._checked(box, where) for box in boxes]
         if boxes and not any(boxes):
             return
         path = image if isinstance(image, Path) else self.find(image, where, near, split)
@@ -82,12 +83,18 @@ class Annotations:
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in filter(None, boxes):
-            box = box._replace(name=box.name.strip())
-            check_box(box, where)
             if (other := picked.files.setdefault(box, near)) != near:
                 raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
             self.objects[box.name] += 1
             picked.boxes.append(box)
+
+    def _checked(self, box: Box, where: str) -> Box | None:
+        """``box`` with a trimmed name; None, and counted, if it has no area. Raises UserError if it is not valid."""
+        box = box._replace(name=box.name.strip())
+        check_box(box, where)
+        if min(box.x2 - box.x1, box.y2 - box.y1) < MIN_SIDE_PX:
+            return self.skip("box", where)
+        return box
 
     def skip(self, kind: str, where: str) -> None:
         """Counts a shape without an area."""
@@ -108,41 +115,29 @@ class Annotations:
 
     def find(self, image: str, where: str, near: Path, split: str = "") -> Path:
         """The image of this name; of several, that in a folder called ``split``, or the nearest to ``near``."""
-        parts = [_composed(part) for part in image.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if parts and parts[-1] not in self._by_name:  # VoTT writes a space as %20
-            parts = [unquote(part) for part in parts]
-        fits = self._by_name.get(parts[-1], []) if parts else []
-        for kept in range(1, len(parts) + 1):  # with more and more of its folders, until one is left
-            if len(fits) <= 1:
-                break
-            tail = tuple(parts[-kept:-1])
-            fits = [path for path in fits if tuple(map(_composed, path.parts[len(path.parts) - kept : -1])) == tail]
+        fits = [self._paths[i] for i in self._names.find(image)]
         if len(fits) > 1:  # CVAT's names are without the folder of the subset
             fits = [path for path in fits if split in path.parts] or fits
             shared = [len(Path(os.path.commonpath([path, near])).parts) for path in fits]
             fits = [path for path, folders in zip(fits, shared) if folders == max(shared)]
         if len(fits) != 1:
             text = f"{len(fits)} files below {self.root} fit" if fits else f"not found below {self.root}"
-            if not fits and parts and (other := self._by_name.get(Path(parts[-1]).stem)):
-                text += f", but {other[0].name} is there"
+            if not fits and (other := self._names.same_stem(image)):
+                text += f", but {other} is there"
+            elif not fits and self._paths:
+                text += f", where images are called like {self._paths[0].relative_to(self.root)}"
             raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {text}")
         return fits[0]
 
     def has(self, stem: str) -> bool:
-        return _composed(stem) in self._by_name
+        return loose(stem) in self._stems
 
     def num_images(self) -> int:
         """Images below the source, and those that its files store."""
-        below = {path for paths in self._by_name.values() for path in paths}
-        return len(below.union(*self.images.values()))
+        return len(set(self._paths).union(*self.images.values()))
 
     def class_names(self) -> list[str]:
         return sorted(self.objects)
-
-
-def _composed(name: str) -> str:
-    """File names of macOS have accents as characters of their own."""
-    return unicodedata.normalize("NFC", name)
 
 
 def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
@@ -179,6 +174,22 @@ def number(value: Any, where: str) -> float:
 def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
     xs, ys = zip(*points)
     return Box(name, min(xs), min(ys), max(xs), max(ys))
+
+
+def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, where: str) -> Box:
+    """The box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError for fewer
+    points: what they mean is not known."""
+    if len(points) < 3:
+        raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
+    return around(name, points)
+
+
+def parse_row(row: str, where: str) -> Any:
+    """A line of a file with JSON in each. Raises UserError."""
+    try:
+        return json.loads(row)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: malformed JSON") from None
 
 
 def check_box(box: Box, where: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.image_io.verify import check_image
-from tools.convert.annotations import Annotations, Box, number
+from tools.convert.annotations import Annotations, Box, number, parse_row
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
@@ -49,10 +49,7 @@ def read_image_folder(file: Path, into: Annotations) -> None:
         if not row.strip():
             continue
         where = f"{file}:{line}"
-        try:
-            entry = check(json.loads(row), dict, where)
-        except (ValueError, RecursionError):
-            raise UserError(f"{where}: malformed JSON") from None
+        entry = check(parse_row(row, where), dict, where)
         into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
 
 
@@ -61,6 +58,8 @@ def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
         rows = [check(item, dict, where) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
     objects = check(objects or {}, dict, f"{where}: objects")
+    if objects and "bbox" not in objects:
+        raise UserError(f"{where}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, objects)))[:200]}")
     found = check(objects.get("bbox") or [], list, f"{where}: bbox")
     column = next((key for key in _CATEGORIES if key in objects), "category")
     categories = check(objects.get(column) or [], list, f"{where}: {column}")

@@ -13,16 +13,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from data.image_io.verify import check_image
 from data.labels.coco import load_json
-from tools.convert.annotations import Annotations, Box, around, files_below, number
+from tools.convert.annotations import Annotations, Box, around, around_polygon, files_below, number, parse_row
 from tools.convert.hugging_face import read_image_folder, read_parquet
 from utils.errors import UserError, one_line
-from utils.files.safe_io import open_regular, read_text
+from utils.files.encoding import decode_loosely
+from utils.files.safe_io import open_regular, read_regular, read_text
 from utils.files.schema import check
-from utils.strings import counted
+from utils.files.xml_files import XmlError, parse_xml
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are recognized
@@ -30,7 +32,7 @@ _HEAD = 1 << 16  # bytes by which formats are recognized
 
 class Format(NamedTuple):
     title: str
-    suffix: str
+    suffixes: tuple[str, ...]
     fits: Callable[[str], bool]  # whether a file with this beginning has the format
     read: Callable[[Path, Annotations], None]  # adds the objects of a file; raises UserError
     is_per_image: bool = False  # each image has a file of its name
@@ -38,19 +40,16 @@ class Format(NamedTuple):
 
 def read_cvat(file: Path, into: Annotations) -> None:
     """CVAT for images 1.1, and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
-    text = read_text(file, most=1 << 32)
-    if "<!ENTITY" in text:  # which can include other files or expand to gigabytes
-        raise UserError(f"{file}: declares an entity")
     try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise UserError(f"{file}:{error.position[0]}: malformed XML") from None
+        root = parse_xml(read_regular(file, most=1 << 32))
+    except XmlError as error:
+        raise UserError(f"{file}:{error}") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     for image in root.iter("image"):
         name = image.get("name", "")
         where = f"{file}: image {one_line(name)[:100]!r}"
-        boxes = [
-            _cvat_box(shape, where, into) for shape in image if shape.get("label") is not None and shape.tag != "tag"
-        ]
+        boxes = [_cvat_box(shape, where, into) for shape in image if _is_cvat_shape(shape)]
         into.add(name, boxes, where=where, near=file, split=image.get("subset", ""), size=_size(image.attrib, where))
     frames: dict[int, list[Box | None]] = {}
     for track in root.iter("track"):
@@ -63,6 +62,15 @@ def read_cvat(file: Path, into: Annotations) -> None:
         into.add(f"frame_{frame:06}", boxes, where=f"{file}: frame {frame}", near=file)
 
 
+_CVAT_WITHOUT_AREA = ("polyline", "points", "skeleton")
+_CVAT_CUBOID = tuple(f"{corner}{face}" for face in (1, 2) for corner in ("tl", "bl", "tr", "br"))
+
+
+def _is_cvat_shape(element: ElementTree.Element) -> bool:
+    """Whether an element of an image is an object; a ``tag`` is a class of the whole image."""
+    return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
+
+
 def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box | None:
     name = shape.get("label", "")
 
@@ -72,15 +80,17 @@ def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box 
     if shape.tag == "box":
         x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
         return _turned(name, (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2, value("rotation"))
-    if shape.tag == "polygon":
-        pairs = [pair.partition(",") for pair in shape.get("points", "").split(";")]
-        return around(name, [(number(x, where), number(y, where)) for x, _, y in pairs])
     if shape.tag == "ellipse":
         return _turned(name, *map(value, ("cx", "cy", "rx", "ry", "rotation")), is_round=True)
     if shape.tag == "mask":
         left, top, width, height = map(value, ("left", "top", "width", "height"))
         return Box(name, left, top, left + width, top + height)
-    return into.skip(shape.tag, where)
+    if shape.tag == "cuboid" and shape.get("points") is None:
+        return around(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CVAT_CUBOID])
+    if shape.tag in _CVAT_WITHOUT_AREA:
+        return into.skip(shape.tag, where)
+    pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]
+    return around_polygon(name, [(number(x, where), number(y, where)) for x, _, y in pairs], shape.tag, where)
 
 
 def _turned(
@@ -96,25 +106,30 @@ def _turned(
     return Box(name, cx - w, cy - h, cx + w, cy + h)
 
 
+_LABELME_WITHOUT_AREA = ("point", "points", "line", "linestrip")
+_LABELME_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
+
+
 def read_labelme(file: Path, into: Annotations) -> None:
-    """LabelMe: a JSON per image; rectangles, and the boxes around polygons, circles and masks."""
+    """LabelMe and X-AnyLabeling: a JSON per image; rectangles, and the boxes around circles, masks and all shapes of
+    three points or more (polygons, turned rectangles, quadrilaterals, cuboids)."""
     content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
     boxes = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         where = f"{file}: shape {position}"
         shape = check(entry, dict, where)
-        name, kind = str(shape.get("label") or ""), shape.get("shape_type", "polygon")
+        name, kind = str(shape.get("label") or ""), one_line(str(shape.get("shape_type") or "polygon"))[:60]
         points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
-        if kind == "circle" and len(points) == 2:
+        if kind in _LABELME_WITHOUT_AREA:
+            boxes.append(into.skip(kind, where))
+        elif kind == "circle" and len(points) == 2:
             (cx, cy), (x, y) = points
             radius = math.hypot(x - cx, y - cy)
-            points = [(cx - radius, cy - radius), (cx + radius, cy + radius)]
-        elif kind not in ("rectangle", "oriented_rectangle", "polygon", "mask"):
-            boxes.append(into.skip(one_line(str(kind))[:60], where))
-            continue
-        elif len(points) < 2:
-            raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
-        boxes.append(around(name, points))
+            boxes.append(Box(name, cx - radius, cy - radius, cx + radius, cy + radius))
+        elif kind in _LABELME_OF_TWO_POINTS and len(points) == 2:
+            boxes.append(around(name, points))
+        else:
+            boxes.append(around_polygon(name, points, kind, where))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
     into.add(str(content.get("imagePath")), boxes, where=str(file), near=file, size=size)
 
@@ -124,7 +139,7 @@ def read_createml(file: Path, into: Annotations) -> None:
     for position, item in enumerate(check(load_json(file, "a CreateML JSON"), list, str(file))):
         where = f"{file}: entry {position}"
         entry, boxes = check(item, dict, where), []
-        for annotation in _list(entry, "annotations", where):
+        for annotation in _list(entry, "annotation" if "annotation" in entry else "annotations", where):
             at = check(check(annotation, dict, where).get("coordinates"), dict, where)
             x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(Box(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
@@ -139,13 +154,82 @@ def read_vott(file: Path, into: Annotations) -> None:
     for key, item in assets.items():
         where = f"{file}: asset {one_line(key)[:60]}"
         entry, boxes = check(item, dict, where), []
-        for region in _list(entry, "regions", where):
-            at = check(check(region, dict, where).get("boundingBox"), dict, where)
-            x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
-            boxes += [Box(str(tag), x, y, x + w, y + h) for tag in _list(region, "tags", where)]
+        for position, item in enumerate(_list(entry, "regions", where)):
+            boxes += _vott_boxes(check(item, dict, where), f"{where}: region {position}", into)
         asset = check(entry.get("asset"), dict, where)
         size = _size(asset["size"], where) if isinstance(asset.get("size"), dict) else None
         into.add(str(asset.get("name")), boxes, where=where, near=file, size=size)
+
+
+_VOTT_WITHOUT_AREA = ("point", "polyline")
+
+
+def _vott_boxes(region: dict[str, Any], where: str, into: Annotations) -> list[Box | None]:
+    """A box for each tag of a region."""
+    tags = _list(region, "tags", where)
+    if not tags:
+        raise UserError(f"{where}: has no tag, which would be its class")
+    kind = str(region.get("type") or "").lower()
+    if kind in _VOTT_WITHOUT_AREA:
+        return [into.skip(kind, where)]
+    at = check(region.get("boundingBox"), dict, where)
+    x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
+    return [Box(str(tag), x, y, x + w, y + h) for tag in tags]
+
+
+_LABELBOX_WITHOUT_AREA = {"point": "point", "line": "polyline"}  # keys of objects
+
+
+def read_labelbox(file: Path, into: Annotations) -> None:
+    """Labelbox: a row per image in NDJSON, or in a list; boxes, and the boxes around polygons. Rows without a label are
+    images that nobody has labeled."""
+    for where, row in _labelbox_rows(file):
+        data, media = (check(row.get(key), dict, f"{where}: {key}") for key in ("data_row", "media_attributes"))
+        projects = check(row.get("projects"), dict, f"{where}: projects")
+        labels = [
+            check(label, dict, where)
+            for project in projects.values()
+            for label in _list(check(project, dict, where), "labels", where)
+        ]
+        if not labels:
+            continue
+        if len(labels) > 1:
+            raise UserError(f"{where}: was labeled {len(labels)} times; export one project, with one label an image")
+        annotations = check(labels[0].get("annotations"), dict, f"{where}: annotations")
+        boxes = [_labelbox_box(check(each, dict, where), where, into) for each in _list(annotations, "objects", where)]
+        address = urlsplit(str(data.get("row_data") or "")).path
+        image = str(data.get("external_id") or data.get("global_key") or address)
+        into.add(image, boxes, where=where, near=file, size=_size(media, where))
+
+
+def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    text = read_text(file, most=1 << 32)
+    if text.lstrip().startswith("["):
+        for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
+            where = f"{file}: row {position}"
+            yield where, check(row, dict, where)
+        return
+    for line, row in enumerate(text.split("\n"), 1):
+        if row.strip():
+            where = f"{file}:{line}"
+            yield where, check(parse_row(row, where), dict, where)
+
+
+def _labelbox_box(shape: dict[str, Any], where: str, into: Annotations) -> Box | None:
+    name = str(shape.get("name") or shape.get("value") or "")
+    if "bounding_box" in shape:
+        at = check(shape["bounding_box"], dict, f"{where}: bounding_box")
+        x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
+        return Box(name, x, y, x + w, y + h)
+    if "polygon" in shape:
+        corners = [check(corner, dict, where) for corner in _list(shape, "polygon", where)]
+        points = [(number(corner.get("x"), where), number(corner.get("y"), where)) for corner in corners]
+        return around_polygon(name, points, "polygon", where)
+    for key, kind in _LABELBOX_WITHOUT_AREA.items():
+        if key in shape:
+            return into.skip(kind, where)
+    kind = one_line(str(shape.get("annotation_kind")))[:60]
+    raise UserError(f"{where}: {kind} of '{one_line(name)}' is stored at an address, and nothing is downloaded")
 
 
 _COLUMNS = {
@@ -278,6 +362,10 @@ def _is_csv(head: str) -> bool:
     return {"image", "name", "xmin"} <= _columns(next(header, ())).keys()
 
 
+def _is_kitti(head: str) -> bool:
+    return len(head.split("\n")[0].split()) >= KITTI_FIELDS
+
+
 def _has_key(names: str) -> Callable[[str], bool]:
     """Whether JSON has one of the keys ``names``, separated by |."""
     key = re.compile(rf'"({names})"\s*:')
@@ -285,31 +373,30 @@ def _has_key(names: str) -> Callable[[str], bool]:
 
 
 FORMATS = {
-    "cvat": Format("CVAT", ".xml", lambda head: "<annotations>" in head, read_cvat),
-    "labelme": Format("LabelMe", ".json", _has_key("shapes"), read_labelme, is_per_image=True),
-    "vott": Format("VoTT", ".json", _has_key("assets?"), read_vott),
-    "createml": Format("CreateML", ".json", _has_key("coordinates"), read_createml),
-    "csv": Format("CSV", ".csv", _is_csv, read_csv),
-    "kitti": Format(
-        "KITTI", ".txt", lambda head: len(head.split("\n")[0].split()) >= KITTI_FIELDS, read_kitti, is_per_image=True
-    ),
-    "huggingface": Format("Hugging Face parquet", ".parquet", lambda head: head.startswith("PAR1"), read_parquet),
-    "imagefolder": Format("Hugging Face image folder", ".jsonl", _has_key("file_name"), read_image_folder),
+    "cvat": Format("CVAT", (".xml",), lambda head: "<annotations>" in head, read_cvat),
+    "labelbox": Format("Labelbox", (".ndjson", ".json"), _has_key("data_row"), read_labelbox),
+    "labelme": Format("LabelMe", (".json",), _has_key("shapes"), read_labelme, is_per_image=True),
+    "vott": Format("VoTT", (".json",), _has_key("assets?"), read_vott),
+    "createml": Format("CreateML", (".json",), _has_key("coordinates"), read_createml),
+    "csv": Format("CSV", (".csv",), _is_csv, read_csv),
+    "kitti": Format("KITTI", (".txt",), _is_kitti, read_kitti, is_per_image=True),
+    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith("PAR1"), read_parquet),
+    "imagefolder": Format("Hugging Face image folder", (".jsonl",), _has_key("file_name"), read_image_folder),
 }
 
 
 def detect(source: Path) -> dict[str, list[Path]]:
     """The annotation files at ``source``, a file or a folder, by format."""
-    suffixes = {each.suffix for each in FORMATS.values()}
+    suffixes = {suffix for each in FORMATS.values() for suffix in each.suffixes}
     found: dict[str, list[Path]] = {}
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         try:
             with open_regular(file) as opened:
-                head = opened.read(_HEAD).decode("utf-8-sig", "replace").lstrip()
+                head = decode_loosely(opened.read(_HEAD)).lstrip()
         except OSError as error:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():
-            if file.suffix.lower() == each.suffix and each.fits(head):
+            if file.suffix.lower() in each.suffixes and each.fits(head):
                 found.setdefault(name, []).append(file)
                 break
     return found

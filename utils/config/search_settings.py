@@ -17,6 +17,7 @@ import yaml
 from utils.config.settings import TrainConfig, changed_settings, default_of, setting
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
+from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 
 # Settings that may change when a command is continued: they do not change what a trial or a fold computes.
@@ -108,7 +109,7 @@ def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool
     """Whether there was no file ``path``."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {
-        name: os.path.abspath(value) if name in _PATHS and value and os.path.exists(value) else value
+        name: str(normal_path(value)) if name in _PATHS and value and os.path.exists(value) else value
         for name, value in changed_settings(config).items()
         if name not in _FREE and not (more and name == "hyp")
     }

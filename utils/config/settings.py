@@ -83,6 +83,11 @@ def changed_settings(config: Any) -> dict[str, Any]:
     return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
 
 
+def validates_after(epoch: int, epochs: int, val_every: int) -> bool:
+    """Whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
+    return epoch == epochs or (val_every > 0 and epoch % val_every == 0)
+
+
 def closing_epochs(setting: int | None, epochs: int) -> int:
     """How many epochs at the end of a run ``close_mosaic`` or ``close_scale`` means."""
     return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
@@ -156,7 +161,9 @@ class _RunConfig:
     """Flags of all commands but export.py."""
 
     name: str = setting("exp", help="name of this run", is_line=True)
-    exist_ok: bool = setting(False, help="write into an existing run folder")
+    exist_ok: bool = setting(
+        False, help="write into an existing run folder; detect and val remove what they wrote there before"
+    )
     offline: bool = setting(False, help="never download weights")
 
 
@@ -187,7 +194,9 @@ class _DataConfig(_RunConfig):
         help="use only these classes of the data set, by number or name; default: all, or the checkpoint's",
     )
     single_cls: bool = setting(False, help="treat all classes as one")
-    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images are bad")
+    max_bad: float = setting(
+        0.1, low=0, high=1, help="stop if more than this fraction of what is labeled cannot be used"
+    )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
     workers: int = setting(

@@ -17,13 +17,18 @@ MOST_NESTED = 100  # levels of a YAML
 MOST_VALUES = 200_000
 MOST_BYTES = 1 << 24
 _MERGE, _VALUE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "value", "str"))  # keys <<, =, and others
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
-def load_yaml(path: str | Path) -> Any:
-    """Parses a YAML file. Raises UserError naming file and line if it is missing or malformed."""
+def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> Any:
+    """Parses a YAML file. Raises UserError naming file and line if it is missing or malformed.
+
+    ``text_under``: keys of the file whose values are text: numbers in them are returned as they are written, such as
+    "012", which YAML reads as 10.
+    """
     try:
-        return parse_yaml(read_text(path, most=MOST_BYTES))
+        return parse_yaml(read_text(path, most=MOST_BYTES), text_under=text_under)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
@@ -32,15 +37,16 @@ def load_yaml(path: str | Path) -> Any:
         raise UserError(f"{path}:{line}{getattr(error, 'problem', None) or 'malformed YAML'}") from None
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
     """Like ``yaml.safe_load``, but refuses repeated keys, and is ten times faster if PyYAML was built with libyaml.
+    ``text_under``: see `load_yaml`.
 
     Raises yaml.YAMLError, or RecursionError for text nested more than `MOST_NESTED` deep, at which libyaml crashes.
     """
     try:
-        value = _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        value = _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader), text_under)
     except yaml.YAMLError:  # libyaml reports errors at other lines
-        value = _load(text, yaml.SafeLoader)
+        value = _load(text, yaml.SafeLoader, text_under)
     _check_value(value)
     return value
 
@@ -58,14 +64,14 @@ def parse_override(item: str) -> tuple[str, Any]:
         raise UserError(f"--set {key}: the value is nested too deeply") from None
 
 
-def _load(text: str, loader: type) -> Any:
+def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
     if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
         depth = 0
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_NESTED:
                 raise RecursionError
-    return yaml.load(text, Loader=_strict(loader))
+    return yaml.load(text, Loader=_strict(loader, text_under))
 
 
 def _check_value(value: Any) -> None:
@@ -90,10 +96,31 @@ def _check_value(value: Any) -> None:
 
 
 @functools.cache
-def _strict(base: type) -> type:
-    """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last."""
+def _strict(base: type, text_under: frozenset[str]) -> type:
+    """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last.
+    ``text_under``: see `load_yaml`."""
 
     class Strict(base):
+        def construct_document(self, node: yaml.Node) -> Any:
+            if text_under and isinstance(node, yaml.MappingNode):
+                for key, value in node.value:
+                    if isinstance(key, yaml.ScalarNode) and key.value in text_under:
+                        self.keep_numbers_as_text(value)
+            return super().construct_document(node)
+
+        def keep_numbers_as_text(self, node: yaml.Node) -> None:
+            """Makes text of the numbers in a list, or of the keys and values of a mapping."""
+            if isinstance(node, yaml.SequenceNode):
+                node.value = [self.as_text(item) for item in node.value]
+            elif isinstance(node, yaml.MappingNode):
+                node.value = [(self.as_text(key), self.as_text(value)) for key, value in node.value]
+
+        def as_text(self, node: yaml.Node) -> yaml.Node:
+            """``node``, or the text of a number: a new node, as an alias may make this one a number elsewhere."""
+            if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
+                return node
+            return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
+
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
             lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key

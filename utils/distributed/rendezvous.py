@@ -22,6 +22,10 @@ from utils.strings import counted, rank_list
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
 HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
+UNKNOWN_NAME = (
+    "this machine does not know that name: name an address that all machines reach, or 127.0.0.1 on a single one "
+    "(MASTER_ADDR; torchrun --local-addr or --master-addr)"
+)
 
 
 def open_store(launch: Launch, timeout_s: float) -> dist.Store:
@@ -68,19 +72,22 @@ def _wait_for_address(launch: Launch, timeout_s: float) -> None:
     """Returns once the address accepts connections."""
     host = launch.launcher if launch.is_hosted else "process 0"
     what = f"process {launch.rank} of {launch.world_size}: {launch.address}:{launch.port}, where {host} should be,"
-    hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
-    reason = ""
+    problem = ""
 
     def answers() -> bool:
-        nonlocal reason
+        nonlocal problem
         try:
             socket.create_connection((launch.address, launch.port), timeout=5).close()
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
+            hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
+            if isinstance(error, socket.gaierror):
+                hint = UNKNOWN_NAME
+            problem = f"{what} does not answer ({reason}); {hint}"
             return False
         return True
 
-    _wait_until(answers, lambda: f"{what} does not answer ({reason}); {hint}", timeout_s)
+    _wait_until(answers, lambda: problem, timeout_s)
 
 
 def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.machine.decoder_warnings import watched
+from utils.machine.quiet_import import import_quietly
 
 if TYPE_CHECKING:
     from PIL import ImageFont
@@ -62,7 +63,7 @@ def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
 def _default_font() -> str:
     """The path of DejaVu Sans; empty without matplotlib, for Pillow's built-in font."""
     try:
-        import matplotlib
+        matplotlib = import_quietly("matplotlib")
     except (ImportError, ValueError):  # ValueError: MPLBACKEND names a backend that this Python lacks
         return ""
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
@@ -71,8 +72,7 @@ def _default_font() -> str:
 
 @lru_cache(maxsize=1)
 def _system_fonts() -> tuple[str, ...]:
-    from matplotlib import font_manager
-
+    font_manager = import_quietly("matplotlib.font_manager")
     return tuple(sorted(font_manager.findSystemFonts()))
 
 

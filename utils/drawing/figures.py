@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from utils.machine.quiet_import import import_quietly
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -87,11 +89,11 @@ class Chart:
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure of this size in inches, created without pyplot, which has global state and needs a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    backend = import_quietly("matplotlib.backends.backend_agg")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    backend.FigureCanvasAgg(figure)
     return figure
 
 

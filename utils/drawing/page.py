@@ -25,6 +25,8 @@ from utils.strings import counted
 ROOT = Path(__file__).parents[2]
 UNKNOWN = "not known"
 FIGURE_PX = 460  # width of a chart in a wide page
+# Control characters but tabs and line breaks, and those that change the direction of text: names of files have any.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONG_WORD = re.compile(r"\S{17,}")
 
 
@@ -55,12 +57,14 @@ def _environment() -> Environment:
 
 
 def render(template: str, title: str, subtitle: str = "", **values: Any) -> str:
-    """The page with the sections of ``template``, a path below the root of the program, and a table of contents."""
+    """The page with the sections of ``template``, a path below the root of the program, and a table of contents. A
+    control character in a name is shown as a replacement character."""
     environment = _environment()
     sections: list[str] = []  # titles: filled in by the macro `section`
     body = environment.get_template(template).render(values, sections=sections)
     layout = environment.get_template("utils/drawing/page.html")
-    return layout.render(title=title, subtitle=subtitle, sections=sections, body=Markup(body))
+    page = layout.render(title=title, subtitle=subtitle, sections=sections, body=Markup(body))
+    return _CONTROL.sub("\ufffd", page)
 
 
 def write_page(path: str | Path, template: str, title: str, subtitle: str = "", **values: Any) -> None:

@@ -5,13 +5,8 @@ Files are replaced atomically. The sizes that a file declares are checked before
 
 from __future__ import annotations
 
-import os
-import pickle
-import warnings
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,15 +14,17 @@ from safetensors.torch import save
 from torch import Tensor
 
 from utils import program
-from utils.errors import UserError, first_line
+from utils.errors import UserError
 from utils.files.safe_io import atomic_write, open_regular
 from utils.files.schema import check
-from utils.machine.limits import explanation
+from utils.files.torch_file import MAX_DIMENSIONS, TorchFile
 
 FORMAT = "lockstep"
 VERSION = 1  # of the format
-_IS_FOLDER = 0x10  # among an entry's attributes
-MAX_DIMENSIONS = 16
+MAX_PARTS = 2_000_000  # of a checkpoint's content: values, lists and so on
+CHARACTERS_PER_PART = 64  # a longer text counts as several
+MAX_TENSORS = 20_000  # in a safetensors file
+MAX_HEADER_BYTES = 16 * 2**20  # of a safetensors file
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -64,88 +61,61 @@ def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU, read without running its code. Raises UserError for any other file."""
-    with open_checkpoint(path) as file:
-        _check_sums(file, path)
-        content = _load(file, path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    with TorchFile(path) as file:
+        return checkpoint_in(file)
+
+
+def checkpoint_in(file: TorchFile) -> dict[str, Any]:
+    """The content of an open file, as `read_checkpoint` returns it."""
+    path = file.path
+    file.check_sums()
+    if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
-    content = check(content, Stored, f"{path}: damaged checkpoint")
-    for name, tensor in {**content.get("model", {}), **(content.get("ema") or {})}.items():
-        if tensor.layout != torch.strided:
-            raise UserError(f"{path}: damaged checkpoint: '{name[:100]}' is not a dense tensor")
+    content = check(_with_tensors(file), Stored, f"{path}: damaged checkpoint")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content
 
 
-def open_checkpoint(path: str | Path) -> BinaryIO:
-    """Opens a checkpoint once for all that is read of it, since a training process may replace the file meanwhile."""
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such checkpoint")
+def _with_tensors(file: TorchFile) -> Any:
+    """The content of ``file`` with tensors in place of the records of tensors.
+
+    What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
+    the next one ten times are small in the file. Raises UserError for objects that no checkpoint of ours contains.
+    """
+    finished: dict[int, tuple[Any, int]] = {}  # by the identity of a part: the restored part and its size
+
+    def restore(part: Any) -> tuple[Any, int]:
+        if part is None or isinstance(part, bool | int | float):
+            return part, 1
+        if isinstance(part, str):
+            return part, 1 + len(part) // CHARACTERS_PER_PART
+        if id(part) not in finished:
+            finished[id(part)] = part, MAX_PARTS + 1  # as long as it is not finished: it contains itself
+            finished[id(part)] = restore_container(part)
+        restored, size = finished[id(part)]
+        if size > MAX_PARTS:
+            raise file.refuse(f"its content has more than {MAX_PARTS:,} parts, or contains itself")
+        return restored, size
+
+    def restore_container(part: Any) -> tuple[Any, int]:
+        if isinstance(part, dict) and all(isinstance(key, str | int) for key in part):
+            items = [restore(item) for item in part.values()]
+            return dict(zip(part, (item for item, _ in items))), 1 + sum(size for _, size in items)
+        if isinstance(part, list | tuple):
+            items = [restore(item) for item in part]
+            return type(part)(item for item, _ in items), 1 + sum(size for _, size in items)
+        tensor = file.view(part)
+        if tensor is None:
+            raise UserError(f"{file.path}: not a checkpoint of this program (it holds foreign objects)")
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise file.refuse("it repeats one value instead of storing a tensor")
+        return tensor, 1
+
     try:
-        return open_regular(path)
-    except OSError as error:
-        _raise_if_limit(error, path)
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _load(file: BinaryIO, path: str | Path) -> Any:
-    file.seek(0)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about unusual tensors, which `read_checkpoint` refuses
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
-    except Exception as error:  # the unpickler raises any type for malformed data
-        _raise_if_limit(error, path)
-        raise UserError(f"{path}: damaged checkpoint ({first_line(error)})") from None
-
-
-def _check_sums(file: BinaryIO, path: str | Path) -> None:
-    """Raises UserError if an entry's checksum, which torch ignores, is wrong."""
-    with open_zip(file, path) as archive:
-        try:
-            wrong = archive.testzip()
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
-            _raise_if_limit(error, path)
-            raise UserError(f"{path}: damaged checkpoint ({str(error)[:100]})") from None
-        if wrong is not None:
-            raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
-
-
-def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
-    """The zip archive in the file of `open_checkpoint`, which the caller closes. PyTorch stores entries uncompressed,
-    so together they cannot exceed the file. Raises UserError for anything else."""
-    try:
-        archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        # zipfile raises BadZipFile also if reading fails.
-        _raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
-        raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
-    entries = archive.infolist()
-    why = ""
-    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        why = "its entries are compressed, but PyTorch's never are"
-    elif any(not e.filename or e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing
-        why = "it holds folders or entries without a name"
-    elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
-        why = "there is data before the archive"
-    elif len({e.filename for e in entries}) < len(entries):
-        why = "two of its entries have the same name"
-    elif sum(e.file_size for e in entries) > os.fstat(file.fileno()).st_size:
-        why = "its entries declare more data than the file has"
-    if why:
-        raise UserError(f"{path}: refused: {why}")
-    return archive
-
-
-def _raise_if_limit(error: BaseException, path: str | Path) -> None:
-    """Raises ``error`` if its cause is a limit of the machine (`explanation`), not the file."""
-    if explanation(error):
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        raise error
+        return restore(file.content)[0]
+    except RecursionError:
+        raise file.refuse("its content is nested too deeply") from None
 
 
 def is_safetensors(path: str | Path) -> bool:
@@ -164,6 +134,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
+        _check_header(path)
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
             metadata = file.metadata() or {}
@@ -175,6 +146,16 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
             kind = f"{tensor.dtype} of {tensor.dim()} dimensions".removeprefix("torch.")
             raise UserError(f"{path}: refused: tensor {name[:100]!r} is {kind}, which no detector has")
     return tensors, metadata
+
+
+def _check_header(path: str | Path) -> None:
+    """Raises UserError if a safetensors file lists more tensors than any detector has."""
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, MAX_HEADER_BYTES + 1))
+    count = header.count(b'"data_offsets"')
+    if count > MAX_TENSORS or len(header) > MAX_HEADER_BYTES:
+        raise UserError(f"{path}: refused: it lists more tensors ({count:,}) than any detector has")
 
 
 def write_safetensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import UserError
+from utils.files.paths import normal_path, path_of, relative_name
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
@@ -32,7 +33,7 @@ RANDOM = Origin("random weights", "yours to choose (trained from random weights)
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
     """Raises the UserError that `increment_path` would raise, as far as that can be predicted without side effects."""
-    base = _base(project, name, exist_ok)
+    base = _base(project, name)
     try:
         if exist_ok and base.exists() and not base.is_dir():
             raise FileExistsError
@@ -51,7 +52,7 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
 
     Raises UserError if the folder cannot be created.
     """
-    base = _base(project, name, exist_ok)
+    base = _base(project, name)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         path, number = base, 1
@@ -68,11 +69,10 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
         raise _refusal(base, error) from None
 
 
-def _base(project: str | Path, name: str, exist_ok: bool) -> Path:
-    base = Path(project) / name
-    if not base.name and not exist_ok:  # "." or "/"
-        raise UserError(f"{base}: is an existing folder; choose another --name, or write into it with --exist-ok")
-    return base
+def _base(project: str | Path, name: str) -> Path:
+    if not Path(name).name.strip() or ".." in Path(name).parts:  # "", "." and "/" have no name
+        raise UserError(f"--name {name!r}: is not the name of a new folder; choose another, such as --name exp")
+    return Path(project) / name
 
 
 def _refusal(base: Path, error: OSError) -> UserError:
@@ -137,18 +137,19 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 
     ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
     """
-    paths = {"source": os.path.abspath(source)} | ({"root": os.path.abspath(root)} if root else {})
-    return paths | {f"{name}_from_run": os.path.relpath(path, folder) for name, path in paths.items()}
+    paths = {"source": str(normal_path(source))} | ({"root": str(normal_path(root))} if root else {})
+    return paths | {f"{name}_from_run": relative_name(path, folder) for name, path in paths.items()}
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
     """The data set's YAML and the folder that its entries are relative to, as ``checkpoint`` has ``stored`` them; "" if
     it has not. A path is looked up as it was stored, then relative to the checkpoint's folder."""
-    folder, paths = Path(checkpoint).absolute().parent, []
+    folder, paths = normal_path(checkpoint).parent, []
     for name in ("source", "root"):
         path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-        if path and from_run and not Path(path).exists() and (folder / from_run).exists():
-            path = os.path.normpath(folder / from_run)
+        moved = path_of(from_run, folder)
+        if path and from_run and not Path(path).exists() and os.path.exists(moved):
+            path = moved
         paths.append(path)
     return paths[0], paths[1]
 

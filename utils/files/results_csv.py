@@ -14,6 +14,7 @@ from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 
 MOST_BYTES = 1 << 26
+CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall and F1
 
 
 @dataclass

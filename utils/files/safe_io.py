@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from utils.errors import UserError
+from utils.files.encoding import EncodingError, decode_utf8
 
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
@@ -100,11 +101,11 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
 def read_text(path: str | os.PathLike, most: int | None = None) -> str:
     """The text of a UTF-8 file, without a byte order mark. Raises UserError if it cannot be read."""
     try:
-        return read_regular(path, most).decode("utf-8-sig")
+        return decode_utf8(read_regular(path, most))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except EncodingError as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except MemoryError:
@@ -120,6 +121,30 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise PermissionError(errno.EPERM, "is a symbolic link or a pipe, not a file", os.fspath(path)) from None
+
+
+def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int:
+    """A descriptor of the folder ``name`` below ``root``, or of ``root`` itself for "". ``make``: create what is
+    missing. Raises PermissionError for a symbolic link below ``root``: what is written to the folder stays there, also
+    if another user replaces a part of its path."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = Path(root)
+    for part in Path(name).parts:
+        path /= part
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise PermissionError(errno.EPERM, "is a symbolic link or a file, not a folder", str(path)) from None
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor
 
 
 def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from utils.errors import UserError, all_mistakes, one_line
+from utils.errors import UserError, all_mistakes, look_alike, one_line
 
 T = TypeVar("T")
 
@@ -42,7 +42,10 @@ hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extr
 
 def suggestion(name: str, known: Iterable[str], least: float = 0.6) -> str:
     """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none has ``least`` in common."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
+    known = list(known)
+    if alike := next((other for other in known if look_alike(name, other)), None):
+        return f" ({name!a}; did you mean {alike!a}, which looks the same?)"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=least)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from types import ModuleType
 
 from utils.errors import UserError
+from utils.machine.quiet_import import import_quietly
 
 _NO_MEMORY = (
     "DefaultCPUAllocator: ",
@@ -28,6 +32,16 @@ _WORKER = re.compile(
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
+_WITH_EXTRAS = {"ray": '"ray[default,train]"'}  # what to install for all of a package that is used
+# By package: variables that it reads when it is imported, with values for which it opens no connection on its own.
+_NO_TELEMETRY = {
+    "albumentations": {"NO_ALBUMENTATIONS_UPDATE": "1"},  # else it looks for a newer version
+    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"},
+    "onnxruntime": {"ORT_DISABLE_TELEMETRY": "1"},
+    "ray": {"RAY_USAGE_STATS_ENABLED": "0"},
+    "wandb": {"WANDB_ERROR_REPORTING": "false"},
+}
+_REPORTING_PACKAGES = {"openvino": "openvino_telemetry"}  # reports imports and conversions if it can be imported
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _NO_SHM = "/dev/shm is full; make it larger (docker run --shm-size=8g)"
 _NO_MEMORY_LEFT = (
@@ -87,18 +101,56 @@ def _explain_import(error: ImportError, advice: str) -> str | None:
     return None
 
 
-def require_package(module: str, what: str, instead: str) -> None:
-    """Imports ``module`` early, so that a missing package is reported before the work starts.
+def require_installed(modules: Iterable[str], what: str, instead: str) -> None:
+    """Reports missing packages before the work starts. Does not import them.
+
+    Raises UserError, which says ``what`` needs the packages, and what to do ``instead`` of installing them.
+    """
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if len(missing) == 1:
+        raise _without_package(missing[0], "is not installed", what, instead)
+    if missing:
+        packages = [PACKAGES.get(module, module) for module in missing]
+        wanted = dict.fromkeys(_WITH_EXTRAS.get(module, package) for module, package in zip(missing, packages))
+        listed = ", ".join(packages)
+        command = f"pip install {' '.join(wanted)}"
+        raise UserError(f"{what}: the packages {listed} are not installed; {command}, or {instead}")
+
+
+def require_package(module: str, what: str, instead: str) -> ModuleType:
+    """Imports an optional package with its telemetry off, unless the user's environment turns it on. Returns it.
 
     Raises UserError, which says ``what`` needs the package, and what to do ``instead`` of installing it.
     """
     try:
-        importlib.import_module(module)
+        with _without_telemetry(module):
+            return import_quietly(module)
     except ImportError as error:
-        package = PACKAGES.get(module, module)
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
         reason = "is not installed" if missing else f"cannot be loaded ({' '.join(str(error).split())})"
-        raise UserError(f"{what}: the package {package} {reason}; pip install {package}, or {instead}") from None
+        raise _without_package(module, reason, what, instead) from None
+
+
+def _without_package(module: str, reason: str, what: str, instead: str) -> UserError:
+    package = PACKAGES.get(module, module)
+    wanted = _WITH_EXTRAS.get(module, package)
+    return UserError(f"{what}: the package {package} {reason}; pip install {wanted}, or {instead}")
+
+
+@contextlib.contextmanager
+def _without_telemetry(module: str) -> Iterator[None]:
+    """In the block, ``module`` can be imported without anything that it would report to its vendor."""
+    for variable, value in _NO_TELEMETRY.get(module, {}).items():
+        os.environ.setdefault(variable, value)
+    reporter = _REPORTING_PACKAGES.get(module)
+    if reporter is None or reporter in sys.modules:
+        yield
+        return
+    sys.modules[reporter] = None  # Python then raises ImportError for it
+    try:
+        yield
+    finally:
+        sys.modules.pop(reporter, None)
 
 
 def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -42,9 +42,7 @@ class Session:
 
 def open_onnx(path: Path, device: torch.device) -> Session:
     """An ONNX file in ONNX Runtime; on a GPU if the package onnxruntime-gpu is installed."""
-    require_package("onnxruntime", str(path), "use the checkpoint")
-    import onnxruntime as ort
-
+    ort = import_onnxruntime(str(path))
     options = ort.SessionOptions()
     options.log_severity_level = 4  # not errors, which are raised
     options.intra_op_num_threads = torch.get_num_threads()
@@ -89,21 +87,14 @@ def quiet(*others: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def import_openvino(what: str) -> Any:
-    """The package openvino. Raises UserError naming ``what`` needs it.
+def import_onnxruntime(what: str) -> ModuleType:
+    """The package onnxruntime. Raises UserError naming ``what`` needs it."""
+    return require_package("onnxruntime", what, "use the checkpoint")
 
-    Its telemetry package must not be importable, or it would report imports and conversions over the network.
-    """
-    name = "openvino_telemetry"
-    is_imported = name in sys.modules
-    sys.modules.setdefault(name, None)
-    try:
-        require_package("openvino", what, "use another format")
-        import openvino
-    finally:
-        if not is_imported:
-            del sys.modules[name]
-    return openvino
+
+def import_openvino(what: str) -> ModuleType:
+    """The package openvino. Raises UserError naming ``what`` needs it."""
+    return require_package("openvino", what, "use another format")
 
 
 def openvino_core(what: str) -> Any:
@@ -118,7 +109,7 @@ def openvino_core(what: str) -> Any:
 
 
 @cache
-def _core_of(openvino: Any) -> Any:
+def _core_of(openvino: ModuleType) -> Any:
     return openvino.Core()
 
 

@@ -77,7 +77,9 @@ class ExportedModel(InferenceModel):
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
             self.nms_iou = FOREIGN_IOU
         self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
-        self.squares, self.confidence = metadata.squares, metadata.confidence
+        self.squares = metadata.squares
+        self.plain_confidence = metadata.confidence
+        self.confidence = metadata.confidence if metadata.voting_confidence is None else metadata.voting_confidence
 
     def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:
         return self._reopen, ()

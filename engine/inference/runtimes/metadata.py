@@ -21,7 +21,8 @@ KEY = "lockstep"
 VERSION = 1
 LAYOUTS = ("raw", "end2end")
 _TEXTS = ("description", "date", "author", "version", "license")
-_OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "bits", "data")  # of `ExportMetadata`
+# Fields of `ExportMetadata`.
+_OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
 MOST_CLASSES = 100_000
 MOST_SIDE = 2**16  # pixels
 Side = Annotated[int, Bounds(1, MOST_SIDE)]
@@ -52,8 +53,11 @@ class ExportMetadata:
     nms_iou: Fraction | None = None  # None: the detections need no NMS
     box_voting: bool = False  # by the NMS inside
     validation_iou: Fraction | None = None  # as published for the model's head
-    squares: bool = False  # whether validation pads images to squares by default
-    confidence: Fraction | None = None  # threshold with the best F1 in validation
+    squares: bool = False  # whether images are padded to squares
+    # Thresholds with the best F1 in validation: of the output as it is, after NMS if it needs that, and with the box
+    # voting of this program after it.
+    confidence: Fraction | None = None
+    voting_confidence: Fraction | None = None
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
     date: str = ""

@@ -58,7 +58,9 @@ def decoded(monkeypatch) -> list[str]:
     """Names of the images that caches decode."""
     names: list[str] = []
     monkeypatch.setattr(
-        decoding, "read_source", lambda path, *sizes: names.append(Path(path).name) or read_source(path, *sizes)
+        decoding,
+        "read_source",
+        lambda path, *sizes, **options: names.append(Path(path).name) or read_source(path, *sizes, **options),
     )
     return names
 
@@ -187,10 +189,10 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     script = (
         "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk\n"
         "disk._BATCH_BYTES, plain = 1, decoding.read_source\n"
-        "def read(path, *sizes):\n"
+        "def read(path, *sizes, **options):\n"
         "    if path.endswith('004.png'):\n"
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
-        "    return plain(path, *sizes)\n"
+        "    return plain(path, *sizes, **options)\n"
         "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
         "disk.open_disk_cache(index, sys.argv[2], 64, decoding.Decoding(1))\n"
     )
@@ -231,7 +233,9 @@ def _fill_together(ctx, index, folder):
     file."""
     decoded = []
     plain = decoding.read_source
-    decoding.read_source = lambda path, *sizes: decoded.append(Path(path).name) or plain(path, *sizes)
+    decoding.read_source = lambda path, *sizes, **options: (
+        decoded.append(Path(path).name) or plain(path, *sizes, **options)
+    )
     place = f"{folder}/{ctx.node_rank}"
     for start in range(2):
         leaders = one_per_node_group(ctx)

@@ -112,6 +112,15 @@ def test_sizes_that_nobody_trains_at_are_not_advised():
     assert remedy_for_small_boxes(4.9, 640, 32).startswith("add 'tile: 640' to the data set's YAML")
 
 
+def test_a_set_with_tiles_is_advised_smaller_ones():
+    assert remedy_for_small_boxes(8.0, 320, 32, tile=640) == (
+        "use --imgsz 640 or more, or smaller tiles ('tile: 320' in the data set's YAML)"
+    )
+    assert remedy_for_small_boxes(4.9, 640, 32, tile=640) == "use smaller tiles ('tile: 192' in the data set's YAML)"
+    assert "'tile: 32'" in remedy_for_small_boxes(0.1, 640, 32, tile=64)
+    assert remedy_for_small_boxes(16.0, 640, 32, tile=64) is None
+
+
 def test_counts_are_those_of_the_labels(index):
     found = take_census(index, "train", 64)
     assert found.images == 20

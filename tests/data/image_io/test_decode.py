@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from data.image_io import decode, verify
-from data.image_io.decode import IMAGE_SUFFIXES, read_image, read_reduced, unread_image
+from data.image_io.decode import IMAGE_SUFFIXES, have_single_colors, read_image, read_reduced, unread_image
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
+from utils.config.pixels import PixelFormat
 from utils.errors import UserError
 
 
@@ -227,6 +228,18 @@ def test_a_file_that_is_not_an_image_is_refused(tmp_path):
         read_image(tmp_path / "f.tif")
 
 
+@pytest.mark.parametrize(("start", "kind"), [(b"\0\0\0\x18ftypheic", ".heic"), (b"\0\0\0\x18ftypmif1", ".heic")])
+def test_the_content_of_another_format_is_named(tmp_path, start, kind):
+    """As phones write it, and apps rename it."""
+    (tmp_path / "photo.jpg").write_bytes(start + bytes(range(256)) * 4)
+    for read in (read_image, check_image):
+        text = (
+            rf"photo.jpg: cannot be decoded \(its content is that of a \{kind} file, which is not supported; convert it"
+        )
+        with pytest.raises(UserError, match=text):
+            read(tmp_path / "photo.jpg")
+
+
 def test_random_headers_raise_only_the_expected_error(tmp_path):
     rng = np.random.default_rng(1)
     whole = [jpeg_with_exif(gradient(), 6), png(40, 24, 8, 2, [r.tobytes() for r in gradient()])]
@@ -319,3 +332,21 @@ def test_accepted_files_can_be_decoded(tmp_path) -> None:
             if size[0] * size[1] <= 1 << 22:
                 assert read_image(path).shape[:2] == size
     assert 500 < accepted < 3500
+
+
+@pytest.mark.parametrize(
+    ("colors", "is_single"),
+    [([0], True), ([114, 7], True), ([114, None], False), ([None], False), ([], False), ([5, "missing"], False)],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_a_single_color_are_told_from_others(tmp_path, colors, is_single, channels):
+    paths = []
+    for number, color in enumerate(colors):
+        path = tmp_path / f"{number}.png"
+        image = np.full((20, 30, 3), 0 if isinstance(color, str) or color is None else color, np.uint8)
+        if color is None:
+            image[-1, -1] = 1
+        if color != "missing":
+            cv2.imwrite(str(path), image)
+        paths.append(str(path))
+    assert have_single_colors(paths, PixelFormat(channels)) == is_single

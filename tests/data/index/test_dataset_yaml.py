@@ -197,6 +197,193 @@ def test_mistakes_are_one_line_that_names_the_file(tmp_path, text):
         load_dataset_spec(write(tmp_path, text))
 
 
+BODY = "train: t\nnames: [a, b]\n"
+OF_OTHER_PROGRAMS = {  # the YAML, and the keys that the log names
+    "Ultralytics": ("task: detect\nname: x\nhash: 0a\nbytes: 5\ncreated_at: 2026-01-02\nupdated_at: 2026-01-03\n",
+                    "name, hash, bytes, created_at, updated_at"),
+    "Supervisely": ("nc: 2\ncolors: [[1, 2, 3], [4, 5, 6]]\n", "colors"),
+    "YOLOv6": ("is_coco: False\nanno_path: ../coco/annotations/instances_val2017.json\n", "is_coco, anno_path"),
+    "Roboflow": ("nc: 2\nroboflow: {workspace: w, license: MIT}\n", "roboflow"),
+    "people": ("authors: [me]\ntype: x\nsource: y\ninfo: {a: 1}\nnum_images: 9\ntitle: z\nannotators: 3\n",
+               "authors, type, source, info, num_images, title, annotators"),
+    "anchors": ("x: &n [a, b]\n.n: 1\n_test: nowhere\n", "x, .n, _test"),
+    "other languages": ("names_zh: [c, d]\nclass_names: [e, f]\n", "names_zh, class_names"),
+    "many": ("".join(f"info{i:02}: 1\n" for i in range(15)), "info11 and 3 more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_OTHER_PROGRAMS)
+def test_keys_that_describe_are_one_line_of_the_log(tmp_path, case, caplog):
+    text, named = OF_OTHER_PROGRAMS[case]
+    path = write(tmp_path, BODY + text)
+    (tmp_path / "t").mkdir()
+    with caplog.at_level("INFO"):
+        spec = open_data(DataSource(str(path)), DistributedContext.single())
+    assert spec.names == ("a", "b")
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}: not used: ")
+    assert line.endswith(named)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        *((f"{key}: 1", "nc") for key in ("NC", "cn")),
+        *((f"{key}: v", "val") for key in ("vla", "valid", "Val", "vall")),
+        *((f"{key}: v", "test") for key in ("tests", "tset")),
+        *((f"{key}: 64", "tile") for key in ("tiles", "tile_size")),
+        *((f"{key}: 4", "channels") for key in ("channel", "chanels", "num_channels")),
+        ("bit: 12", "bits"),
+        ("bit_depth: 12", "bits"),
+        ("annotation: a.json", "annotations"),
+        ("ignored: [a]", "ignore"),
+        ("class: {a: b}", "classes"),
+        ("paths: .", "path"),
+    ],
+)
+def test_a_misspelled_key_is_an_error_that_names_the_right_one(tmp_path, text, meant):
+    with pytest.raises(UserError, match=rf"d.yaml: unknown key '\w+' \(did you mean '{meant}'\?\)$"):
+        load_dataset_spec(write(tmp_path, f"{BODY}{text}\n"))
+
+
+@pytest.mark.parametrize("key", ["name", "class_names", "Names", "namse"])
+def test_names_under_another_key_are_an_error(tmp_path, key):
+    with pytest.raises(UserError, match=rf"unknown key '{key}' \(did you mean 'names'\?\)$"):
+        load_dataset_spec(write(tmp_path, f"train: t\n{key}: [a, b]\n"))
+
+
+@pytest.mark.parametrize("key", ["num_classes", "number_of_classes", "n_classes"])
+def test_a_number_of_classes_is_checked_under_other_names_too(tmp_path, key):
+    assert load_dataset_spec(write(tmp_path, f"{BODY}{key}: 2\n")).notes == ()
+    with pytest.raises(UserError, match="nc is 3, but 'names' has 2"):
+        load_dataset_spec(write(tmp_path, f"{BODY}{key}: 3\n"))
+    path = write(tmp_path, f"{BODY}nc: 2\n{key}: 3\n")
+    assert load_dataset_spec(path).notes == (f"{path}: not used: {key}",)
+
+
+def test_names_without_an_indent_and_a_list_of_classes_are_named(tmp_path):
+    with pytest.raises(UserError, match="unknown key '0'; lines 'number: name' belong under 'names:', indented"):
+        load_dataset_spec(write(tmp_path, "train: t\nnames:\n0: a\n1: b\n"))
+    with pytest.raises(
+        UserError, match=r"has no 'names'; .* \('classes' renames and merges those that 'names' lists\)"
+    ):
+        load_dataset_spec(write(tmp_path, "train: t\nclasses: [a, b]\n"))
+
+
+@pytest.mark.parametrize("task", ["detect", "Detection", "object-detection", "object detection", "bbox", ""])
+def test_the_task_of_this_program_is_no_line(tmp_path, task):
+    assert load_dataset_spec(write(tmp_path, f"{BODY}task: {task}\n")).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        ("segment", "polygons are used as the boxes around them"),
+        ("instance-segmentation", "polygons are used as the boxes around them"),
+        ("obb", "rotated boxes are used as the upright boxes around them"),
+        ("track", "not used; this program detects boxes"),
+    ],
+)
+def test_another_task_says_what_becomes_of_its_labels(tmp_path, task, text):
+    path = write(tmp_path, f"{BODY}task: {task}\n")
+    (line,) = load_dataset_spec(path).notes
+    assert line.startswith(f"{path}: task: {task}: ")
+    assert "this program detects boxes" in line
+    assert line.endswith(text)
+
+
+@pytest.mark.parametrize("task", ["pose", "keypoints", "classify", "classification", "semantic segmentation"])
+def test_a_task_without_boxes_is_an_error(tmp_path, task):
+    with pytest.raises(UserError, match=f"d.yaml: 'task: {task}' declares .*boxes"):
+        load_dataset_spec(write(tmp_path, f"{BODY}task: {task}\n"))
+
+
+def test_names_that_yaml_reads_as_numbers_stay_as_they_are_written(tmp_path):
+    written = ["1e3", "0x1F", "012", "12:30:45", "1_000", "1.50", "+5", ".5", "-0", ".inf", "0b11", "7", "190:20:30.15"]
+    text = f"x: &n [{', '.join(written)}]\nnc: &c 13\ntrain: t\n"
+    for names in ("names: *n", f"names: [{', '.join(written)}]", "names:\n" + "".join(
+        f"  {i}: {name}\n" for i, name in enumerate(written)
+    )):  # fmt: skip
+        assert load_dataset_spec(write(tmp_path, f"{text}{names}\n")).names == tuple(written)
+    spec = load_dataset_spec(write(tmp_path, f"{text}names: *n\nclasses: {{012: 0x20, 1.50: 1.500}}\nignore: [1e3]\n"))
+    assert spec.names == ("0x1F", "0x20", *written[3:5], "1.500", *written[6:])
+    dumped = write(tmp_path, yaml.safe_dump({"train": "t", "names": written}))
+    assert load_dataset_spec(dumped).names == tuple(written)
+
+
+@pytest.mark.parametrize("name", ["!!float x", "!!int x"])
+def test_what_a_tag_calls_a_number_has_to_be_one(tmp_path, name):
+    with pytest.raises(UserError, match=r"d.yaml:2: .* is not a valid (int|float); put it in quotes if it is text"):
+        load_dataset_spec(write(tmp_path, f"train: t\nnames: [a, {name}]\n"))
+
+
+@pytest.mark.parametrize("name", ["yes", "no", "off", "true", "2026-01-02", "2026-01-02 10:00:00", "null", "~", "[a]"])
+def test_names_that_yaml_reads_as_something_else_are_refused(tmp_path, name):
+    with pytest.raises(UserError, match=r"names: .* is not text in YAML; put it in quotes"):
+        load_dataset_spec(write(tmp_path, f"train: t\nnames: [a, {name}]\n"))
+
+
+@pytest.mark.parametrize("numbers", ['"0" "1"', "0 '1'", "00 01", "'0' 01"])
+def test_the_numbers_of_names_may_be_text_or_have_zeros_in_front(tmp_path, numbers):
+    zero, one = numbers.split()
+    assert load_dataset_spec(write(tmp_path, f"train: t\nnames: {{{one}: b, {zero}: a}}\n")).names == ("a", "b")
+
+
+def test_ten_numbers_with_a_zero_in_front_are_decimal(tmp_path):
+    lines = "".join(f"  {i:03}: c{i}\n" for i in range(12))
+    assert load_dataset_spec(write(tmp_path, f"train: t\nnames:\n{lines}")).names == tuple(f"c{i}" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("{0: a, '0': b}", "key '0' appears twice"),
+        ("{0: a, 00: b}", "two lines have the number 0"),
+        ("{0.5: a}", "'0.5' is not the number of a class"),
+        ("{-1: a}", "'-1' is not the number of a class"),
+        ("{a: 0}", "'a' is not the number of a class"),
+        ("{yes: a}", "True is not the number of a class"),
+        ("{'0': a, '2': b}", "must be numbered 0 to 1; 1 is missing"),
+    ],
+)
+def test_wrong_numbers_of_names_are_named(tmp_path, names, message):
+    with pytest.raises(UserError, match=message):
+        load_dataset_spec(write(tmp_path, f"train: t\nnames: {names}\n"))
+
+
+def test_separators_of_windows_are_read_where_only_that_path_exists(tmp_path):
+    (tmp_path / "set/images/train").mkdir(parents=True)
+    (tmp_path / "set/images/val").mkdir()
+    text = "path: .\\set\ntrain: [images\\train]\nval: ..\\images\\val\nannotations: images\\val\nnames: [a]\n"
+    path = write(tmp_path, text)
+    spec = load_dataset_spec(path)
+    assert spec.split("train").images == (tmp_path / "set/images/train",)
+    assert spec.split("val").images == (tmp_path / "set/images/val",)
+    assert spec.split("val").annotations == tmp_path / "set/images/val"
+    assert spec.notes == (
+        f"{path}: train: images\\train is read as {tmp_path}/set/images/train",
+        f"{path}: val: ..\\images\\val is read as {tmp_path}/set/images/val",
+    )
+    (tmp_path / "set/images\\train").mkdir()  # a folder of this name is one
+    assert load_dataset_spec(path).split("train").images == (tmp_path / "set/images\\train",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("images\\tra", r"folders are separated by / here, not by \\;"),
+        ("C:\\sets\\train", r"folders are separated by / here, not by \\;"),
+        ('"images\\train"', r"'images\\train' has a control character: in double quotes, YAML takes \\t for a tab;"),
+    ],
+)
+def test_missing_paths_of_windows_are_named(tmp_path, entry, reason):
+    (tmp_path / "images/train").mkdir(parents=True)
+    spec = load_dataset_spec(write(tmp_path, f"train: {entry}\nnames: [a]\n"))
+    with pytest.raises(UserError) as caught:
+        spec.check_split("train")
+    assert reason.replace("\\\\", "\\") in str(caught.value)
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_shipped_yamls_load_without_running_their_downloads(path):
     spec = load_dataset_spec(path)

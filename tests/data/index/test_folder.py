@@ -24,6 +24,7 @@ from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset
 from train import main as train
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 
 NAMES = ["light", "dark"]
 
@@ -228,7 +229,35 @@ def label_studio_yolo(source: Path, folder: Path) -> None:
     (folder / "notes.json").write_text(json.dumps(notes, indent=2))
 
 
-@pytest.mark.parametrize("export", [cvat_task, label_studio_coco, label_studio_yolo], ids=lambda e: e.__name__)
+def label_studio_yolo_with_empty_lists(source: Path, folder: Path) -> None:
+    label_studio_yolo(source, folder)
+    notes = json.loads((folder / "notes.json").read_text()) | {"images": [], "annotations": []}
+    (folder / "notes.json").write_text(json.dumps(notes, indent=2))
+
+
+def label_studio_yolo_without_classes(source: Path, folder: Path) -> None:
+    label_studio_yolo(source, folder)
+    (folder / "classes.txt").unlink()
+
+
+def labels_beside_images(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "images", folder / "images", ".txt", {"train": ""})
+    (folder / "classes.txt").write_text("light\ndark\n")
+
+
+def capital_suffixes(source: Path, folder: Path) -> None:
+    label_studio_yolo(source, folder)
+    for path in (folder / "labels").iterdir():
+        path.rename(path.with_suffix(".TXT"))
+
+
+ONE_SPLIT = [
+    cvat_task, label_studio_coco, label_studio_yolo, label_studio_yolo_with_empty_lists,
+    label_studio_yolo_without_classes, labels_beside_images, capital_suffixes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("export", ONE_SPLIT, ids=lambda e: e.__name__)
 def test_without_splits_all_images_are_for_training(export, source, tmp_path):
     export(source, tmp_path / "export")
     expected = {name: boxes for name, boxes in boxes_of(source / "data.yaml").items() if name.startswith("train")}
@@ -242,7 +271,7 @@ def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkey
     roboflow_coco(source, tmp_path / "export")
     monkeypatch.chdir(tmp_path / where)
     assert boxes_of(name) == boxes_of(source / "data.yaml")
-    assert load_dataset_spec(name).summary.startswith(f"{tmp_path / 'export'}: COCO JSON")
+    assert load_dataset_spec(name).notes[0].startswith(f"{tmp_path / 'export'}: COCO JSON")
 
 
 def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):
@@ -260,6 +289,14 @@ def two_lists_of_names(source: Path, folder: Path) -> None:
     (folder / "valid" / "_darknet.labels").write_text("dark\nlight\n")
 
 
+def notes_against_classes(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "train" / "_darknet.labels").unlink()
+    (folder / "classes.txt").write_text("light\ndark\n")
+    categories = [{"id": 0, "name": "dark"}, {"id": 1, "name": "light"}]
+    (folder / "notes.json").write_text(json.dumps({"categories": categories}))
+
+
 def two_formats(source: Path, folder: Path) -> None:
     """The names of the other format may be in another order."""
     roboflow_coco(source, folder)
@@ -273,11 +310,33 @@ def half_a_json(source: Path, folder: Path) -> None:
     path.write_text(path.read_text()[:100])
 
 
-@pytest.mark.parametrize("export", [two_folders_of_a_split, two_lists_of_names, two_formats, half_a_json])
+REFUSED = [two_folders_of_a_split, two_lists_of_names, notes_against_classes, two_formats, half_a_json]
+
+
+@pytest.mark.parametrize("export", REFUSED)
 def test_what_could_mean_two_things_or_is_cut_is_refused(export, source, tmp_path):
     export(source, tmp_path / "export")
     with refused():
         load_index(load_dataset_spec(tmp_path / "export"), "val", progress=False)
+
+
+@pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
+@pytest.mark.parametrize("by_yaml", [False, True])
+def test_an_export_without_its_images_says_so(export, source, tmp_path, by_yaml):
+    """In their place is nothing, not even folders."""
+    folder = tmp_path / "export"
+    export(source, folder)
+    if by_yaml:
+        (folder / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [light, dark]\n")
+    for image in [path for path in folder.rglob("*") if path.suffix == ".png"]:
+        image.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+    with pytest.raises(
+        UserError, match=r"label files? \(first: .*\) and no image: an export without its images; export it"
+    ):
+        load_index(open_data(DataSource(str(folder), ("train",)), DistributedContext.single()), "train", progress=False)
 
 
 def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):

@@ -15,15 +15,26 @@ import yaml
 from data.check.photos import Source, _render
 from data.check.scanned import scan_dataset, scan_issues
 from data.index.load import load_index
-from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table
+from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table, shape_of
 from data.labels.coco import read_coco
-from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, MISREAD, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
+from data.labels.findings import (
+    BAD_ROW,
+    CLIPPED,
+    DUPLICATE,
+    MISREAD,
+    NO_AREA,
+    NOT_FINITE,
+    OUTSIDE,
+    REVERSED,
+    UNKNOWN_CLASS,
+)
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
-from data.labels.voc import parse_voc
+from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from utils.errors import UserError
 
 
 def kinds(problems):
@@ -54,7 +65,11 @@ def test_yolo_boxes_and_polygons_are_parsed():
     assert raw.problems == []
     np.testing.assert_allclose(
         raw.rows,
-        [(1, 0.4, 0.3, 0.6, 0.7, 0.08, 0, 1), (0, 0.1, 0.1, 0.5, 0.5, 0.16, 0, 3), (0, 0, 0, 0.5, 0.5, 0.125, 0, 4)],
+        [
+            (1, 0.4, 0.3, 0.6, 0.7, 0.08, 0, 1, 0),
+            (0, 0.1, 0.1, 0.5, 0.5, 0.16, 0, 3, 0),
+            (0, 0, 0, 0.5, 0.5, 0.125, 0, 4, shape_of([0, 0, 0.5, 0, 0, 0.5])),
+        ],
     )
 
 
@@ -115,7 +130,7 @@ def test_polygon_area_of_a_star_equals_the_sum_of_its_triangles():
     gaps = np.diff(np.append(angle, angle[0] + 2 * math.pi))
     expected = (radius * np.roll(radius, -1) * np.sin(gaps)).sum() / 2
     for each in (points, points[::-1]):
-        ((*_, area, _, _),) = parse_yolo(" ".join(map(repr, [0, *each.ravel().tolist()])).encode(), 1).rows
+        ((*_, area, _, _, _),) = parse_yolo(" ".join(map(repr, [0, *each.ravel().tolist()])).encode(), 1).rows
         assert area == pytest.approx(expected)
 
 
@@ -135,7 +150,7 @@ def test_malformed_yolo_rows_are_reported():
 def test_voc_objects_are_parsed():
     raw = parse_voc(voc(("b", 10, 20, 30, 60), ("a", "1.5", 2, 3, 4)), {"a": 0, "b": 1})
     assert raw.size_hw == (100, 200)
-    assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3), (0, 1.5, 2, 3, 4, 3, 0, 6)]
+    assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3, 0), (0, 1.5, 2, 3, 4, 3, 0, 6, 0)]
     assert parse_voc(voc(size=(0, 0)), {}).size_hw is None
     assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
 
@@ -169,6 +184,30 @@ def test_files_that_are_not_voc_or_have_entities_are_refused(data):
         parse_voc(data, {"a": 0})
 
 
+@pytest.mark.parametrize("encoding", ["GB2312", "GBK", "Big5", "Shift_JIS", "EUC-KR", "UTF-16", "ISO-8859-1"])
+def test_voc_is_read_in_the_encoding_that_it_declares(encoding):
+    word = "caf\u00e9" if encoding == "ISO-8859-1" else "車"
+    word = "车" if encoding.startswith("GB") else word
+    text = f'<?xml version="1.0" encoding="{encoding}"?>' + voc((word, 1, 2, 30, 40)).decode()
+    assert object_names(text.encode(encoding)) == {word}
+    assert parse_voc(text.encode(encoding), {word: 0}).rows == [(0, 1, 2, 30, 40, 1102, 0, 3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"), [("行人 车辆".encode("gbk"), "GBK"), ("0 0.5".encode("utf-16"), "UTF-16")]
+)
+def test_label_files_in_another_encoding_say_which_it_is(data, encoding, tmp_path):
+    reason = f"not UTF-8 but, as it seems, {encoding}; save it as UTF-8"
+    with pytest.raises(LabelFileError, match=f"^{reason}"):
+        parse_yolo(data, 2)
+    (tmp_path / "a.json").write_bytes(data)
+    with pytest.raises(UserError, match=f"a.json: {reason}"):
+        read_coco(tmp_path / "a.json", None)
+    if encoding == "GBK":
+        with pytest.raises(LabelFileError, match=rf"^3: malformed XML \({reason}"):
+            parse_voc(b"<annotation>\n\n<object>" + data + b"</object></annotation>", {})
+
+
 def test_coco_keeps_crowd_area_and_ids(tmp_path):
     annotations = [
         {"id": 40, "image_id": 9, "category_id": 5, "bbox": [1, 2, 10, 20], "area": 77.5, "iscrowd": 0},
@@ -180,7 +219,7 @@ def test_coco_keeps_crowd_area_and_ids(tmp_path):
     assert file.category_ids == (5, 7, 1)  # 'c' gets an id that the file doesn't use
     (image,) = file.images
     assert (image.file_name, image.image_id, image.labels.size_hw) == ("x.jpg", 9, (100, 200))
-    assert image.labels.rows == [(0, 1, 2, 11, 22, 77.5, 0, 0), (2, 1, 2, 11, 22, 200, 1, 1)]
+    assert image.labels.rows == [(0, 1, 2, 11, 22, 77.5, 0, 0, 0), (2, 1, 2, 11, 22, 200, 1, 1, 0)]
     assert read_coco(path, None).category_ids == (1,)
     assert [r[0] for r in read_coco(path, None).images[0].labels.rows] == [0, 0]
 
@@ -205,7 +244,7 @@ def clean(*rows, hw=(100, 200), normalized=False):
 
 
 def test_boxes_beyond_the_image_are_clipped_and_their_area_is_reduced():
-    boxes, findings = clean((0, -10, 0, 10, 10, 100, 0, 1), (0, 0, 0, 200.005, 50, 42, 0, 2))
+    boxes, findings = clean((0, -10, 0, 10, 10, 100, 0, 1, 0), (0, 0, 0, 200.005, 50, 42, 0, 2, 0))
     np.testing.assert_array_equal(boxes.boxes_xywh_px, [[0, 0, 10, 10], [0, 0, 200, 50]])
     np.testing.assert_array_equal(boxes.area_px, [50, 42])  # the second is only rounded, and its object keeps its area
     assert [(f.line, f.kind) for f in findings] == [(1, CLIPPED)]
@@ -213,12 +252,12 @@ def test_boxes_beyond_the_image_are_clipped_and_their_area_is_reduced():
 
 def test_useless_boxes_are_left_out_and_repetitions_marked():
     rows = [
-        (0, 1, 1, 1, 5, 0, 0, 1),
-        (0, 5, 5, 1, 9, -16, 0, 2),
-        (0, 300, 1, 310, 5, 40, 0, 3),
-        (0, 1, 1, 5, 5, 16, 0, 4),
+        (0, 1, 1, 1, 5, 0, 0, 1, 0),
+        (0, 5, 5, 5, 1, 0, 0, 2, 0),
+        (0, 300, 1, 310, 5, 40, 0, 3, 0),
+        (0, 1, 1, 5, 5, 16, 0, 4, 0),
     ]
-    boxes, findings = clean(*rows, rows[3], (1, *rows[3][1:]), (*rows[3][:6], 1, 5))
+    boxes, findings = clean(*rows, rows[3], (1, *rows[3][1:]), (*rows[3][:6], 1, 5, 0))
     np.testing.assert_array_equal(boxes.classes, [0, 0, 1, 0])
     np.testing.assert_array_equal(boxes.repeated, [False, True, False, False])
     np.testing.assert_array_equal(boxes.crowd, [False, False, False, True])
@@ -226,7 +265,7 @@ def test_useless_boxes_are_left_out_and_repetitions_marked():
 
 
 def test_equal_boxes_in_two_images_are_not_duplicates():
-    row = (0, 1, 1, 5, 5, 16, 0, 1)
+    row = (0, 1, 1, 5, 5, 16, 0, 1, 0)
     table = np.concatenate([row_table(0, [row]), row_table(2, [row])])
     boxes, findings = clean_rows(table, np.full((3, 2), 10), False)
     np.testing.assert_array_equal(boxes.image, [0, 2])
@@ -239,7 +278,7 @@ def reference(rows, height, width):
     """The rules, one row at a time."""
     kept, rows_seen = [], []
     for c, x1, y1, x2, y2, *_ in rows:
-        x1, x2, y1, y2 = x1 * width, x2 * width, y1 * height, y2 * height
+        (x1, x2), (y1, y2) = sorted((x1 * width, x2 * width)), sorted((y1 * height, y2 * height))
         if not (
             x2 - x1 >= MIN_SIDE_PX and y2 - y1 >= MIN_SIDE_PX and math.isfinite(x2 - x1) and math.isfinite(y2 - y1)
         ):
@@ -265,7 +304,7 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside_the_image(seed):
     np.testing.assert_array_equal(boxes.classes, expected[:, 0])
     np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:5])
     np.testing.assert_array_equal(boxes.repeated, expected[:, 5])
-    lost = [f for _, f in findings if f.kind not in (CLIPPED, DUPLICATE)]
+    lost = [f for _, f in findings if f.kind not in (CLIPPED, DUPLICATE, REVERSED)]
     assert len(boxes.image) + len(lost) == 300  # nothing is dropped silently
     assert np.isfinite(boxes.area_px).all()
     assert (boxes.boxes_xywh_px[:, :2] >= 0).all()
@@ -319,14 +358,14 @@ def data(tmp_path: Path) -> EditableSet:
 
 
 def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
-    """The warning of training, which a cached index gives too, and the only issue of a check."""
+    """The warning of training, besides that of the gate, which a cached index gives too, and the issue of a check."""
     logger, spec, said = logging.getLogger("lockstep"), load_dataset_spec(data.yaml), []
     logger.propagate = True
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lockstep"):
             index = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False, **options)
-        said += [message for message in caplog.messages if "decod" not in message]
+        said += [text for text in caplog.messages if "decod" not in text and "can't be used" not in text]
     logger.propagate = False
     (split,) = scan_dataset(spec, ("train",), workers=0)
     found = [issue.text for issue in scan_issues(split) if issue.kind == MISREAD]
@@ -377,13 +416,15 @@ def test_another_notation_of_voc_is_named(data, tmp_path, caplog, notation):
 def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")
-    said = advice_of(data, tmp_path, caplog)
+    said = advice_of(data, tmp_path, caplog, max_bad=0.5)
     assert said.startswith("the class ids seem to start at 1 (4 rows of class 2, none of class 0); YOLO's start at 0: ")
     data.describe(["unused", "cat", "dog"])
     assert advice_of(data, tmp_path, caplog) == ""
     data.describe(["cat", "dog"])
+    with refused():  # half of the objects have no name
+        load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
     data.write("train/0", "0 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")  # a typing error
-    assert advice_of(data, tmp_path, caplog) == ""
+    assert advice_of(data, tmp_path, caplog, max_bad=0.5) == ""
     data.describe(["cat"])
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")

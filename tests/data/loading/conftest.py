@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
+from data.render.letterbox import CanvasRule
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -30,7 +31,7 @@ def open_loader(index, monkeypatch):
         own = {"epochs": 20} if config is TrainConfig else {"weights": []}
         config = config(**({"imgsz": 64, "batch_size": 8, "workers": 0} | own | options))
         if not training:
-            return build_val_loader(ctx, config, Spec(), stride=32, squares=squares)
+            return build_val_loader(ctx, config, Spec(), CanvasRule(config.imgsz, 32, squares))
         check_loader_settings(ctx, config, hyp)
         loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:

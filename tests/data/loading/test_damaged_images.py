@@ -123,7 +123,9 @@ def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by):
     else:
         for name in ("extra.jpg", "more.gif", "pages.png"):
             (images / name).mkdir()
-        (images / "003.jpg").rename(images / "pages.png/003.jpg")
+        for path in (images / "003.jpg", root / "labels/train/003.txt"):
+            (path.parent / "pages.png").mkdir(exist_ok=True)
+            path.rename(path.parent / "pages.png" / path.name)
     with refused():
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4

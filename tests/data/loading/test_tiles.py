@@ -13,6 +13,7 @@ import yaml
 from data.cache import decoding
 from data.loading.build import build_train_loader, build_val_loader
 from data.loading.tiles import TiledIndex
+from data.render.letterbox import CanvasRule
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import index_of
@@ -187,9 +188,10 @@ def test_validation_batches_are_tiles_of_whole_images(data):
     config = TrainConfig(data=str(data), imgsz=64, batch_size=3, workers=0)
     spec, seen = load_dataset_spec(data), []
     for rank in range(2):
-        loader = build_val_loader(DistributedContext.single(), config, spec, stride=32, tile=128)
+        canvases = CanvasRule(64, 32)
+        loader = build_val_loader(DistributedContext.single(), config, spec, canvases, tile=128)
         tiles = loader.samples.tiles
-        requests = loader.samples.requests(3, 32, rect=False, canvas_hw=None, rank=rank, world_size=2)
+        requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
         for request in requests:
             assert len({int(tiles.image[key.index]) for key in request.keys}) == 1
             for sample in loader.samples.samples(request.keys):
@@ -208,7 +210,9 @@ def test_validation_batches_are_tiles_of_whole_images(data):
 
 def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
     decoded, read = [], decoding.read_source
-    monkeypatch.setattr(decoding, "read_source", lambda path, *args: decoded.append(path) or read(path, *args))
+    monkeypatch.setattr(
+        decoding, "read_source", lambda path, *args, **more: decoded.append(path) or read(path, *args, **more)
+    )
     for _ in range(2):
         loader = train_loader(data)
         loader.render(0, 0)

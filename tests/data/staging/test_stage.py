@@ -203,6 +203,7 @@ def test_changes_of_the_original_are_copied(tmp_path):
     (images / "001.png").write_bytes((images / "002.png").read_bytes())
     (labels / "003.txt").unlink()
     (images / "000.png").unlink()
+    (labels / "000.txt").unlink()
     shutil.copy(images / "002.png", images / "new.png")
     stage(source, tmp_path / "stage", ("val",))  # is not of the training images
     spec = stage(source, tmp_path / "stage")
@@ -312,3 +313,35 @@ def test_train_and_val_use_the_copy(tmp_path):
         assert counter.counts() == every_file_once(source.parent)
     said = _run_script(tmp_path, "val.py", "--weights", "runs/exp/last.pt", *own, "disk", "--name", "val")
     assert "(4 files)" in said
+
+
+@pytest.mark.parametrize("planted", ["", "tree", "incoming", "tree/images", "tree/labels/train"])
+def test_a_planted_link_leads_nothing_out_of_the_copy(tmp_path, planted):
+    """Others may be able to write to the folder, and can guess the name of the copy in it."""
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    copy = stage(source, tmp_path / "disk").root.parent
+    shutil.rmtree(tmp_path / "disk")
+    outside = tmp_path / "outside"
+    (outside / "images" / "train").mkdir(parents=True)
+    (outside / "other.png").write_bytes(b"of somebody else")
+    (outside / "images" / "train" / "other.png").write_bytes(b"of somebody else")
+    before = sorted(outside.rglob("*"))
+    link = copy / planted
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(PermissionError, match="is a symbolic link") as caught:
+        stage(source, tmp_path / "disk")
+    assert caught.value.filename == str(link)
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_a_link_in_place_of_a_file_is_replaced(tmp_path):
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    copied = stage(source, tmp_path / "disk").root
+    image = next(copied.rglob("*.png"))
+    image.rename(tmp_path / "elsewhere.png")
+    image.symlink_to(tmp_path / "elsewhere.png")
+    content = (tmp_path / "elsewhere.png").read_bytes()
+    assert stage(source, tmp_path / "disk").root == copied
+    assert not image.is_symlink()
+    assert image.read_bytes() == (tmp_path / "elsewhere.png").read_bytes() == content

@@ -10,6 +10,7 @@ from torch import nn
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion
+from models.postprocess.detections import PLAIN, SCORED, SHOWN
 from tests.helpers import ranks
 from tests.helpers.scoring import make_ground_truth
 from utils.boxes import scale_boxes, xywh_to_xyxy
@@ -68,7 +69,8 @@ class TinyNet(nn.Module):
 
 
 class Oracle:
-    """Postprocessing that returns each image's labels in canvas pixels, and one wrong box with a low score."""
+    """Postprocessing that returns each image's labels in canvas pixels, and one wrong box with a low score; shown ones
+    have half the score, plain ones a quarter of it."""
 
     def __init__(self, gt, letterbox):
         self.gt, self.letterbox = gt, letterbox
@@ -90,7 +92,11 @@ class Oracle:
             scores[b, :n], scores[b, n] = torch.linspace(0.9, 0.2, n), 0.1
             classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
             counts[b] = n + 1
-        return Detections(*(t.to(raw[0].device) for t in (boxes, scores, classes, counts)))
+        gains = {SCORED: 1.0, SHOWN: 0.5, PLAIN: 0.25}
+        return {
+            name: Detections(*(t.to(raw[0].device) for t in (boxes, scores * gain, classes, counts)))
+            for name, gain in gains.items()
+        }
 
 
 class Moments(Criterion):
@@ -155,7 +161,14 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     np.testing.assert_array_equal(table.boxes_xyxy_px[last], np.c_[0 * width, 0 * width, width, height])
     right = np.delete(table.boxes_xyxy_px, last, axis=0)
     np.testing.assert_allclose(right, xywh_to_xyxy(gt.boxes_xywh_px), atol=1e-3)
+    np.testing.assert_array_equal(evaluator.shown.scores, table.scores * 0.5)
+    np.testing.assert_array_equal(evaluator.shown.boxes_xyxy_px, table.boxes_xyxy_px)
+    # The worst right score is 0.2, the best wrong one 0.1; of those that are shown, half as much.
+    expected = {"scored_confidence": 0.15, "threshold": 0.075, "plain_confidence": 0.0375}
+    for name, confidence in expected.items():
+        assert getattr(result, name) == pytest.approx(confidence, abs=0.002)
     batch, detections = evaluator.preview
+    assert detections.scores.max() == pytest.approx(0.45)
     np.testing.assert_array_equal(batch.indices, make_batches(gt, letterbox)[0].indices)
     assert len(detections.counts) == 2
     times = {"ms/inference", "ms/nms", "ms/total", "data_wait"}

@@ -118,9 +118,10 @@ def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypat
     true_score = evaluator.score_detections
     scores = iter([({"AP": 0.9, "f1": 0.6}, 0.375), ({"AP": 0.1, "f1": 0.4}, 0.5)])
 
-    def score(*arguments):
-        result, (metrics, confidence) = true_score(*arguments), next(scores)
-        return replace(result, metrics=result.metrics | metrics, best_confidence=confidence)
+    def score(*arguments, **tables):
+        result, (metrics, confidence) = true_score(*arguments, **tables), next(scores)
+        others = {"plain_confidence": confidence / 2, "scored_confidence": confidence / 4}
+        return replace(result, metrics=result.metrics | metrics, best_confidence=confidence, **others)
 
     monkeypatch.setattr(evaluator, "score_detections", score)
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
@@ -128,7 +129,9 @@ def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypat
         train.main, "--project", tmp_path, "--data", data, "--model", model, *SMALL, "--epochs", "3", "--val-every", "2"
     )
     for name, confidence in (("best.pt", 0.375), ("last.pt", 0.5)):
-        assert read_checkpoint(tmp_path / "exp" / name)["progress"]["confidence"] == confidence
+        progress = read_checkpoint(tmp_path / "exp" / name)["progress"]
+        stored = [progress[key] for key in ("confidence", "plain_confidence", "scored_confidence")]
+        assert stored == [confidence, confidence / 2, confidence / 4]
 
 
 @pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])

@@ -191,8 +191,8 @@ def test_positions_are_not_judged_by_a_model_that_places_boxes_badly(ap75):
 @pytest.mark.parametrize("noise", [2, 4, 6])
 @pytest.mark.parametrize(("planted", "listed"), [(0, 3), (1, 4), (15, 22)])
 def test_few_right_boxes_are_listed_however_few_are_wrong(noise, planted, listed):
-    """The boxes that fit worst need not be wrong. Detections have errors with a heavy tail, in pixels of boxes with
-    sides of 100, and of 300 labels, some are moved by a quarter of their size."""
+    """The boxes that fit worst are not wrong for that. Detections have errors with a heavy tail, in pixels of boxes
+    with sides of 100, and of 300 labels, some are moved by a quarter of their size."""
     rng = np.random.default_rng(0)
     image, boxes, classes, table = scene()
     table.boxes_xyxy_px[:] = boxes + noise * rng.standard_t(4, boxes.shape)

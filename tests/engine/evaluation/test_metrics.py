@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.matching import Pairs, match_by_overlap
-from engine.evaluation.metrics import confusion_matrix, score_detections
+from engine.evaluation.metrics import CONFIDENCES, confusion_matrix, score_detections
 from engine.evaluation.tables import format_summary, silenced_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
@@ -98,11 +98,11 @@ def test_confidence_curves_equal_counting():
     gt, table, num_classes = random_case(1, crowd_share=0)
     gt = replace(gt, max_det=10**6)
     result = score_detections(gt, table, num_classes)
-    # Without crowd every detection at or above a confidence is a true or a false positive; the true ones are those that
+    # Without crowd every detection above a confidence is a true or a false positive; the true ones are those that
     # the greedy assignment finds among these detections alone.
     for step in (0, 200, 555, 900):
         c = result.curve_confidence[step]
-        keep = table.scores >= c
+        keep = table.scores > c
         part = make_table(*(v[keep] for v in (table.image_index, table.boxes_xyxy_px, table.scores, table.classes)))
         total = np.bincount(part.classes, minlength=num_classes)
         alone = score_detections(gt, part, num_classes)
@@ -113,8 +113,42 @@ def test_confidence_curves_equal_counting():
     f1 = 2 * result.curve_precision * result.curve_recall
     f1 = np.nan_to_num(f1[:-1] / np.maximum(result.curve_precision + result.curve_recall, 1e-300)[:-1])
     assert result.metrics["f1"] == pytest.approx(f1.mean(0).max())
-    assert result.best_confidence == result.curve_confidence[f1.mean(0).argmax()]
+    best = np.flatnonzero(f1.mean(0) == f1.mean(0).max())
+    best = best[: np.argmax(np.diff(best, append=-1) != 1) + 1]  # the first of several runs
+    assert result.best_confidence == result.curve_confidence[best[(len(best) - 1) // 2]]
     assert result.metrics["precision"] == pytest.approx(np.nanmean(result.class_metrics["precision"]))
+
+
+def test_the_threshold_and_what_it_promises_are_those_of_the_detections_that_are_shown():
+    """AP is that of the scored ones; without box voting there is a threshold of its own."""
+    objects = np.array([[0, 0, 50, 50], [100, 0, 50, 50]], float)
+    gt = make_ground_truth(objects, np.zeros(2, int), np.zeros(2, bool), np.full(2, 2500), np.zeros(2, int), 1, 1)
+    right = xywh_to_xyxy(objects)
+    twice = right[:1] + 3.0
+
+    def table(*scores):
+        return make_table([0] * len(scores), np.r_[right, twice][: len(scores)], scores, [0] * len(scores))
+
+    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, shown=table(0.9, 0.4), plain=table(0.7, 0.2))
+    assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).ap < 1
+    assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
+    assert result.confusion.tolist() == [[2, 0], [0, 0]]
+    assert result.threshold == result.confusion_confidence == pytest.approx(0.2, abs=0.001)
+    assert result.plain_confidence == pytest.approx(0.1, abs=0.001)
+    assert result.scored_confidence == pytest.approx(0.2, abs=0.001)
+    alone = score_detections(gt, table(0.9, 0.4, 0.8), 1)
+    assert (alone.threshold, alone.plain_confidence) == (alone.scored_confidence, None)
+
+
+@pytest.mark.parametrize("score", [1.0, CONFIDENCES[928], CONFIDENCES[1]])
+def test_a_score_of_exactly_the_threshold_is_not_above_it(score):
+    """detect.py shows what is above the threshold: one that equals the best score would show nothing."""
+    objects = np.array([[0, 0, 50, 50]], float)
+    gt = make_ground_truth(objects, np.zeros(1, int), np.zeros(1, bool), np.full(1, 2500), np.zeros(1, int), 1, 1)
+    result = score_detections(gt, make_table([0], xywh_to_xyxy(objects), [score], [0]), 1)
+    assert result.metrics["f1"] == 1
+    assert result.threshold < score
+    assert result.curve_recall[0, np.searchsorted(CONFIDENCES, score)] == 0
 
 
 def test_perfect_detections_score_one():
@@ -136,12 +170,12 @@ def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that
     boxes = np.r_[xywh_to_xyxy(objects.astype(float))[[0, 3, 1]], far, far[:1]]
     table = make_table([0] * 10, boxes, [0.9, 0.9, 0.03, *[0.05] * 6, 0.02], [0, 3, 1, 0, 0, 0, 3, 3, 3, 1])
     result = score_detections(gt, table, 5)
-    assert 0.05 < result.threshold < 0.06
+    assert 0.4 < result.threshold < 0.5  # halfway from the last wrong score to the first right one, not next to either
     assert result.confusion_confidence == result.threshold
     np.testing.assert_array_equal(result.confusion, confusion_matrix(gt, table, 5, result.threshold))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
     assert result.silenced.tolist() == [1]
-    text = "No object of 1 class is found at confidence 0.050: b (best F1 1.000 at 0.020)"
+    text = f"No object of 1 class is found at confidence {result.threshold:.3f}: b (best F1 1.000 at 0.020)"
     assert silenced_text(result, names) == text
     assert text in format_summary(result, names)
     nothing = score_detections(gt, empty_table(), 5)
@@ -153,7 +187,7 @@ def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that
 def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
     gt, table, num_classes = random_case(seed, crowd_share=0)
     matrix = confusion_matrix(gt, table, num_classes, 0.25)
-    kept = table.scores >= 0.25
+    kept = table.scores > 0.25
     np.testing.assert_array_equal(matrix[:, :-1].sum(0), np.bincount(gt.classes, minlength=num_classes))
     np.testing.assert_array_equal(matrix[:-1].sum(1), np.bincount(table.classes[kept], minlength=num_classes))
     assert matrix[-1, -1] == 0

@@ -14,10 +14,10 @@ from utils.errors import UserError
     ("formats", "absent", "message"),
     [
         (["onnx"], ["onnx", "onnxscript", "onnxruntime"],
-         "export: the packages onnx, onnxscript and onnxruntime are not installed; pip install onnx onnxscript "
+         "export: the packages onnx, onnxscript, onnxruntime are not installed; pip install onnx onnxscript "
          "onnxruntime, or choose other formats"),
         (["onnx", "openvino"], ["openvino", "onnx"],
-         "export: the packages onnx and openvino are not installed; pip install onnx openvino, or choose other "
+         "export: the packages onnx, openvino are not installed; pip install onnx openvino, or choose other "
          "formats"),
         (["openvino"], ["onnxscript"],
          "export: the package onnxscript is not installed; pip install onnxscript, or choose other formats"),

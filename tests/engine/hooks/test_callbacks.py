@@ -212,7 +212,7 @@ def test_a_process_that_a_hook_ends_is_named_with_its_status(folder, status):
 
 def test_a_run_that_a_hook_ends_is_saved_and_continues_with_its_hooks(folder):
     done = run(folder, "--callbacks", "user_hooks:StopAtStep")
-    assert "ended by a callback after epoch 2, batch 3 of 3; continue with: --resume runs/exp/last.pt" in done.stdout
+    assert "ended by a callback after the steps of epoch 2; continue with: --resume runs/exp/last.pt" in done.stdout
     assert seen(folder)[-1][0] == "step"
     hooks = (folder / "user_hooks.py").rename(folder / "away.py")
     done = run(folder, "--resume", "runs/exp/last.pt", expect=2)

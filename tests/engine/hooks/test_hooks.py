@@ -16,6 +16,7 @@ from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.results import ClassWeights, Results, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from tests.helpers.messages import refused
+from utils.config.pixels import RGB8
 from utils.distributed.context import DistributedContext
 
 MAIN = DistributedContext.single()
@@ -98,7 +99,7 @@ def test_the_last_epoch_is_always_validated(val_every, wanted):
 
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():
-    hook = EarlyStopping(2, "AP", Validation(None, None, 2).is_due)
+    hook = EarlyStopping(2, "AP", val_every=2)
     trainer = FakeTrainer(epochs=9)
     progress, over = trainer.progress, []
     progress.best_epoch = 2
@@ -125,9 +126,12 @@ def test_the_time_limit_changes_the_number_of_epochs(now):
     assert trainer.epochs == 5
 
 
+LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
+
+
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(stopping, "MOST_BAD_STEPS", 2)
-    trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path)), NonFiniteSteps()
+    trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER), NonFiniteSteps()
 
     def read(**values) -> None:
         values = SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg", "b.jpg"), grad_norm=1.0, **values)
@@ -148,10 +152,12 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
 def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, scales, in_a_row, level):
     caplog.set_level("INFO", logger="lockstep")
     step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=scales))
-    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step)
+    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step, loader=LOADER)
     trainer.progress.bad_steps = in_a_row
-    NonFiniteSteps().read(trainer, SimpleNamespace(finite=False, local_finite=True, grad_norm=float("inf")))
+    values = SimpleNamespace(finite=False, local_finite=True, grad_norm=float("inf"), paths=("a.jpg",))
+    NonFiniteSteps().read(trainer, values)
     assert [record.levelname for record in caplog.records] == [level]
+    assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
 
 
 def test_a_low_ap_raises_the_weight_of_a_class():
@@ -178,10 +184,17 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
         hook.after_last_step(trainer, epoch)
         if ap is not None:
             scores = {"metrics": {"AP": ap}, "class_ap": np.array([ap]), "threshold": 0.5, "extras": {"val/box": 1.0}}
+            scores |= {"plain_confidence": 0.25, "scored_confidence": None}
             epoch.result = SimpleNamespace(**scores)
         hook.after_validation(trainer, epoch)
         bests.append(epoch.is_best)
-        names = ["time", "train/box", *(["metrics/AP", "val/box"] if ap is not None else []), "lr/bias"]
+        names = [
+            "time",
+            "train/box",
+            *(["metrics/AP", "metrics/confidence", "val/box"] if ap is not None else []),
+            "lr/bias",
+        ]
         assert [name for name in epoch.row if name != "metrics/fitness"] == names
     assert bests == [True, False, False, True]
-    assert (trainer.progress.best_epoch, trainer.progress.confidence) == (4, 0.5)
+    progress = trainer.progress
+    assert (progress.best_epoch, progress.confidence, progress.plain_confidence) == (4, 0.5, 0.25)

@@ -94,7 +94,7 @@ def test_detection_sheet_pairs_labels_with_predictions():
         classes=torch.zeros(2, 2, dtype=torch.long),
         counts=torch.tensor([2, 0]),
     )
-    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg")), ["t"], detections)
+    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg")), ["t"], detections, threshold=0.1)
     right = sheet[:64, 66:130]
     assert sheet.shape == (64, 4 * 66 - 2, 3)
     assert right[31:48, 8:24].any()

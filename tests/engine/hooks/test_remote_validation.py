@@ -11,13 +11,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from data.loading.build import build_val_loader
+from data.open import open_data
+from data.render.letterbox import CanvasRule
+from data.spec.dataset_spec import DataSource
+from engine.commands.eval_rank import _Scorer
+from engine.eval_ranks.evaluators import common_facts
 from engine.eval_ranks.messages import discard_message, post_message, read_message
 from engine.hooks.remote_validation import pending_epoch
+from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 
 EPOCHS = 5
@@ -138,6 +147,34 @@ def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_
     one, two = (read_checkpoint(folder / "last.pt") for folder in (alone, tmp_path / "exp"))
     for name in ("model", "ema", "optimizer"):
         same_content(one[name], two[name])
+
+
+@pytest.mark.parametrize("amp", ["off", "auto", "bf16", "fp16"])
+def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
+    """float16 does not exist there; validation computes in float32."""
+    ctx = DistributedContext.single()
+    files = {"data": str(world / "set" / "data.yaml"), "cache_dir": str(world / "cache")}
+    config = TrainConfig(**files, amp=amp, imgsz=64, batch_size=4, workers=0, device="cpu")
+    model = build_detector(TINY_MODEL, 2, names=["light", "dark"])
+    spec = open_data(DataSource.of_training(config, known_root="", stored_in=""), ctx)
+    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
+    facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)
+    setup = {
+        "config": config,
+        "hyp": Hyperparameters(),
+        "device": "cuda",
+        "threads": torch.get_num_threads(),
+        "data_root": "",
+        "stored_in": "",
+        "val_images": [],
+        "names": ["light", "dark"],
+        "model_spec": model.spec,
+        "facts": facts,
+        "ema": model.state_dict(),
+        "class_weights": None,
+    }
+    scores = _Scorer(ctx, config, (), setup)({"ema": model.state_dict(), "closing": False})
+    assert scores["result"].num_images == 5
 
 
 @pytest.mark.parametrize(

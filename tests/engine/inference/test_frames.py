@@ -107,6 +107,30 @@ def test_globs_and_lists_are_sources(tmp_path):
     assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
 
 
+def test_brackets_in_globs_may_be_those_of_names(tmp_path):
+    folder = tmp_path / "shots [2024]" / "a[1]"
+    folder.mkdir(parents=True)
+    files = [save_image(folder / f"{name}.png", i) for i, name in enumerate(("x[b]", "y[b]", "z1"))]
+    for pattern, found in (
+        (f"{folder}/*.png", files),
+        (f"{tmp_path}/shots [2024]/**/*.png", files),
+        (f"{folder}/?[[]b].png", files[:2]),
+        (f"{folder}/*[b].png", files[:2]),  # which no name matches as a pattern
+        (f"{folder}/[xyz]1.png", files[2:]),
+        (f"{tmp_path}/shots [[]202[0-9]]/a[[]1]/z[0-9].png", files[2:]),
+        (f"{folder}/x[b].png", files[:1]),
+    ):
+        assert [frame.path for frame in open_source(pattern)] == list(map(str, found)), pattern
+
+
+def test_globs_relative_to_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "in [1]").mkdir()
+    save_image(tmp_path / "in [1]" / "x.png", 1)
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("in [1]/*.png", "*/x.png", "./in [1]/?.png", "in*/*"):
+        assert [frame.path for frame in open_source(pattern)] == ["in [1]/x.png"]
+
+
 def test_video_frames_follow_stride_and_limit(video):
     frames = list(open_source(str(video)))
     assert numbers(frames) == list(range(10))

@@ -11,6 +11,7 @@ import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from engine.inference.settings import Pipeline
+from models.postprocess.detections import select_detections
 from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.engine.inference.conftest import picture
 from tests.helpers.messages import refused
@@ -117,6 +119,21 @@ def test_results_are_detections_in_float32(predictor):
     np.testing.assert_array_equal(result.boxes.conf, np.float32(table.scores))
     np.testing.assert_array_equal(result.boxes.cls, table.classes)
     assert result.names == {0: "disc", 1: "ring"}
+
+
+def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weights, tmp_path):
+    stored = {"progress": {"confidence": 0.5, "plain_confidence": 0.25}}
+    write_checkpoint(read_checkpoint(weights) | stored, tmp_path / "a.pt")
+    predictor = load(tmp_path / "a.pt", device="cpu", color="rgb")
+    assert predictor.settings.conf == 0.5
+    assert load(tmp_path / "a.pt", device="cpu", box_voting=False).settings.conf == 0.25
+    used = []
+    predictor.pipeline.detect = lambda prepared, settings: used.append(settings.conf) or ([], [])
+    for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
+        predictor(picture(), **keywords)
+    predictor.settings = replace(predictor.settings, conf=0.125)
+    predictor(picture(), box_voting=False)
+    assert used == [0.5, 0.25, 0.75, 0.5, 0.125]
 
 
 def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_path, capsys, monkeypatch):
@@ -290,6 +307,7 @@ class FixedCanvas(torch.nn.Module):
     def __init__(self, model, input_hw):
         super().__init__()
         self.model, self.input_hw, self.batch, self.seen = model, input_hw, 2, []
+        self.canvases = partial(type(model).canvases, self)
 
     def __getattr__(self, name):
         return super().__getattr__(name) if name == "model" else getattr(self.model, name)
@@ -309,9 +327,14 @@ def test_a_fixed_canvas(weights, predictor):
         height, width = image.shape[:2]
         assert (result.boxes.xyxy >= 0).all()
         assert (result.boxes.xyxy <= torch.tensor([width, height] * 2)).all()
-    np.testing.assert_allclose(
-        results[2].boxes.data, predictor(images[2], color="rgb", imgsz=96)[0].boxes.data, atol=1e-3
-    )
+    with torch.no_grad():
+        pixels = torch.from_numpy(images[2]).permute(2, 0, 1)[None].float() / 255
+        boxes, scores = predictor.model.decode(predictor.model(pixels))
+    rules = {"conf_thres": 0.0, "iou_thres": 0.45, "max_det": 5, "multi_label": False}
+    expected = select_detections(boxes, scores, **rules)
+    np.testing.assert_allclose(results[2].boxes.conf, expected.scores[0], atol=1e-5)
+    corners = expected.boxes_xyxy[0].clamp(min=0).minimum(torch.tensor([96.0, 32, 96, 32]))
+    np.testing.assert_allclose(results[2].boxes.xyxy, corners, atol=1e-3)
     with refused():
         Predictor(fixed, imgsz=64)
 

@@ -8,6 +8,7 @@ import pytest
 
 from data.check.census import Census
 from engine.evaluation.analysis import KINDS, ErrorSplit
+from engine.evaluation.metrics import Fitness
 from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
 from utils.structures import EvalResult
 
@@ -71,6 +72,20 @@ def test_a_fall_after_the_best_epoch_is_named():
     assert "AP has fallen by 0.200 since the best epoch." in text(how_it_went(found))
 
 
+@pytest.mark.parametrize(("newest", "named"), [(0.4, True), (0.6, False)])
+def test_the_threshold_of_best_pt_is_named_if_another_epoch_is_the_newest(newest, named):
+    scores = {"f1": [0.3, 0.7, 0.5], "precision": [0.3, 0.8, 0.5], "recall": [0.3, 0.625, 0.5]}
+    columns = {f"metrics__{name}": values for name, values in scores.items()}
+    columns |= {"metrics__AP": [0.1, 0.5, newest], "metrics__confidence": [0.2, 0.31, 0.4]}
+    said = text(how_it_went(replace(NOTHING, epochs=3, history=history(**columns), result=scored(600, 600))))
+    assert "Recommended confidence threshold: 0.400 (the best mean F1, 0.500); there precision is 0.500" in said
+    own = "best.pt, of epoch 2, has a threshold of its own: 0.310 (F1 0.700, precision 0.800, recall 0.625)."
+    assert (own in said) == named
+    del columns["metrics__confidence"]  # of a run that an earlier version began
+    older = replace(NOTHING, epochs=3, history=history(**columns), result=scored(600, 600))
+    assert "best.pt" not in text(how_it_went(older))
+
+
 @pytest.mark.parametrize(("val", "overfits"), [([3, 2.5, 2, 2, 2.2, 2.5], True), ([3, 2.5, 2, 1.9, 1.8, 1.7], False)])
 def test_overfitting_is_a_rising_validation_loss(val, overfits):
     columns = history(train__box=[3, 2.5, 2, 1.5, 1.2, 1], val__box=val)
@@ -105,16 +120,70 @@ def test_imbalance_is_named_unless_something_is_done_about_it():
     assert "times as many" not in text(what_to_do(replace(found, train=census([500, 0, 60], 30.0))))
 
 
-def test_changes_within_the_interval_of_few_objects_are_no_reason_to_do_anything():
+def test_without_draws_of_the_images_changes_within_the_interval_of_few_objects_are_no_reason_to_do_anything():
     """17 epochs on 8 images, scored on 2: AP 0.622 after 0.55."""
     ap = [0.5, 0.52, 0.55, 0.54, 0.622, 0.55]
     few = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), result=scored(6, 6, ap=0.55))
     many = replace(few, result=scored(600, 600, ap=0.55))
-    assert "With 12 objects, AP is known to about ±0.28; smaller changes are chance." in text(how_it_went(few))
+    assert "With 12 objects, AP is known to about ±0.28: on other images it may differ" in text(how_it_went(few))
     assert [*what_to_do(few)] == []
     assert not {"rising", "fallen"} & set(text(how_it_went(few)).split())
     assert "rising" in text(how_it_went(many))
     assert [*what_to_do(many)] == ["Train longer: --resume last.pt --epochs 12 continues this run."]
+
+
+def draws_of(means: list[float], *, shared: float, own: float) -> dict[int, np.ndarray]:
+    """AP of 2 classes on 400 draws, by epoch: what is hard in a draw is ``shared`` by the epochs, or an epoch's
+    ``own``."""
+    rng = np.random.default_rng(0)
+    common = rng.normal(0, shared, (400, 2))
+    return {epoch: mean + common + rng.normal(0, own, (400, 2)) for epoch, mean in enumerate(means, 1)}
+
+
+@pytest.mark.parametrize(("own", "rises"), [(0.01, True), (0.2, False)])
+@pytest.mark.parametrize("class_index", [None, 1])
+def test_epochs_with_few_objects_are_compared_on_the_same_draws_of_images(own, rises, class_index):
+    """AP rises from 0.5 to 0.6; one AP of 64 objects is known to 0.12."""
+    ap = [0.3, 0.4, 0.45, 0.5, 0.55, 0.6]
+    fitness = Fitness("AP", "AP") if class_index is None else Fitness("AP", "AP:b", class_index)
+    column = fitness.column.replace("/", "__")
+    result = replace(scored(32, 32, ap=0.6), num_images=60)
+    few = replace(NOTHING, epochs=6, history=history(**{column: ap}), result=result, fitness=fitness)
+    assert [*what_to_do(few)] == []
+    paired = replace(few, ap_of_draws=draws_of(ap, shared=0.2, own=own))
+    assert ("was still rising" in text(how_it_went(paired))) == rises
+    assert ("--resume last.pt --epochs 12" in text(what_to_do(paired))) == rises
+    fallen = replace(paired, history=history(**{column: ap[::-1]}), ap_of_draws=draws_of(ap[::-1], shared=0.2, own=own))
+    assert ("has fallen by 0.300 since the best epoch" in text(how_it_went(fallen))) == rises
+    resumed = replace(paired, ap_of_draws={6: paired.ap_of_draws[6]})
+    tiny = replace(paired, result=replace(result, num_images=2))
+    f1 = replace(paired, fitness=Fitness("f1", "F1"), history=history(metrics__f1=ap))
+    for unknown in (resumed, tiny, f1):
+        assert [*what_to_do(unknown)] == []
+
+
+def test_few_steps_are_named():
+    found = replace(NOTHING, epochs=4, few_steps="the run has only 36 steps; fine-tuning needs about 100: --epochs 12")
+    assert "Train longer: the run has only 36 steps; fine-tuning needs about 100: --epochs 12." in [*what_to_do(found)]
+
+
+def test_classes_without_boxes_are_not_divided_by(recwarn):
+    """Neither the only class with boxes, nor one that an earlier class without boxes precedes."""
+    for boxes in ([0, 500, 0], [0, 0, 0], [500, 0, 60]):
+        found = replace(NOTHING, names=("a", "b", "c"), train=census(boxes, 30.0))
+        assert "inf" not in text(what_to_do(found))
+        assert "times as many" not in text(what_to_do(found))
+    assert not recwarn.list
+
+
+def test_classes_that_the_data_set_does_not_label_need_no_labels():
+    found = replace(NOTHING, names=("old", "b", "c"), train=census([0, 7, 900], 30.0), ignored=("old",))
+    assert "1 class with fewer than 50 training boxes; label more: b (7)." in [*what_to_do(found)]
+
+
+def test_a_set_with_tiles_is_not_advised_to_cut_tiles():
+    found = replace(NOTHING, train=census([100, 70], 8.0), tile=640)
+    assert "or smaller tiles ('tile: 320' in the data set's YAML)." in text(what_to_do(found))
 
 
 def test_without_validation_objects_the_one_thing_to_do_is_to_label_them():

@@ -13,7 +13,8 @@ import train
 import val
 from data.check.census import take_census
 from data.index.index import DatasetIndex
-from data.labels.findings import BAD_ROW, Finding, ScanReport
+from data.labels.findings import BAD_ROW, Finding
+from data.labels.report import ScanReport
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
@@ -81,7 +82,7 @@ def write_page(folder: Path, subject: Subject, history: dict, validation: Valida
 
 def scored(index: DatasetIndex, detections: DetectionTable, epoch: int = 2) -> Validation:
     result = score_detections(index.ground_truth(), detections, len(index.names))
-    return Validation(result, detections, epoch=epoch)
+    return Validation(result, detections, detections, epoch=epoch)
 
 
 @pytest.fixture

@@ -81,6 +81,19 @@ def test_nothing_is_written_where_a_symbolic_link_leads(tmp_path, name):
     assert (tmp_path / "target").read_text() == "precious"
 
 
+@pytest.mark.parametrize(
+    ("former", "data", "is_said"),
+    [("old.yaml", "new.yaml", True), ("new.yaml", "./new.yaml", False), ("", "new.yaml", False)],
+)
+def test_a_run_over_one_on_other_data_says_so(tmp_path, capsys, former, data, is_said):
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump({"config": {"data": former}}))
+    prepare_process(CPU, RunSettings(TrainConfig(), Hyperparameters()))
+    with ExitStack() as stack:
+        claim(stack, project=str(tmp_path.parent), name=tmp_path.name, exist_ok=True, data=data)
+    line = f"warning: {tmp_path}: has a run on other data, old.yaml, whose files stay until this run replaces them"
+    assert (line in capsys.readouterr().out) == is_said
+
+
 def test_settings_are_stored_with_the_run(tmp_path):
     with ExitStack() as stack:
         prepare_process(CPU, RunSettings(TrainConfig(), Hyperparameters()))

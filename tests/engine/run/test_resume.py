@@ -9,10 +9,18 @@ import pytest
 from engine.checkpoint.checkpoint import Checkpoint, Progress
 from engine.run.folder import note_launch, run_of_launch
 from engine.run.plan import plan_run
-from engine.run.resume import check_is_newest, resumed_config, resumed_hyperparameters, resumed_position
+from engine.run.resume import (
+    check_can_continue,
+    check_is_newest,
+    resumed_config,
+    resumed_epochs,
+    resumed_hyperparameters,
+    resumed_position,
+)
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.checkpoint_file import write_checkpoint
 
 STORED = {
@@ -84,6 +92,57 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
         check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
     (tmp_path / "last.pt").write_bytes(b"damaged")
     check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "settings", "given", "message"),
+    [
+        (10, {}, (), r"all epochs are done \(10\); to continue, set more: --resume RUN --epochs N$"),
+        (10, {"epochs": 9}, ("epochs",), "--epochs 9: 10 are done already; .* set more: --resume RUN --epochs N$"),
+        (10, {"time": 2.0}, (), r"--time 2: no other epoch fits \(10 epochs took 2 hours\); .* RUN --time HOURS "
+                                r"\(of the whole run\) or --epochs N$"),
+        (7, {"patience": 4}, (), r"stopped early after epoch 7: no better AP in 4 epochs \(--patience 4\); to "
+                                 "continue, wait for longer: --resume RUN --patience N, above 4, or 0$"),
+        (7, {"patience": 3, "val_every": 7}, ("patience",), r"stopped early .* in 4 epochs \(--patience 3\)"),
+        (7, {"patience": 5}, (), None),
+        (7, {"patience": 0}, (), None),
+        (7, {"patience": 4, "val_every": 2}, (), None),  # the next validation decides
+        (9, {}, (), None),
+    ],
+)  # fmt: skip
+def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, message):
+    progress = Progress(epoch=epoch, best_epoch=3, best_fitness=0.5)
+    run = STORED["run"] | {"seconds": 7200.0}
+    checkpoint = Checkpoint(**STORED | {"progress": progress, "run": run, "path": Path("some runs/exp/last.pt")})
+    config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
+    if message is None:
+        check_can_continue(checkpoint, config, given)
+        return
+    with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
+        check_can_continue(checkpoint, config, given)
+
+
+def test_a_longer_time_continues_a_run_whose_epochs_are_done():
+    progress = Progress(epoch=10)
+    checkpoint = Checkpoint(**STORED | {"progress": progress, "run": STORED["run"] | {"seconds": 3600.0}})
+
+    def epochs(hours: float, *given: str, stored: int = 10) -> int:
+        return resumed_epochs(checkpoint, TrainConfig(epochs=stored, time=hours), given)
+
+    assert epochs(2.0, "time") == 20
+    assert epochs(1.04, "time") == 10
+    assert epochs(2.0) == 10  # the time of the run itself
+    assert epochs(2.0, "time", stored=50) == 50  # it goes on, and `TimeLimit` decides
+    assert epochs(0.0, "time", stored=10) == 10
+
+
+def test_epochs_replace_a_time():
+    stored = {"batch_size": 8, "epochs": 10, "time": 1.5}
+    config, lines = resumed_config(stored, TrainConfig(epochs=20), {"epochs"}, "last.pt")
+    assert (config.epochs, config.time) == (20, 0)
+    assert lines == ["resume: epochs 10 -> 20", "resume: time 1.5 -> 0.0, as --epochs is given"]
+    config, _ = resumed_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"}, "last.pt")
+    assert (config.epochs, config.time) == (20, 3)
 
 
 @pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])

@@ -56,11 +56,12 @@ def names(trainer: Trainer) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], [*FIRST, "ResultsCsv", "TensorBoard", "Validation", "Summary"]),
+        ([], [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Validation", "Summary"]),
         (["--image-weights", "--time", "2"],
-         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "Validation", "Summary"]),
+         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Validation", "Summary"]),
         (["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-         [*FIRST, "ResultsCsv", "TensorBoard", "Plots", "UserCallbacks", "Validation", "EarlyStopping", "Summary"]),
+         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Validation", "EarlyStopping",
+          "Summary"]),
     ],
 )  # fmt: skip
 def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):

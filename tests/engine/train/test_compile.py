@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from functorch.compile import make_boxed_func
@@ -26,6 +27,7 @@ from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
+REGIONS = np.float32([[1, -1, 0.5, 0.5, 0.2, 0.2], [1, 0, 0.3, 0.3, 0.1, 0.2], [2, 1, 0.5, 0.5, 0.9, 0.9]])
 CPU = DistributedContext.single()
 GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"),))
 
@@ -102,19 +104,19 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
 
 
 @pytest.mark.slow
-def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch):
+@pytest.mark.parametrize("has_regions", [False, True])
+def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch, has_regions):
     """In training; in validation the loss is not compiled."""
     graphs, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
     model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
     plain, compiled = (model.head.build_loss(Hyperparameters()) for _ in range(2))
-    compiled.compile_terms()
+    compiled.compile_terms(has_regions=has_regions)
     made = []
-    # The first sizes all differ: torch takes equal ones for the same.
-    for images, boxes, size in ((5, 3, 64), (5, 17, 64), (3, 5, 64), (4, 5, 96), (2, 30, 96)):
+    for images, boxes, size in ((4, 2, 64), (5, 17, 64), (3, 5, 64), (4, 5, 96), (2, 30, 96)):
         batch = make_batch(images, size=size, targets_per_image=boxes)
         raw = [level.detach().requires_grad_() for level in build_detector_maps(model, batch)]
-        targets = replace(batch.targets, counts=(30,) * images)  # one padded shape
+        targets = replace(batch.targets, ignore=REGIONS[: images - 2] if has_regions else None)
         ends = []
         for criterion in (plain, compiled):
             out = criterion(raw, targets)
@@ -125,6 +127,31 @@ def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch):
         with torch.no_grad():
             compiled(raw, targets)
     assert made == [2] * 5  # one each of a pair
+
+
+@pytest.mark.parametrize("has_regions", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(monkeypatch, has_regions):
+    """Whatever is in them: no target, one, many, more slots for targets, regions to ignore in no image or in some."""
+    of_model, of_loss, real = [], [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, **{"backend": counting(of_loss), **options}))
+    plan = Compilation(images=4, loss=True, has_regions=has_regions)
+    step, _ = compiled_step(counting(of_model), plan)
+    step.criterion.compile_terms(has_regions=has_regions)
+    step([make_batch(4)], [4], 1)
+    full = [make_batch(4, targets_per_image=boxes) for boxes in (2, 0, 5, 17, 40)]
+    one_target = replace(full[1].targets, rows=full[0].targets.rows[1:2].clone(), counts=(1, 0, 0, 0))
+    full.append(replace(full[1], targets=one_target))
+    if has_regions:
+        full += [
+            replace(full[0], targets=replace(full[0].targets, ignore=REGIONS[:count]))
+            for count in range(1, len(REGIONS))
+        ]
+    others = [make_batch(images) for images in (3, 2, 1, 0)]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for update, batch in enumerate([*full, *others], start=2):
+            step([batch], [len(batch.images) or 1], update)
+    assert (len(of_model), len(of_loss)) == (1, 1)
+    assert all(values.finite for values in step.reader.pop(leave=0))
 
 
 def build_detector_maps(model, batch) -> list[torch.Tensor]:
@@ -176,15 +203,22 @@ def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():
 @pytest.mark.parametrize(
     ("plan", "virtual_ranks", "batches", "compiled"),
     [
-        (Compilation(images=6), 4, [(6, 64), (6, 64), (3, 64), (6, 64)], 2),  # shards of one and of two images
-        (Compilation(images=4, dynamic=True), 0, [(4, size) for size in (64, 96, 128, 64, 160)], 1),
+        (
+            Compilation(images=6),
+            4,
+            [(6, 64, 64), (6, 64, 64), (3, 64, 64), (6, 64, 64)],
+            2,
+        ),  # shards of one and two images
+        (Compilation(images=4, dynamic=True), 0, [(4, 64, 64), (4, 96, 96), (4, 64, 96), (4, 160, 64)], 1),
     ],
 )
 def test_each_shard_size_is_compiled_once_and_varying_sizes_share_a_graph(plan, virtual_ranks, batches, compiled):
     graphs: list[fx.GraphModule] = []
     step, _ = compiled_step(counting(graphs), plan, virtual_ranks=virtual_ranks)
-    for update, (images, size) in enumerate(batches, start=1):
-        step([make_batch(images, size=size, seed=update)], [images], update)
+    for update, (images, height, width) in enumerate(batches, start=1):
+        batch = make_batch(images, size=max(height, width), seed=update)
+        batch = replace(batch, images=batch.images[..., :height, :width])
+        step([batch], [images], update)
     assert len(graphs) == compiled
 
 

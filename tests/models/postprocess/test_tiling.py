@@ -157,7 +157,8 @@ class PixelReader(nn.Module):
         ends = [(line.argmax(1), line.shape[1] - line.flip(1).argmax(1)) for line in (across, down)]
         boxes = torch.stack([ends[0][0], ends[1][0], ends[0][1], ends[1][1]], 1)[:, None].float()
         found = across.any(1).long()
-        return Detections(boxes * found[:, None, None], 0.9 * found[:, None], found[:, None] * 0, found)
+        seen = Detections(boxes * found[:, None, None], 0.9 * found[:, None], found[:, None] * 0, found)
+        return {"seen": seen}
 
 
 @pytest.mark.parametrize("full_image", [0, 96])
@@ -170,18 +171,18 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     sizes = (reader := PixelReader()).sizes
     tiled = TiledDetector(
         reader, PixelReader.find, tiles=Tiles(64, 0.2, bool(full_image)), stride=32, imgsz=full_image, batch=4,
-        iou_thres=0.7, max_det=5,
+        iou_thres={"seen": 0.7}, max_det=5,
     )  # fmt: skip
     raw = tiled(image)
     if full_image and views > 1:
-        reduced = raw[0][-1, 0]
+        reduced = raw[1][-1, 0]
         np.testing.assert_allclose(reduced, [box[1], box[0], box[3], box[2]], atol=max(image_hw) / full_image)
         assert max(sizes.pop()[2:]) == 96
         raw = [t[:-1] for t in raw]
     assert sum(s[0] for s in sizes) == len(raw[0]) == views
     assert {s[2:] for s in sizes} == {(64, 64)}
     assert max(s[0] for s in sizes) <= 4
-    result = tiled.stitch(raw)
+    result = tiled.stitch(raw)["seen"]
     assert result.counts.tolist() == [1]
     assert result.boxes_xyxy[0, 0].tolist() == [box[1], box[0], box[3], box[2]]
 
@@ -243,8 +244,9 @@ def test_a_detector_sees_tiles_as_it_was_trained():
     image[:, :, 80:160, 120:240] = 1
     tiles = Tiles(128, full_image=False, scaled=True)
     tiles.check(32, (64, 64))
-    tiled = TiledDetector(reader, PixelReader.find, tiles=tiles, stride=32, imgsz=64, batch=4, iou_thres=0.7, max_det=5)
-    result = tiled.stitch(tiled(image))
+    options = {"stride": 32, "imgsz": 64, "batch": 4, "max_det": 5}
+    tiled = TiledDetector(reader, PixelReader.find, tiles=tiles, iou_thres={"seen": 0.7}, **options)
+    result = tiled.stitch(tiled(image))["seen"]
     assert {size[2:] for size in reader.sizes} == {(64, 64)}
     assert result.counts.tolist() == [1]
     np.testing.assert_allclose(result.boxes_xyxy[0, 0], [120, 80, 240, 160], atol=2)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
-from models.weights import safe_torch_file as unpickle
 from models.weights.load import load_detector, recognize
 from models.weights.read import METADATA_KEY, read_weights
 from models.weights.transfer import transfer_weights
@@ -17,6 +16,7 @@ from tests.helpers.hostile_files import zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
+from utils.files import torch_file
 from utils.files.checkpoint_file import write_safetensors
 from utils.logger import get_logger
 
@@ -115,7 +115,7 @@ def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage):
 
 
 def test_object_graphs_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(unpickle, "MAX_OPCODES", 1000)
+    monkeypatch.setattr(torch_file, "MAX_OPCODES", 1000)
     path = zip_around(b"\x80\x02" + b"]0" * 1000 + b"N.", tmp_path / "many.pt")
     with refused():
         load_detector(path)

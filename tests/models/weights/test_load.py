@@ -27,6 +27,7 @@ from tests.helpers.public_layouts import save_module
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_detector, write_weights
 from utils.boxes import xyxy_to_cxcywh
+from utils.files.torch_file import Name
 
 # Public checkpoints
 
@@ -183,7 +184,7 @@ def test_code_becomes_inert_records(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     module, _, name = function.rpartition(".")
     path = zip_around(opcode_call(module, name, f"touch '{marker}'"), tmp_path / "evil.pt")
     with ForeignFile(path) as file:
-        assert (file.content.module, file.content.name, file.content.args) == (module, name, (f"touch '{marker}'",))
+        assert (file.content.kind, file.content.args) == (Name(module, name), (f"touch '{marker}'",))
     with refused():
         load_detector(path)
     assert not marker.exists()

@@ -24,7 +24,7 @@ from data.check.issues import (
     UNUSED,
     WITHIN,
 )
-from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
+from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
 from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
@@ -186,7 +186,27 @@ def test_a_line_break_in_a_file_name_does_not_split_the_line(data, capsys):
     data.image("train/a\nb").write_bytes(b"not an image")
     (data.root / "labels/train/0.txt").rename(data.root / "labels/train/a\nb.txt")
     _, out = check(capsys, data.yaml, "--noplots")
-    assert sum("images/train/a b.png: cannot be decoded" in line for line in out.splitlines()) == 1
+    found = [line.strip() for line in out.splitlines() if "cannot be decoded" in line]
+    assert sum(line.startswith("images/train/a b.png: cannot be decoded") for line in found) == 1
+    assert sum("first images/train/a b.png" in line or "image: images/train/a b.png" in line for line in found) == 1
+
+
+def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path, capsys):
+    data.write("train/x\x1b[2Jy", ROWS)
+    (data.root / "labels/train/3.txt").rename(data.root / "labels/train/3_old.txt")
+    status, out = check(capsys, data.yaml, "--out", tmp_path / "out")
+    assert status == 1
+    assert "label file without an image: 2 (these labels are not used)" in out
+    assert "labels/train/3_old.txt: belongs to no image; if it is that of images/train/3.png, which is left out" in out
+    html = (tmp_path / "out" / "report.html").read_text()
+    page = check_self_contained(html)
+    rows = [row for table in page.tables.values() for row in table if row[0] == ORPHAN]
+    assert [row[2] for row in rows if "rename it like its image" in row[2]] == [
+        "rename it like its image, or delete it"
+    ]
+    assert any(row[2] == "labels/train/3_old.txt" and "rename it to labels/train/3.txt" in row[3] for row in rows)
+    assert any(row[2] == "labels/train/x\ufffd[2Jy.txt" for row in rows)
+    assert "\x1b" not in html + out
 
 
 def test_json_is_alone_on_standard_output(data):

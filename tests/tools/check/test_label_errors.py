@@ -1,40 +1,43 @@
-"""What a model is asked for label errors: all detections, enough of them."""
+"""What a model is asked for label errors: the detections that val.py scores, and enough of them."""
 
 from __future__ import annotations
 
-import numpy as np
+import json
 
+import numpy as np
+import pytest
+
+import val
 from data.check.scanned import scan_dataset
 from data.spec.dataset_yaml import load_dataset_spec
-from engine.inference.predictor import load
+from engine.inference.predictor import open_weights
 from tests.helpers.editable_set import NAMES, EditableSet
-from tests.helpers.synthetic_index import index_of
+from tests.helpers.scripts import call
 from tests.helpers.tiny import write_weights
-from tools.check.label_errors import detect_all, label_issues
+from tools.check.label_errors import label_issues
+from utils.config.settings import ValConfig
 
 
-def test_all_images_are_detected_in_order(tmp_path):
-    import cv2
-
-    rng = np.random.default_rng(0)
-    paths = [tmp_path / f"{i}.png" for i in range(19)]
-    for path in paths:
-        cv2.imwrite(str(path), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
-    index = index_of(["a", "b"], paths, np.full((19, 2), 64), np.zeros(20), np.zeros((0, 4)), np.zeros(0))
-    predictor = load(write_weights(tmp_path / "w.pt", ["a", "b"]), device="cpu", conf=0.0, max_det=5)
-    table = detect_all(predictor, index)
-    assert table.image_index.tolist() == np.repeat(np.arange(19), 5).tolist()
-    single = predictor(str(paths[18]))[0].boxes
-    np.testing.assert_allclose(table.scores[-5:], single.conf.numpy(), rtol=1e-6)
-
-
-def test_an_image_may_have_more_labels_than_a_predictor_returns(tmp_path):
+@pytest.mark.parametrize("crowded", [False, True])
+def test_the_scores_are_those_of_val_py_also_of_an_image_with_more_labels_than_detections(tmp_path, crowded):
     """Of 400 labels, those that no detection was left for would be called spurious."""
     data = EditableSet(tmp_path / "set")
-    grid = (np.indices((20, 20)).reshape(2, -1).T + 0.5) / 20
-    data.write("train/2", "".join(f"0 {x:.4f} {y:.4f} 0.04 0.04\n" for x, y in grid))
-    predictor = load(write_weights(tmp_path / "w.pt", NAMES), device="cpu", imgsz=640, conf=0.0, iou=1.0)
-    splits = scan_dataset(load_dataset_spec(data.yaml), ("train",), workers=0)
-    _, tables, results = label_issues(predictor, splits, 0.3)
-    assert results["train"].num_images == 4
-    assert np.bincount(tables["train"].image_index, minlength=4)[2] > 400
+    if crowded:
+        grid = (np.indices((20, 20)).reshape(2, -1).T + 0.5) / 20
+        data.write("train/2", "".join(f"0 {x:.4f} {y:.4f} 0.04 0.04\n" for x, y in grid))
+    weights = write_weights(tmp_path / "w.pt", NAMES)
+    spec = load_dataset_spec(data.yaml)
+    splits = scan_dataset(spec, ("train", "val"), workers=0)
+    config = ValConfig(weights=str(weights), imgsz=640, conf_thres=0.0, iou_thres=1.0, workers=0)
+    _, drawn, results = label_issues(config, open_weights(weights, device="cpu"), spec, splits, 0.3)
+    for split, result in results.items():
+        more = ["--conf-thres", "0", "--iou-thres", "1", "--noplots", "--no-save-json", "--name", split]
+        call(
+            val.main, "--weights", weights, "--data", data.yaml, "--task", split, "--imgsz", "640", "--workers", "0",
+            "--device", "cpu", "--project", tmp_path / "val", "--cache-dir", tmp_path, *more,
+        )  # fmt: skip
+        scores = json.loads((tmp_path / "val" / split / "results.json").read_text())
+        assert scores["images"] == result.num_images
+        for name, value in result.metrics.items():
+            assert scores[name.lower()] == pytest.approx(value, abs=1e-12), (split, name)
+        assert np.bincount(drawn[split].table.image_index).max() == 300

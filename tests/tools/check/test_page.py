@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from data.check.duplicates import image_issues
+from data.check.gallery import DrawnDetections
 from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED, TINY, TWO_CLASSES, WITHIN, Box, Issue
 from data.check.photos import COLORS, Album, Source, Version
 from data.check.scanned import box_pairs, box_sizes, scan_dataset, scan_issues
@@ -148,7 +149,9 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     seen = np.array([dog.xyxy_px, better.xyxy_px])
     table = DetectionTable(np.array([0, 0]), seen, np.array([0.87, 0.1]), np.array([1, 0]))
     empty = DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
-    read, _ = page_of(data, tmp_path / "out", errors, {"train": table, "val": empty})
+    read, _ = page_of(
+        data, tmp_path / "out", errors, {"train": DrawnDetections(table, 0.25), "val": DrawnDetections(empty, 0.25)}
+    )
     assert cards(read, "Label errors") == {MISSED: 1, MOVED: 1, SPURIOUS: 1, SWAPPED: 1}
     text = read.sections["Label errors"]
     written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
@@ -221,6 +224,8 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     image = np.repeat(np.arange(images // 2 + 4), 300)
     boxes = np.tile(corners, (images // 2 + 4, 1))
     table = DetectionTable(image, boxes, np.full(len(image), 0.9), np.ones(len(image), int))
-    _, issues = page_of(data, tmp_path / "out", errors, {"train": table, "val": table})
+    _, issues = page_of(
+        data, tmp_path / "out", errors, {split: DrawnDetections(table, 0.25) for split in ("train", "val")}
+    )
     assert len(issues) > 2 * images
     assert (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES

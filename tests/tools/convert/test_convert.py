@@ -19,6 +19,7 @@ from data.spec.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tools.convert.__main__ import convert, main
+from utils.errors import UserError
 
 SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
 TRUTH = {
@@ -190,6 +191,42 @@ def write_image_folder(folder: Path) -> None:
     (folder / "metadata.jsonl").write_text("\n".join(rows) + "\n")
 
 
+def labelbox_rows() -> list[dict]:
+    rows = []
+    for number, (name, boxes) in enumerate(TRUTH.items()):
+        objects = []
+        for kind, x1, y1, x2, y2 in boxes:
+            if kind == "cat":
+                shape = {"bounding_box": {"top": y1, "left": x1, "height": y2 - y1, "width": x2 - x1}}
+            else:
+                shape = {"polygon": [{"x": x1, "y": y1}, {"x": x2, "y": y1}, {"x": x1, "y": y2}]}
+            objects.append({"feature_id": "c", "name": kind, "value": kind, "classifications": [], **shape})
+        width, height = SIZES[name]
+        label = {"label_kind": "Default", "annotations": {"objects": objects, "classifications": []}}
+        rows.append({
+            "data_row": {"id": f"r{number}", "external_id": name, "row_data": f"https://storage.example/{number}?s=1"},
+            "media_attributes": {"width": width, "height": height, "mime_type": "image/png"},
+            "projects": {"p": {"name": "animals", "labels": [label]}},
+        })  # fmt: skip
+    return rows
+
+
+def write_labelbox(folder: Path) -> None:
+    (folder / "export.ndjson").write_text("".join(json.dumps(row) + "\n" for row in labelbox_rows()))
+
+
+def write_labelbox_json(folder: Path) -> None:
+    """NDJSON that is called JSON; a row that names its image by the address alone, and one that nobody has labeled."""
+    rows = labelbox_rows()
+    rows[0]["data_row"] = {"id": "r0", "row_data": "https://storage.example/set/one.png?X-Signature=0"}
+    rows.append({**rows[1], "projects": {"p": {"labels": []}}})
+    (folder / "export.json").write_text("\n".join(map(json.dumps, rows)))
+
+
+def write_labelbox_list(folder: Path) -> None:
+    (folder / "export.json").write_text(json.dumps(labelbox_rows(), indent=1))
+
+
 def write_kitti(folder: Path) -> None:
     (folder / "label_2").mkdir()
     for name, boxes in TRUTH.items():
@@ -222,7 +259,7 @@ def write_parquet(folder: Path) -> None:
 WRITERS = (
     write_cvat, write_cvat_video, write_labelme, write_createml, write_vott, write_vott_project, write_vott_csv,
     write_csv, write_semicolons, write_open_images, write_fiftyone, write_kitti, write_kitti_devkit,
-    write_parquet, write_image_folder,
+    write_parquet, write_image_folder, write_labelbox, write_labelbox_json, write_labelbox_list,
 )  # fmt: skip
 
 
@@ -246,6 +283,15 @@ def test_every_object_is_a_box_of_the_same_pixels(write, images, tmp_path):
     assert boxes_of(tmp_path / "out" / "coco.yaml") == expected
     assert [line.split()[-2:] for line in lines[2:4]] == [["2", "2"], ["1", "1"]]
     assert {path: path.read_bytes() for path in images.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("inside", [False, True])
+def test_paths_may_be_relative(write, inside, images, tmp_path, monkeypatch):
+    write(images)
+    monkeypatch.chdir(images if inside else tmp_path)
+    convert(Path("." if inside else "set"), Path("../coco.json" if inside else "coco.json"))
+    assert boxes_of(tmp_path / "coco.yaml").total() == sum(map(len, TRUTH.values()))
 
 
 def test_splits_are_those_of_the_folders(images, tmp_path):
@@ -306,14 +352,181 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     lines = convert(images, tmp_path / "b.json")
     assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
     assert "1 image without an entry in the annotations: left out of training" in lines
-    file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<ruler "))
-    assert "without objects; left out, as they have no area: 2 polyline, 1 ruler; the first" in refusal(images)
+    file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
+    assert "without objects; left out, as they have no area: 2 polyline, 1 points; the first" in refusal(images)
     file.unlink()
     write_labelme(images)
     file = images / "one.json"
     file.write_text(file.read_text().replace('"rectangle"', '"point"'))
     line = f"left out, as they have no area: 2 point; the first in {file}: shape 0"
     assert line in convert(images, tmp_path / "c.json")
+
+
+CORNERS_OF_TWO = [[0, 0], [80, 0], [80, 60], [0, 60]]  # the box of two.png
+
+
+@pytest.mark.parametrize(
+    "kind", ["polygon", "rotation", "quadrilateral", "cuboid", "oriented_rectangle", "brush", None]
+)
+def test_labelme_shapes_of_three_points_or_more_are_polygons(kind, images, tmp_path):
+    """X-AnyLabeling has types of its own."""
+    write_labelme(images)
+    content = json.loads((images / "two.json").read_text())
+    content["shapes"][0] |= {"points": CORNERS_OF_TWO, "shape_type": kind}
+    (images / "two.json").write_text(json.dumps(content))
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml")["cat", 0, 0, 80, 60] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("rotation", 2), ("polygon", 2), ("rectangle", 1), ("circle", 1), ("brush", 2)]
+)
+def test_a_labelme_shape_that_cannot_be_read_is_an_error(kind, count, images):
+    write_labelme(images)
+    content = json.loads((images / "two.json").read_text())
+    content["shapes"][0] |= {"points": CORNERS_OF_TWO[:count], "shape_type": kind}
+    (images / "two.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"two.json: shape 0: a {kind} of 'cat' with {count} points?$"):
+        convert(images, images.parent / "out.json")
+
+
+CUBOID = {f"{axis}{corner}{face}": 30 * (face - 1) + 10 * (corner[0 if axis == "y" else 1] in "br")
+          for axis in "xy" for corner in ("tl", "bl", "tr", "br") for face in (1, 2)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("element", "attributes"),
+    [("cuboid", CUBOID), ("ruler", {"points": "0,0;40,0;40,40"}), ("cuboid", {"points": "0,0;40,0;40,40"})],
+)
+def test_cvat_shapes_of_three_points_or_more_are_polygons(element, attributes, images, tmp_path):
+    write_cvat(images)
+    tree = ElementTree.parse(images / "annotations.xml")
+    empty = tree.getroot().findall("image")[2]
+    ElementTree.SubElement(empty, element, label="dog", **{key: str(value) for key, value in attributes.items()})
+    tree.write(images / "annotations.xml")
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml")["dog", 0, 0, 40, 40] == 1
+
+
+@pytest.mark.parametrize("element", ["box", "polygon"])
+def test_a_cvat_shape_without_a_class_is_an_error(element, images):
+    write_cvat(images)
+    tree = ElementTree.parse(images / "annotations.xml")
+    at = {"xtl": "1", "ytl": "1", "xbr": "9", "ybr": "9", "points": "1,1;9,1;9,9"}
+    ElementTree.SubElement(tree.getroot().findall("image")[2], element, at)
+    tree.write(images / "annotations.xml")
+    with pytest.raises(UserError, match=r"image 'three\.png': '' is not the name of a class"):
+        convert(images, images.parent / "out.json")
+
+
+def test_boxes_without_an_area_are_counted_and_left_out(images, tmp_path):
+    """Training would leave them out, so they do not count as converted; an image with these alone is no background."""
+    write_csv(images)
+    text = (images / "_annotations.csv").read_text()
+    flat = text.replace("three.png,40,40,,,,,", "three.png,40,40,cat,3,3,3,9")
+    assert flat != text
+    (images / "_annotations.csv").write_text(flat)
+    lines = convert(images, tmp_path / "out.json")
+    assert f"left out, as they have no area: 1 box; the first in {images / '_annotations.csv'}:5" in lines
+    assert lines[2].split() == ["cat", "2", "2"]
+    assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", progress=False).paths) == 2
+
+
+def test_vott_points_and_lines_are_left_out_and_a_region_without_a_tag_is_an_error(images, tmp_path):
+    write_vott(images)
+    file = images / "vott-export.json"
+    content = json.loads(file.read_text())
+    three = list(content["assets"].values())[2]
+    box = {"left": 3, "top": 3, "width": 9, "height": 9}
+    three["regions"] = [{"tags": ["cat"], "type": kind, "boundingBox": box} for kind in ("POLYLINE", "POINT")]
+    file.write_text(json.dumps(content))
+    assert "no area: 1 polyline, 1 point; the first" in " ".join(convert(images, tmp_path / "out.json"))
+    assert boxes_of(tmp_path / "out.yaml").total() == 3
+    three["regions"] = [{"tags": [], "type": "RECTANGLE", "boundingBox": box}]
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"asset 0{31}2: region 0: has no tag"):
+        convert(images, tmp_path / "again.json")
+
+
+def test_createml_of_apples_documentation(images, tmp_path):
+    write_createml(images)
+    text = (
+        (images / CREATEML).read_text().replace('"annotations"', '"annotation"').replace('"image"', '"imagefilename"')
+    )
+    (images / CREATEML).write_text(text)
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml").total() == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row["projects"].update(q=row["projects"]["p"]), ":1: was labeled 2 times; export one project"),
+        (lambda row: of(row)[0].update(polygon=[{"x": 1, "y": 2}]) or of(row)[0].pop("bounding_box"), "with 1 point$"),
+        (lambda row: of(row).append({"name": "cat", "annotation_kind": "ImageSegmentationMask", "mask": {"url": "h"}}),
+         "ImageSegmentationMask of 'cat' is stored at an address"),
+        (lambda row: row["projects"]["p"]["labels"][0].update(annotations={"frames": {}}), "objects: must be a list"),
+    ],
+)  # fmt: skip
+def test_wrong_rows_of_labelbox_are_named(change, message, images):
+    rows = labelbox_rows()
+    change(rows[0])
+    (images / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=f"export.ndjson:1: .*{message.removeprefix(':1: ')}"):
+        convert(images, images.parent / "out.json")
+
+
+def of(row: dict) -> list[dict]:
+    """The objects of a row of Labelbox."""
+    return row["projects"]["p"]["labels"][0]["annotations"]["objects"]
+
+
+def test_points_and_lines_of_labelbox_are_left_out(images, tmp_path):
+    rows = labelbox_rows()
+    of(rows[0]).append({"name": "cat", "point": {"x": 1, "y": 1}})
+    of(rows[0]).append({"name": "cat", "line": [{"x": 1, "y": 1}, {"x": 5, "y": 5}]})
+    (images / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
+    assert "no area: 1 point, 1 polyline" in " ".join(convert(images, tmp_path / "out.json"))
+
+
+UNREAD = {
+    "ultralytics.ndjson": ({"type": "dataset", "task": "detect", "class_names": {"0": "a"}}, "Ultralytics' NDJSON"),
+    "label-studio.json": ([{"annotations": [{"result": [{"value": {"rectanglelabels": ["a"]}}]}]}], "Label Studio"),
+    "via.json": ({"_via_img_metadata": {}}, "VGG Image Annotator"),
+    "supervisely.json": ({"objects": [{"classTitle": "a"}]}, "Supervisely"),
+    "datumaro.json": ({"dm_format_version": "1.0", "items": []}, "Datumaro"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_an_export_that_nothing_reads_is_named_by_both_commands(name, images):
+    """Neither advises the other: each says what to export instead."""
+    content, title = UNREAD[name]
+    (images / name).write_text(json.dumps(content))
+    for read in (
+        lambda: convert(images, images.parent / "out.json"),
+        lambda: convert(images / name, images.parent / "out.json"),
+        lambda: load_dataset_spec(images / name),
+        lambda: load_dataset_spec(images),
+    ):
+        with pytest.raises(UserError, match=rf"{name}: .*{title}.* instead") as caught:
+            read()
+        assert "tools.convert" not in str(caught.value)
+        assert "--data " not in str(caught.value).replace(f"--data {images}: ", "")
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_an_export_is_not_taken_for_a_yaml(write, images, tmp_path):
+    write(images)
+    suffixes = (".json", ".ndjson", ".jsonl", ".csv", ".xml", ".parquet")
+    file = next((path for path in sorted(images.rglob("*")) if path.suffix in suffixes), None)
+    if file is None:
+        pytest.skip("KITTI's files are text")
+    with pytest.raises(UserError, match=r"not the YAML of a data set; for the export of .*tools.convert"):
+        load_dataset_spec(file)
+    convert(images, tmp_path / "out" / "coco.json")
+    with pytest.raises(UserError, match="a COCO JSON, not the YAML of a data set; name the folder"):
+        load_dataset_spec(tmp_path / "out" / "coco.json")
 
 
 def test_groups_of_open_images_are_regions_to_ignore(images, tmp_path):
@@ -394,6 +607,26 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     convert(images, tmp_path / "out.json", "csv")
     line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
+
+
+def test_cvat_in_gb2312_is_read(images, tmp_path):
+    write_cvat(images)
+    text = (images / "annotations.xml").read_text().replace("cat", "猫")
+    (images / "annotations.xml").write_bytes(f'<?xml version="1.0" encoding="GB2312"?>\n{text}'.encode("gb2312"))
+    convert(images, tmp_path / "out.json")
+    assert {name for name, *_ in boxes_of(tmp_path / "out.yaml")} == {"猫", "wild dog"}
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "GBK"])
+@pytest.mark.parametrize("write", [write_labelme, write_createml, write_csv, write_labelbox, write_kitti])
+def test_files_in_another_encoding_are_named_with_the_encoding(write, encoding, images):
+    write(images)
+    file = next(path for path in sorted(images.rglob("*")) if path.is_file() and path.suffix != ".png")
+    file.write_bytes(file.read_text().replace("cat", "行人车辆").encode(encoding))
+    if "行人车辆" not in file.read_bytes().decode(encoding, "replace"):
+        file.write_bytes(file.read_bytes() + "行人车辆".encode(encoding.replace("UTF-16", "UTF-16-LE")))
+    with pytest.raises(UserError, match=rf"{file.name}: not UTF-8 but, as it seems, {encoding}; save it as UTF-8"):
+        convert(images, images.parent / "out.json")
 
 
 def test_a_pipe_is_refused_at_once(tmp_path):

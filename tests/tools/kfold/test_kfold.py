@@ -94,7 +94,9 @@ def test_mistakes_are_one_line(world, capsys):
         assert wrong in error_of(capsys, main, *flags, "--name", "model", "--model", str(root / wrong))
     assert not (root / "typo").exists()
     data = write_dataset(root / "names", train=4, val=2)
-    (root / "names" / "images" / "train" / "000.png").rename(root / "names" / "images" / "train" / "a\nb.png")
+    for kind, suffix in (("images", "png"), ("labels", "txt")):
+        folder = root / "names" / kind / "train"
+        (folder / f"000.{suffix}").rename(folder / f"a\nb.{suffix}")
     named = [*flags, "--data", str(data), "--name", "names", "--no-near-duplicates", "--folds", "2"]
     assert "a\\nb.png': lists cannot hold such a name" in error_of(capsys, main, *named)
     write_set(load_dataset_spec(root / "set" / "data.yaml"), root / "shards", 10**9, cache_dir=str(root))

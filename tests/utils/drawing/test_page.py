@@ -1,3 +1,5 @@
+import unicodedata
+
 import numpy as np
 
 from tests.helpers.html_page import HtmlPage, check_self_contained
@@ -31,6 +33,14 @@ def test_text_is_escaped_everywhere_and_the_policy_admits_no_request():
     assert read.sections[HOSTILE].count(HOSTILE) == 14  # it arrives as text, complete
     (policy,) = (a["content"] for tag, a in read.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def test_names_with_control_characters_control_neither_terminals_nor_the_direction_of_text():
+    name = "a\x1b[2Jb\x07c\x9bd\u202ee\u2066f\tg\nh"
+    text = page_of(name, page.Table([name], [[name]], name))
+    assert not [character for character in text if unicodedata.category(character) in ("Cc", "Cf") and character != "\n"
+                and character != "\t"]  # fmt: skip
+    assert text.count("a\ufffd[2Jb\ufffdc\ufffdd\ufffde\ufffdf\tg\nh") > 10
 
 
 def test_numbers_in_tables_are_those_given_and_unknown_ones_are_marked():

@@ -66,6 +66,12 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     return found
 
 
+def ap_of_draws(gt: GroundTruth, table: DetectionTable, num_classes: int, draws: int) -> np.ndarray:
+    """AP at IoU 0.50:0.95 of each class on ``draws`` choices of images, the same for all tables of a split: float64
+    (S, C)."""
+    return resampled_ap(class_outcomes(gt, table, num_classes), draw_images(gt.num_images, draws))
+
+
 def draw_images(num_images: int, draws: int, seed: int = 0) -> np.ndarray:
     """How often each image is drawn: int64 (S, N), rows that sum to N."""
     rng = np.random.Generator(np.random.Philox(seed))

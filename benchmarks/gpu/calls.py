@@ -1,0 +1,159 @@
+"""The calls of `benchmarks/gpu.sh`: which parts each one runs, in which order, and in how much time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.gpu.parts import Part, Parts
+
+
+@dataclass(frozen=True)
+class Call:
+    """``choose`` lists the parts in order of priority: those that a slow machine has no time for are the last ones.
+    ``budget_s``: seconds, unless BUDGET_S is set."""
+
+    budget_s: int
+    choose: Callable[[Parts], list[Part]]
+
+
+def first(parts: Parts) -> list[Part]:
+    """What a first quarter of an hour on a GPU should show; `again` has the rest of it."""
+    steps = [f"yolov8n:{batch}:SGD" for batch in parts.sizes.first_batches]
+    return [
+        parts.environment(),
+        parts.trains(),
+        parts.equal_steps(["SGD"], expected_s=28),
+        parts.sync_free_steps(["yolov8n"], expected_s=25),
+        parts.first_timed_steps(),
+        parts.equal_scores(variants=False, expected_s=18),
+        parts.end_to_end("yolov8n", layouts=1, expected_s=100),
+        parts.kernels([*steps, f"yolov8n:{parts.sizes.first_batches[0]}:Muon"], expected_s=30),
+        parts.equal_exports(),
+        parts.torchrun_by_loopback(),
+        parts.resumed(["torchrun"], expected_s=32),
+        parts.detects(),
+        parts.data_parallel(),
+        parts.timed_steps_compiled([16], rounds=1, expected_s=45),
+    ]
+
+
+def again(parts: Parts) -> list[Part]:
+    """What follows if nothing of `first` has failed. With PARTS, parts of `first` can be run again (`candidates`)."""
+    return [
+        parts.environment(),
+        parts.timed_steps_compiled([16, 64], rounds=2, expected_s=70),
+        parts.overflow(),
+        parts.trains_in_half(),
+        parts.same_bits(),
+        parts.pinned_batches(),
+        parts.sync_free_loop(layouts=1, expected_s=18),
+        parts.validated_elsewhere(amp=parts.sizes.half, expected_s=35),
+    ]
+
+
+def checks(parts: Parts) -> list[Part]:
+    """Results equal to the CPU's, host syncs, bits, trained detectors."""
+    sizes = parts.sizes
+    return [
+        parts.environment(),
+        parts.equal_steps(sizes.optimizers, expected_s=60),
+        parts.equal_detections(),
+        parts.equal_rendering(),
+        parts.sync_free_steps(sizes.heads, expected_s=50),
+        parts.trains(),
+        parts.equal_scores(variants=True, expected_s=25),
+        parts.detects(),
+        parts.sync_free_loop(layouts=2, expected_s=35),
+        parts.overflow(),
+        parts.same_bits(),
+        parts.ddp(),
+        parts.pinned_batches(),
+        parts.trains_in_half(),
+    ]
+
+
+def others(parts: Parts) -> list[Part]:
+    """Less common ways to run."""
+    return [
+        parts.environment(),
+        parts.equal_exports(),
+        parts.torchrun(),
+        parts.predictor_threads(),
+        parts.data_parallel(),
+        parts.validated_elsewhere(amp="auto", expected_s=45),
+        parts.equal_score_of_weights(),
+        parts.first_steps(),
+        parts.ddp_by_nccl(),
+        parts.largest_batch(),
+    ]
+
+
+def speed(parts: Parts) -> list[Part]:
+    """Loss, steps and whole trainings, compared with the peer."""
+    return [
+        parts.environment(),
+        parts.loss(),
+        parts.timed_steps(),
+        parts.timed_steps_in_half(),
+        parts.end_to_end("yolov8n", layouts=2, expected_s=120 if parts.peer else 80),
+        *(
+            parts.end_to_end(model, layouts=1, expected_s=100 if parts.peer else 60)
+            for model in parts.sizes.larger_models
+        ),
+    ]
+
+
+def compiled(parts: Parts) -> list[Part]:
+    """``--compile``, the costliest kernels, resuming, the renderer."""
+    sizes = parts.sizes
+    batches = sizes.first_batches
+    cases = [f"yolov8n:{batch}:{optimizer}" for batch in batches for optimizer in sizes.optimizers]
+    cases += [f"{model}:{batches[-1]}:{sizes.optimizers[-1]}" for model in sizes.further_models]
+    return [
+        parts.environment(),
+        parts.equal_compiled_steps(),
+        parts.timed_steps_compiled([16, 64], rounds=3, expected_s=70),
+        parts.kernels(cases, expected_s=60),
+        parts.resumed(["sigterm", "torchrun", "sigkill"], expected_s=55),
+        parts.trains_compiled_ddp(),
+        parts.trains_compiled_sizes(),
+        parts.torchrun_by_loopback(),
+        parts.renderer(),
+    ]
+
+
+CALLS = {
+    "first": Call(520, first),
+    "again": Call(225, again),
+    "checks": Call(500, checks),
+    "others": Call(500, others),
+    "speed": Call(500, speed),
+    "compiled": Call(500, compiled),
+}
+EVERYTHING = ("checks", "others", "speed", "compiled")  # `first` and `again` are extracts of these
+
+
+def candidates(call: str, parts: Parts) -> list[Part]:
+    """The parts that PARTS chooses from: those of a call, and in `again` those of `first`, too."""
+    chosen = CALLS[call].choose(parts)
+    if call != "again":
+        return chosen
+    own = {part.name for part in chosen}
+    return [*(part for part in first(parts) if part.name not in own), *chosen]
+
+
+def with_providers(chosen: Sequence[Part], parts: Parts) -> Iterator[Part]:
+    """The parts in the order in which they run: each preceded by those that make what it needs, unless these have run
+    before."""
+    products: set[str] = set()
+
+    def preceded(part: Part) -> Iterator[Part]:
+        for product in () if parts.leaves_out(part) else part.needs:
+            if product not in products:
+                yield from preceded(parts.provider(product))
+        products.add(part.product)
+        yield part
+
+    for part in chosen:
+        yield from preceded(part)

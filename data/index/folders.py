@@ -1,0 +1,152 @@
+"""Folders and their entries on the disk, each read once.
+
+Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from data.labels.image_names import loose
+from data.labels.label_format import FileStamp
+from data.labels.yolo import folder_with_labels
+from utils.errors import UserError
+from utils.files.paths import normal_path, relative_name
+from utils.machine.limits import explanation
+
+MAX_VIEWS = 16  # names under which symbolic links may show one folder; a bound where many lead to each other
+T = TypeVar("T")
+
+
+class Visit(NamedTuple):
+    """A folder as `walk` comes to it."""
+
+    path: str
+    real: str  # without symbolic links
+    entries: list[os.DirEntry]
+
+
+def walk(folder: Path) -> Iterator[Visit]:
+    """Yields the folders from ``folder`` on. Symbolic links are followed, except to a folder above them, which would
+    have no end; so a folder comes once under each of its names, of which at most `MAX_VIEWS` are visited."""
+    start = os.path.realpath(folder)
+    pending = [(str(folder), (start,))]  # with the real paths of the folders above it
+    views: dict[str, int] = {}
+    while pending:
+        path, reals = pending.pop()
+        real = reals[-1]
+        views[real] = views.get(real, 0) + 1
+        if views[real] > MAX_VIEWS:
+            continue
+        entries = scan(path)
+        for entry in entries:
+            if not query(entry.is_dir):
+                continue
+            inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
+            if inner not in reals:
+                pending.append((entry.path, (*reals, inner)))
+        yield Visit(path, real, entries)
+
+
+def scan(folder: str) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return [e for e in entries if not e.name.startswith(".")]
+    except OSError as error:
+        if explanation(error):
+            raise
+        raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
+
+
+def query(call: Callable[..., T], *args: str) -> T | None:
+    """The result of a call about a file; None if it does not exist or is a dangling link. Raises OSError when the disk
+    fails: without the file this would be another data set."""
+    try:
+        return call(*args)
+    except OSError as error:
+        if explanation(error):
+            raise
+        return None
+    except ValueError:  # a null character in its name
+        return None
+
+
+def stamp_of(file: os.DirEntry | Path) -> FileStamp | None:
+    status = query(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
+    return FileStamp(status.st_size, status.st_mtime_ns) if status else None
+
+
+class Folders:
+    """Directory entries by path. Each folder is read once. Paths are absolute.
+
+    ``root``: the data set's folder, to which `name_in` is relative.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
+        self._besides: dict[str, dict[str, os.DirEntry]] = {}
+        self._loose: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
+        self._prefixes: dict[str, str] = {}
+        self._normal: dict[str, str] = {}
+
+    def entries(self, folder: str) -> dict[str, os.DirEntry]:
+        """The entries of a folder by name; none if there is no such folder."""
+        if folder not in self._entries:
+            status = query(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
+            found = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
+            self._entries[folder] = {entry.name: entry for entry in found}
+        return self._entries[folder]
+
+    def keep_besides(self, folder: str, entries: list[os.DirEntry]) -> None:
+        """Keeps what a walk has found besides images in ``folder``, for `besides`."""
+        self._besides[folder] = {entry.name: entry for entry in entries}
+
+    def was_walked(self, folder: str) -> bool:
+        return folder in self._besides
+
+    def walked_below(self, folder: str) -> list[str]:
+        """The folders below ``folder``, and itself, of which `keep_besides` knows, sorted."""
+        return sorted(path for path in self._besides if path == folder or path.startswith(os.path.join(folder, "")))
+
+    def besides(self, folder: str) -> dict[str, os.DirEntry]:
+        """The entries of a folder by name, without images if a walk has been there."""
+        kept = self._besides.get(folder)
+        return self.entries(folder) if kept is None else kept
+
+    def stamp(self, path: str) -> FileStamp | None:
+        folder, name = os.path.split(path)
+        entry = self.entries(folder).get(name)
+        return stamp_of(entry) if entry else None
+
+    def exists(self, path: str) -> bool:
+        return self.stamp(path) is not None
+
+    def alike(self, path: str) -> str | None:
+        """The path of the only file whose name differs from that of ``path`` in case or composition of accents."""
+        folder, name = os.path.split(path)
+        if folder not in self._loose:
+            by_name: dict[str, list[str]] = {}
+            for other in self.entries(folder):
+                by_name.setdefault(loose(other), []).append(other)
+            self._loose[folder] = by_name
+        names = self._loose[folder].get(loose(name), [])
+        return os.path.join(folder, names[0]) if len(names) == 1 else None
+
+    def name_in(self, folder: str) -> str:
+        """What the names of files in ``folder``, relative to the data set's folder, begin with: "" or "a/b/"."""
+        if folder not in self._prefixes:  # it is slow to find
+            name = relative_name(folder, self._root)
+            self._prefixes[folder] = "" if name == "." else f"{name}/"
+        return self._prefixes[folder]
+
+    def normal(self, path: str) -> str:
+        """`normal_path` of an image, or the path at which its labels are (`folder_with_labels`)."""
+        folder, name = os.path.split(path)
+        if folder not in self._normal:
+            self._normal[folder] = folder_with_labels(str(normal_path(folder)))
+        return os.path.join(self._normal[folder], name)

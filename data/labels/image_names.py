@@ -1,0 +1,107 @@
+"""Which image an annotation file means: tools write URLs, quoted text, paths of other machines, and other cases.
+
+Reading COCO JSON (`data.labels.coco`) and converting exports (`tools.convert`) follow this one rule.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+
+def loose(name: str) -> str:
+    """Returns what names have in common that differ only in case, or in how accents are composed."""
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def readings_of(name: str) -> list[tuple[str, ...]]:
+    """Returns what ``name`` may stand for, as the parts of paths, the most literal reading first.
+
+    Further readings are the file in a link of Label Studio (``/data/local-files/?d=a%5Cb.png``), a URL or path without
+    its query, and each of them with ``%20`` and the like decoded.
+    """
+    texts = [name]
+    before, _, query = name.partition("?")
+    texts += [value for key, _, value in (pair.partition("=") for pair in query.split("&")) if key == "d"]
+    if "://" in name:
+        before = before.partition("#")[0]
+    texts.append(before)
+    texts += [unquote(text) for text in texts]
+    readings = (_parts(text) for text in texts)
+    return [parts for parts in dict.fromkeys(readings) if parts]
+
+
+class ImageNames:
+    """Finds images by the names that annotation files give them.
+
+    ``names``: paths of the images with ``/``, of which as many folders are compared as necessary.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._found: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
+
+    def find(self, name: str) -> list[int]:
+        """Returns the positions of the images that ``name`` fits best: none, one, or several if it is ambiguous.
+
+        A file name that fits literally wins over one in another case or composition of accents, and that over one
+        without its suffix. Several images of that file name are told apart by as many folders as it takes.
+        """
+        usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
+        if len(usual) == 1:
+            return usual
+        readings = readings_of(name)
+        for is_stem in (False, True):
+            for is_loose in (False, True):
+                positions = self._positions(is_stem=is_stem, is_loose=is_loose)
+                for parts in readings:
+                    fits = positions.get(loose(parts[-1]) if is_loose else parts[-1])
+                    if fits:
+                        return self._narrowed(fits, parts)
+        return []
+
+    def agreement(self, name: str, image: int) -> int:
+        """Returns how many last folders of ``name`` and of an image are the same, for the reading with the most."""
+        folders = [loose(part) for part in _parts(self._names[image])[:-1]]
+        counts = []
+        for parts in readings_of(name):
+            pairs = zip(reversed(folders), map(loose, reversed(parts[:-1])))
+            differs = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
+            counts.append(differs[0] if differs else min(len(folders), len(parts) - 1))
+        return max(counts)
+
+    def same_stem(self, name: str) -> str:
+        """Returns the name of an image that differs from ``name`` only in its suffix, for messages; "" if none does."""
+        for parts in readings_of(name):
+            fits = self._positions(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
+            if fits:
+                return self._names[fits[0]]
+        return ""
+
+    def _narrowed(self, fits: list[int], parts: tuple[str, ...]) -> list[int]:
+        for kept in range(2, len(parts) + 1):
+            if len(fits) <= 1:
+                break
+            tail = [loose(part) for part in parts[-kept:-1]]
+            fits = [i for i in fits if [loose(part) for part in _parts(self._names[i])[-kept:-1]] == tail]
+        return fits
+
+    def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
+        """Returns positions by file name, with or without its suffix, as it is or `loose`."""
+        kind = is_stem, is_loose
+        if kind not in self._found:
+            found: dict[str, list[int]] = {}
+            for i, name in enumerate(self._names):
+                base = name.rpartition("/")[2]
+                base = os.path.splitext(base)[0] if is_stem else base
+                found.setdefault(loose(base) if is_loose else base, []).append(i)
+            self._found[kind] = found
+        return self._found[kind]
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.replace("\\", "/").split("/") if part not in ("", ".", ".."))

@@ -1,0 +1,157 @@
+"""The ledger of a split: what was labeled, what of it is used, and what is lost and why.
+
+Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
+lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and `refusal` and
+`warning` are the only places that judge them. What a user chooses to leave out (``--classes``, ``ignore:``,
+``--fraction``) is not lost: views of the index, which make such choices, do not touch the ledger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
+from utils.files.schema import Count
+from utils.strings import counted
+
+WARNED_SHARE = 0.01  # of what was labeled: a warning says what is lost from here on
+_SHOWN = 3  # reasons in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is lost for one reason."""
+
+    kind: str  # of its findings
+    images: Count  # left out, and label files of images that the split does not have
+    objects: Count  # rows of label files or annotations
+    example: str  # its first finding, "file:line: what is wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What of a split is used, and what is lost."""
+
+    used_images: Count = 0
+    used_objects: Count = 0  # crowd regions and repeated boxes among them
+    losses: tuple[Loss, ...] = ()  # the largest share first
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding], used_images: int, used_objects: int) -> Ledger:
+        groups: dict[tuple[str, str], list[Finding]] = {}
+        for finding in findings:
+            if finding.lost_images or finding.lost_objects:
+                groups.setdefault((finding.kind, _cause(finding)), []).append(finding)
+        losses = [
+            Loss(
+                kind,
+                sum(finding.lost_images for finding in group),
+                sum(finding.lost_objects for finding in group),
+                f"{group[0].where}: {_without_result(group[0].text)}",
+            )
+            for (kind, _), group in groups.items()
+        ]
+        return cls(used_images, used_objects, tuple(losses))._sorted()
+
+    @classmethod
+    def joined(cls, ledgers: Sequence[Ledger]) -> Ledger:
+        """The ledger of several splits that are used as one."""
+        return cls(
+            sum(ledger.used_images for ledger in ledgers),
+            sum(ledger.used_objects for ledger in ledgers),
+            tuple(loss for ledger in ledgers for loss in ledger.losses),
+        )._sorted()
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> Ledger:
+        """The ledger whose `content` a cache file or an index of shards holds."""
+        return cls(content["used_images"], content["used_objects"], tuple(Loss(**loss) for loss in content["losses"]))
+
+    def content(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @property
+    def lost_images(self) -> int:
+        return sum(loss.images for loss in self.losses)
+
+    @property
+    def lost_objects(self) -> int:
+        return sum(loss.objects for loss in self.losses)
+
+    @property
+    def images(self) -> int:
+        """All images of the split, and the labeled images that it does not have."""
+        return self.used_images + self.lost_images
+
+    @property
+    def objects(self) -> int:
+        """All labeled objects that could be counted: label files that cannot be parsed add none."""
+        return self.used_objects + self.lost_objects
+
+    @property
+    def share(self) -> float:
+        """The fraction of what was labeled that is lost, 0 to 1: of the images or of the objects, whichever is larger,
+        since neither tells the other: one image may have most of the objects, and a lost file none that is known."""
+        return self._share(self.lost_images, self.lost_objects)
+
+    def _share(self, images: int, objects: int) -> float:
+        return max(images / max(self.images, 1), objects / max(self.objects, 1))
+
+    def _sorted(self) -> Ledger:
+        losses = sorted(self.losses, key=lambda loss: -self._share(loss.images, loss.objects))
+        return Ledger(self.used_images, self.used_objects, tuple(losses))
+
+    def lost(self) -> str:
+        """``3 of 20 images and 45 of 100 labeled objects``; "" if nothing is lost."""
+        parts = []
+        if self.lost_images:
+            parts.append(f"{self.lost_images:,} of {counted(self.images, 'image')}")
+        if self.lost_objects:
+            parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'labeled object')}")
+        return " and ".join(parts)
+
+    def reasons(self) -> str:
+        """Why, with an example each: the reasons that cost most."""
+        texts = []
+        for loss in self.losses[:_SHOWN]:
+            if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
+                texts.append(f"{loss.kind}: {loss.example}")
+                continue
+            amounts = [(loss.images, "image"), (loss.objects, "object")]
+            amount = " with ".join(counted(count, noun) for count, noun in amounts if count)
+            texts.append(f"{loss.kind}: {amount}, first {loss.example}")
+        if len(self.losses) > _SHOWN:
+            texts.append(f"and {counted(len(self.losses) - _SHOWN, 'other reason')}")
+        return "; ".join(texts)
+
+
+NOTHING = Ledger()  # of no label at all
+
+
+def refusal(ledger: Ledger, max_bad: float) -> str:
+    """Why a split must not be used; "" if no more than the fraction ``max_bad`` of it is lost, and an image is left."""
+    if ledger.used_images and ledger.share <= max_bad:
+        return ""
+    return f"{ledger.lost()} can't be used (--max-bad is {max_bad:g}): {ledger.reasons()}"
+
+
+def warning(ledger: Ledger) -> str:
+    """What is lost of a split that is used; "" for a trifle."""
+    if ledger.share < WARNED_SHARE:
+        return ""
+    return f"{ledger.lost()} can't be used and are left out: {ledger.reasons()}"
+
+
+def _cause(finding: Finding) -> str:
+    """What is alike in findings of one kind that have one cause."""
+    if finding.kind in (BAD_IMAGE, BAD_LABEL):
+        return re.sub(r"\d+", "N", finding.text)
+    return ""  # the texts name files and boxes
+
+
+def _without_result(text: str) -> str:
+    return text.removesuffix("; image left out").removesuffix("; left out")

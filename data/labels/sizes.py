@@ -1,0 +1,148 @@
+"""Labels in pixels that were made for another size of their image, or for the photo before its EXIF turn.
+
+A label file may state the size of its image. If the image has another one, all of its boxes are wrong. Where one cause
+explains the difference, the boxes are computed: a photo whose sides are swapped and whose EXIF data turns it, or one
+factor for all others. Else the image is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.labels.clean import AREA, IMAGE, X1, X2, Y1, Y2, RowProblem
+from data.labels.findings import SCALED, SIZE, TURNED
+
+_SLACK = 0.01  # of a side, by which boxes may exceed the labeled size
+_MOST_BEYOND = 0.05  # of the boxes: if more exceed it, the labeled size is wrong, not the boxes
+
+SizeHW = tuple[int, int]
+
+
+class FittedRows(NamedTuple):
+    """Rows of labels in the pixels of their images."""
+
+    table: np.ndarray  # float64 (R, 10), without the rows of images that are left out
+    problems: list[tuple[int, RowProblem]]  # of each image with another size
+
+
+class _Mismatch(NamedTuple):
+    """An image for which the labels state another size."""
+
+    image: int  # its number
+    stated_hw: SizeHW
+    upright_hw: SizeHW  # of the image
+    orientation: int  # EXIF's, 5 to 8, if the stated sides are those before the turn; else 1
+
+    @property
+    def labeled_hw(self) -> SizeHW:
+        """The stated size after the turn."""
+        return self.stated_hw if self.orientation == 1 else self.stated_hw[::-1]
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the sizes are the same but for a pixel."""
+        return self.orientation == 1 and max(abs(a - b) for a, b in zip(self.stated_hw, self.upright_hw)) <= 1
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether the turn alone explains the size."""
+        return self.labeled_hw == self.upright_hw
+
+
+def fit_to_images(
+    table: np.ndarray, image_hw: np.ndarray, stated_hw: Mapping[int, SizeHW], orientation_of: Callable[[int], int]
+) -> FittedRows:
+    """Computes the boxes of images for which the labels state another size, or leaves these images out.
+
+    Args:
+        table: float64 (R, 10), in pixels: `row_table` of each image, ascending.
+        image_hw: int (N, 2) upright sizes.
+        stated_hw: the size that the labels state, by the numbers of the images that have another one.
+        orientation_of: the EXIF orientation, 1 to 8, of an image.
+    """
+    mismatches = [_mismatch(i, stated, tuple(image_hw[i].tolist()), orientation_of) for i, stated in stated_hw.items()]
+    mismatches = [mismatch for mismatch in mismatches if not mismatch.is_rounding]
+    turns = [mismatch for mismatch in mismatches if mismatch.is_turn]
+    others = [mismatch for mismatch in mismatches if not mismatch.is_turn]
+    explained: set[int] = set()
+    if turns and not _boxes_contradict(turns, table):
+        explained |= {mismatch.image for mismatch in turns}
+    if others and _have_one_factor(others) and not _boxes_contradict(others, table):
+        explained |= {mismatch.image for mismatch in others}
+
+    fitted = table.copy()
+    for mismatch in mismatches:
+        if mismatch.image in explained:
+            first, last = np.searchsorted(table[:, IMAGE], [mismatch.image, mismatch.image + 1])
+            _fit_rows(fitted[first:last], mismatch)
+    lost = [mismatch.image for mismatch in mismatches if mismatch.image not in explained]
+    problems = [(mismatch.image, _problem(mismatch, mismatch.image in explained)) for mismatch in mismatches]
+    return FittedRows(fitted[~np.isin(table[:, IMAGE], lost)], problems)
+
+
+def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation_of: Callable[[int], int]) -> _Mismatch:
+    is_swapped = (stated_hw[0] - stated_hw[1]) * (upright_hw[0] - upright_hw[1]) < 0  # one is tall, one is wide
+    orientation = orientation_of(image) if is_swapped else 1
+    return _Mismatch(image, stated_hw, upright_hw, orientation if orientation >= 5 else 1)
+
+
+def _fit_rows(rows: np.ndarray, mismatch: _Mismatch) -> None:
+    """Turns and scales the ``rows`` of an image, float64 (R, 10), in place."""
+    rows[:, X1 : Y2 + 1] = turned_boxes(rows[:, X1 : Y2 + 1], mismatch.labeled_hw, mismatch.orientation)
+    scale_y, scale_x = (to / of for to, of in zip(mismatch.upright_hw, mismatch.labeled_hw))
+    rows[:, [X1, X2]] *= scale_x
+    rows[:, [Y1, Y2]] *= scale_y
+    rows[:, AREA] *= scale_x * scale_y
+
+
+def _problem(mismatch: _Mismatch, is_explained: bool) -> RowProblem:
+    sizes = f"labels are for {_shown(mismatch.stated_hw)}, the image is {_shown(mismatch.upright_hw)} upright"
+    if not is_explained:
+        return RowProblem(-1, SIZE, f"{sizes}; image left out")
+    if mismatch.is_turn:
+        return RowProblem(-1, TURNED, f"{sizes} (EXIF); boxes are turned with it")
+    turned = "turned and " if mismatch.orientation != 1 else ""
+    factor = max(mismatch.upright_hw) / max(mismatch.labeled_hw)
+    return RowProblem(-1, SCALED, f"{sizes}; boxes are {turned}scaled by {factor:.4g}")
+
+
+def turned_boxes(corners: np.ndarray, upright_hw: SizeHW, orientation: int) -> np.ndarray:
+    """Corners float64 (R, 4) in a photo as stored, in the upright one of this size. ``orientation``: 1, or 5 to 8."""
+    height, width = (float(side) for side in upright_hw)
+    x1, y1, x2, y2 = corners.T
+    upright = {
+        1: (x1, y1, x2, y2),
+        5: (y1, x1, y2, x2),
+        6: (width - y2, x1, width - y1, x2),
+        7: (width - y2, height - x2, width - y1, height - x1),
+        8: (y1, height - x2, y2, height - x1),
+    }[orientation]
+    return np.stack(upright, 1)
+
+
+def _have_one_factor(mismatches: Sequence[_Mismatch]) -> bool:
+    """Whether all images have the labeled size times one number, rounded up or down."""
+    labeled = np.array([mismatch.labeled_hw for mismatch in mismatches], np.float64)
+    upright = np.array([mismatch.upright_hw for mismatch in mismatches], np.float64)
+    return bool(((upright - 1) / labeled).max() < ((upright + 1) / labeled).min())
+
+
+def _boxes_contradict(mismatches: Sequence[_Mismatch], table: np.ndarray) -> bool:
+    """Whether boxes do not fit into the sizes that the labels state, and more of them do into the images as they are:
+    then the sizes are wrong, not the boxes."""
+    images = np.array([mismatch.image for mismatch in mismatches])
+    rows = table[np.isin(table[:, IMAGE], images)]
+    order = np.argsort(images)
+    number = order[np.searchsorted(images, rows[:, IMAGE], sorter=order)]
+    beyond = []
+    for sizes in ([mismatch.stated_hw for mismatch in mismatches], [mismatch.upright_hw for mismatch in mismatches]):
+        limits = (1 + _SLACK) * np.array(sizes)[number][:, [1, 0, 1, 0]]
+        beyond.append(int((np.abs(rows[:, X1 : Y2 + 1]) > limits).any(1).sum()))
+    return beyond[0] > max(_MOST_BEYOND * len(rows), beyond[1])
+
+
+def _shown(size_hw: SizeHW) -> str:
+    return f"{size_hw[1]}x{size_hw[0]}"

@@ -1,0 +1,588 @@
+"""What is labeled and not used is held against --max-bad: with each reader, each view of a split, and each command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import train
+import val
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.loading.tiles import TiledIndex
+from data.open import open_data
+from data.spec.dataset_spec import DataSource
+from data.spec.dataset_yaml import load_dataset_spec
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of
+from tests.helpers.three_formats import write_three_formats
+from tests.helpers.tiny import write_model, write_weights
+from tools.check.__main__ import main as check
+from tools.kfold.__main__ import main as kfold
+from tools.shard import write_set
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.logger import get_logger
+
+NAMES = ("cat", "dog")
+HEIGHT, WIDTH = 60, 80
+IMAGES = [f"{i:02}.png" for i in range(20)]
+FORMATS = {"yolo": {}, "voc": {"annotations": "voc"}, "coco": {"annotations": "instances.json"}}
+EACH_FORMAT = pytest.mark.parametrize("reader", FORMATS)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Twenty images with two objects each, which all formats label: a cat on the left and a dog on the right."""
+    root = tmp_path / "set"
+    rows = {name: [(0, 5, 10, 30, 40), (1, 45, 20 + i, 70, 35 + i)] for i, name in enumerate(IMAGES)}
+    write_three_formats(root, NAMES, dict.fromkeys(IMAGES, (HEIGHT, WIDTH)), rows)
+    return root
+
+
+def describe(root: Path, reader: str, **content: object) -> Path:
+    path = root / "data.yaml"
+    splits = {"train": "images/train", "val": "images/train"}
+    path.write_text(yaml.safe_dump({**splits, "names": list(NAMES), **FORMATS[reader], **content}))
+    return path
+
+
+def load(path: Path, split: str = "train", change: Callable = lambda spec: spec, **options) -> DatasetIndex:
+    return load_index(change(load_dataset_spec(path)), split, progress=False, workers=0, **options)
+
+
+def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
+    """Replaces the objects of an image, (class, x1, y1, x2, y2) in pixels with a class of any number or name, in all
+    formats. A box of other than four numbers is no box."""
+    stem = name.removesuffix(".png")
+    content = json.loads((root / "instances.json").read_text())
+    (image_id,) = [image["id"] for image in content["images"] if image["file_name"] == name]
+    mine = [a for a in content["annotations"] if a["image_id"] == image_id]
+    rows = []
+    for a in mine:
+        x, y, w, h = a["bbox"]
+        rows.append((a["category_id"] // 10 - 1, x, y, x + w, y + h))
+    rows = change(rows)
+    others = [a for a in content["annotations"] if a["image_id"] != image_id]
+    text, xml = "", ""
+    for number, (class_id, *box) in enumerate(rows):
+        annotation = {"id": 1000 * image_id + number, "image_id": image_id, "category_id": 10 * (class_id + 1)}
+        x1, y1, x2, y2 = (*box, 0, 0, 0, 0)[:4]
+        if len(box) == 4:
+            others.append(annotation | {"bbox": [x1, y1, x2 - x1, y2 - y1]})
+            size = (x2 - x1) / WIDTH, (y2 - y1) / HEIGHT
+            text += f"{class_id} {(x1 + x2) / 2 / WIDTH} {(y1 + y2) / 2 / HEIGHT} {size[0]} {size[1]}\n"
+        else:
+            others.append(annotation | {"bbox": box})
+            text += f"{class_id} {' '.join(map(str, box))}\n"
+        corners = "".join(f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
+        called = NAMES[class_id] if class_id < len(NAMES) else f"class{class_id}"
+        xml += f"<object><name>{called}</name><bndbox>{corners}</bndbox></object>\n"
+    (root / "labels/train" / f"{stem}.txt").write_text(text)
+    (root / "voc" / f"{stem}.xml").write_text(f"<annotation>\n{xml}</annotation>")
+    (root / "instances.json").write_text(json.dumps(content | {"annotations": others}))
+
+
+def edit_json(root: Path, change: Callable[[dict], None]) -> None:
+    content = json.loads((root / "instances.json").read_text())
+    change(content)
+    (root / "instances.json").write_text(json.dumps(content))
+
+
+def without_area(rows: list) -> list:
+    return [(c, x1, y1, x1, y2) for c, x1, y1, x2, y2 in rows]
+
+
+def one_good_row_of_ten(rows: list) -> list:
+    return rows[:1] + [(0, 1, 2)] * 9
+
+
+def unknown_class(rows: list) -> list:
+    return [rows[0], (7, *rows[1][1:])]
+
+
+def outside(rows: list) -> list:
+    return [(c, x1 + 500, y1, x2 + 500, y2) for c, x1, y1, x2, y2 in rows]
+
+
+# What is done to how many images, how many images and objects of all are lost with it, and what the message names.
+DEFECTS = {
+    "without area": (without_area, 5, (5, 20), (10, 40), "the boxes have no area"),
+    "outside": (outside, 5, (5, 20), (10, 40), "the boxes are outside the image"),
+    "one good row of ten": (one_good_row_of_ten, 20, (0, 20), (180, 200), "bad row: 180 objects"),
+    "unknown class": (unknown_class, 8, (0, 20), (8, 40), "unknown class: 8 objects"),
+}
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_lost_rows_are_held_against_max_bad_with_each_reader(root, reader, defect):
+    change, count, images, objects, cause = DEFECTS[defect]
+    path = describe(root, reader)
+    for name in IMAGES[:count]:
+        edit_rows(root, name, change)
+    lost = " and ".join(
+        f"{each} of {total} {noun}"
+        for (each, total), noun in ((images, "images"), (objects, "labeled objects"))
+        if each
+    )
+    for _ in range(2):  # a cached index is judged alike
+        with pytest.raises(UserError, match=re.escape(cause)) as refused:
+            load(path)
+        assert f"{path}: 'train': {lost} can't be used (--max-bad is 0.1): " in str(refused.value)
+    share = max(each / total for each, total in (images, objects))
+    with pytest.raises(UserError):
+        load(path, max_bad=share - 0.01)
+    index = load(path, max_bad=share + 0.01)
+    assert len(index) == 20 - images[0]
+    assert np.diff(index.offsets).all(), "an image with lost rows is a background"
+    assert index.incomplete.sum() == count - images[0]
+
+
+def annotations(change: Callable[[dict, int], object]) -> Callable[[dict], None]:
+    """A change of a COCO JSON: of each annotation, and its position."""
+
+    def changed(content: dict) -> None:
+        for position, annotation in enumerate(content["annotations"]):
+            change(annotation, position)
+
+    return changed
+
+
+def entries(key: str, change: Callable[[dict], object]) -> Callable[[dict], None]:
+    def changed(content: dict) -> None:
+        for entry in content[key]:
+            change(entry)
+
+    return changed
+
+
+SAME_IDS = {
+    "image_id as text": annotations(lambda a, _: a.update(image_id=str(a["image_id"]))),
+    "image_id as a whole float": annotations(lambda a, _: a.update(image_id=float(a["image_id"]))),
+    "image_id as the text of a float": annotations(lambda a, _: a.update(image_id=f"{a['image_id']}.0")),
+    "image_id as text, every second": annotations(lambda a, i: i % 2 or a.update(image_id=str(a["image_id"]))),
+    "category_id as text": annotations(lambda a, _: a.update(category_id=str(a["category_id"]))),
+    "category_id as a whole float": annotations(lambda a, _: a.update(category_id=float(a["category_id"]))),
+    "ids of images as text": entries("images", lambda entry: entry.update(id=f"00{entry['id']}")),
+    "ids of images as whole floats": entries("images", lambda entry: entry.update(id=float(entry["id"]))),
+    "ids of categories as whole floats": entries("categories", lambda entry: entry.update(id=float(entry["id"]))),
+}
+
+
+@pytest.mark.parametrize("case", SAME_IDS)
+def test_text_and_whole_floats_of_one_number_are_one_id(root, case):
+    path = describe(root, "coco")
+    before = load(path)
+    edit_json(root, SAME_IDS[case])
+    after = load(path)
+    assert after.report.ledger.losses == ()
+    for array in ("offsets", "classes", "boxes_xywh_px"):
+        np.testing.assert_array_equal(getattr(after, array), getattr(before, array))
+
+
+STRAYS = {
+    "text": (lambda a: a.update(image_id=f"{a['image_id']}x"), 'image_id "100x" is text; the images\' ids are numbers'),
+    "a fraction": (lambda a: a.update(image_id=a["image_id"] + 0.5), "image_id 100.5 is not among the images' ids"),
+    "missing": (lambda a: a.pop("image_id"), "has no image_id"),
+    "null": (lambda a: a.update(image_id=None), "image_id null is not among the images' ids"),
+    "true": (lambda a: a.update(image_id=True), "image_id true is not among the images' ids"),
+    "unknown": (lambda a: a.update(image_id=7), "image_id 7 is not among the images' ids"),
+}
+
+
+@pytest.mark.parametrize("case", STRAYS)
+def test_annotations_of_no_image_are_named_and_counted(root, case):
+    """Without them half of the images would be backgrounds, on which a perfect model would score badly."""
+    change, said = STRAYS[case]
+    path = describe(root, "coco")
+    edit_json(root, annotations(lambda a, position: position % 4 < 2 and change(a)))
+    for split in ("train", "val"):
+        with pytest.raises(UserError, match=r"20 of 40 labeled objects can't be used.*annotation without") as refused:
+            load(path, split)
+        assert f"instances.json: annotation 0: {said}" in str(refused.value)
+
+
+def test_an_id_that_fits_two_images_is_not_guessed(root):
+    path = describe(root, "coco")
+
+    def two_of_one_number(content: dict) -> None:
+        content["images"][1]["id"] = "0100"
+        for annotation in content["annotations"]:
+            annotation["image_id"] = "100"
+
+    edit_json(root, two_of_one_number)
+    with pytest.raises(UserError, match=re.escape('image_id "100" fits several of the images\' ids')):
+        load(path)
+
+
+def test_annotated_images_that_the_split_does_not_have_are_counted(root):
+    path = describe(root, "coco")
+
+    def renamed(content: dict) -> None:
+        for entry in content["images"][::2]:
+            entry["file_name"] = f"frame-{entry['file_name']}"
+
+    edit_json(root, renamed)
+    text = "10 of 20 images and 20 of 40 labeled objects can't be used (--max-bad is 0.1): annotated image not in "
+    text += "the split"
+    with pytest.raises(UserError, match=re.escape(text)):
+        load(path)
+    index = load(path, max_bad=0.5)
+    assert len(index) == 10
+    edit_json(root, lambda content: content.update(annotations=[]))  # nothing is lost with entries without annotations
+    edit_rows(root, IMAGES[0], lambda _: [(0, 1, 2, 30, 40)])
+    assert load(path).report.ledger.lost_images == 0
+
+
+@pytest.mark.parametrize("name", ["id", "name"])
+@pytest.mark.parametrize("named", [True, False])
+def test_categories_are_named_as_they_are_written(root, name, named):
+    path = describe(root, "coco", **({} if named else {"names": None}))
+    edit_json(root, lambda content: content["categories"][1].update({name: {"id": "2"}.get(name)}))
+    said = {"id": 'id "2" is text; ids of categories are whole numbers', "name": "name null is no text"}[name]
+    with pytest.raises(UserError, match=re.escape(f"{root / 'instances.json'}: categories[1]: {said}")):
+        load(path)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_category_name_that_is_used_twice(root, named):
+    """The JSON is to blame, not the YAML; and where one of the two is unused, the id is that of the other."""
+    path = describe(root, "coco", **({} if named else {"names": None}))
+
+    def twice(content: dict) -> None:
+        content["categories"].append({"id": 90, "name": "dog"})
+        content["annotations"][1]["category_id"] = 90
+
+    before = (root / "instances.json").read_text()
+    edit_json(root, twice)
+    text = f"{root / 'instances.json'}: categories: 'dog' is the name of the ids 20 and 90; rename one"
+    with pytest.raises(UserError, match=re.escape(text)):
+        load(path)
+    (root / "instances.json").write_text(before)
+    for unused in (5, 90):
+        content = json.loads(before)
+        content["categories"].append({"id": unused, "name": "dog"})
+        (root / "instances.json").write_text(json.dumps(content))
+        if named:
+            assert load(path).ground_truth().category_ids == (10, 20)
+
+
+REVERSED = {
+    "voc": lambda rows: [(c, x2, y1, x1, y2) for c, x1, y1, x2, y2 in rows],
+    "coco": lambda rows: [(c, x2, y2, x1, y1) for c, x1, y1, x2, y2 in rows],
+    "yolo": lambda rows: [(c, x2, y2, x1, y1) for c, x1, y1, x2, y2 in rows],
+}
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("count", [5, 20])
+def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, monkeypatch, reader, count):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, reader)
+    before = load(path)
+    for name in IMAGES[:count]:
+        edit_rows(root, name, REVERSED[reader])
+    caplog.set_level(logging.INFO, "lockstep")
+    for _ in range(2):
+        caplog.clear()
+        after = load(path)
+        (said,) = (text for text in caplog.messages if "wrong order" in text and "boxes with" in text)
+        start = "train: boxes with corners in the wrong order, or negative sides, which are used: "
+        assert said.startswith(f"{start}{2 * count}, first ")
+    assert after.report.ledger.losses == ()
+    np.testing.assert_allclose(after.boxes_xywh_px, before.boxes_xywh_px)
+    np.testing.assert_allclose(after.area_px, before.area_px)
+
+
+@EACH_FORMAT
+def test_boxes_in_another_notation_are_lost_where_they_do_not_fit(root, reader):
+    """Corners in place of sizes, or sizes in place of corners: those that fit do so by chance."""
+
+    def rewritten(rows: list) -> list:
+        if reader == "voc":
+            return [(c, x1, y1, x2 - x1, y2 - y1) for c, x1, y1, x2, y2 in rows]
+        if reader == "coco":
+            return [(c, x1, y1, x1 + x2, y1 + y2) for c, x1, y1, x2, y2 in rows]
+        return [(c, x1 - x2 / 2, y1 - y2 / 2, x1 + x2 / 2, y1 + y2 / 2) for c, x1, y1, x2, y2 in rows]
+
+    path = describe(root, reader)
+    for name in IMAGES:
+        edit_rows(root, name, rewritten)
+    with pytest.raises(UserError, match=r"labeled objects can't be used.* boxes do not fit into their images as .* as"):
+        load(path)
+
+
+def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
+    path = describe(root, "voc")
+    for name in IMAGES[:5]:
+        file = root / "voc" / name.replace(".png", ".xml")
+        file.write_text(file.read_text().replace("<object>", "<Object>").replace("</object>", "</Object>"))
+    with pytest.raises(UserError, match=r"5 of 20 images.*<Object> with a box where VOC has <object>"):
+        load(path)
+
+
+@pytest.mark.parametrize("reader", ["voc", "coco"])
+def test_boxes_as_fractions_where_pixels_are_expected_are_named(root, reader):
+    path = describe(root, reader)
+    for name in IMAGES[:7]:
+        edit_rows(root, name, lambda rows: [(c, x1 / 80, y1 / 60, x2 / 80, y2 / 60) for c, x1, y1, x2, y2 in rows])
+    with pytest.raises(UserError, match="the boxes are fractions of the image, expected pixels"):
+        load(path)
+    assert len(load(path, max_bad=0.5)) == 13
+
+
+def polygon(points: list[tuple[float, float]]) -> str:
+    return "0 " + " ".join(f"{x} {y}" for x, y in points) + "\n"
+
+
+def test_different_polygons_of_one_box_are_two_objects(root):
+    low, high = (0.2, 0.2), (0.6, 0.7)
+    triangles = [polygon([low, (0.6, 0.2), high]), polygon([low, (0.2, 0.7), high])]  # of one area, too
+    box = polygon([low, (0.6, 0.2), high, (0.2, 0.7)])
+    (root / "labels/train/00.txt").write_text("".join(triangles))
+    (root / "labels/train/01.txt").write_text(triangles[0] * 2 + box * 2)
+    index = load(describe(root, "yolo"), repeats=True)
+    assert index.repeated[:6].tolist() == [False, False, False, True, False, True]
+    segmentations = [[[16, 12, 48, 12, 48, 42]], [[16, 12, 16, 42, 48, 42]], [[16, 12, 16, 42, 48, 42]]]
+    object_of_both = {"image_id": 100, "category_id": 10, "bbox": [16, 12, 32, 30], "area": 480}
+    extra = [object_of_both | {"id": 900 + i, "segmentation": each} for i, each in enumerate(segmentations)]
+    edit_json(root, lambda content: content["annotations"].extend(extra))
+    index = load(describe(root, "coco"))
+    assert index.repeated.sum() == 1
+    odd = [[[1, 2], [3, 4]]], [{}], [], "", {"counts": [1, 2], "size": [60, 80]}, [[None] * 8]
+    extra = [object_of_both | {"id": 910 + i, "segmentation": each} for i, each in enumerate(odd)]
+    edit_json(root, lambda content: content["annotations"].extend(extra))
+    assert load(describe(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
+
+
+def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, "yolo")
+    many = "".join(f"0 0.5 {0.1 + i / 1000} 0.2 0.1\n" for i in range(180))
+    edit_rows(root, IMAGES[0], unknown_class)
+    for _ in range(2):
+        caplog.clear()
+        index = load(path)
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        reason = "unknown class: labels/train/00.txt:2: class 7 is not among the classes (0 to 1)"
+        assert warned == [f"train: 1 of 40 labeled objects can't be used and are left out: {reason}"]
+    assert index.report.ledger.share == 1 / 40
+    (root / "labels/train/01.txt").write_text(many)
+    caplog.clear()
+    load(path)
+    assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
+
+
+@EACH_FORMAT
+def test_many_images_labeled_without_objects_are_asked_about(root, caplog, monkeypatch, reader):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    caplog.set_level(logging.INFO, "lockstep")
+    path = describe(root, reader)
+    for count in (10, 15):
+        for name in IMAGES[:count]:
+            edit_rows(root, name, lambda _: [])
+        caplog.clear()
+        load(path)
+        hint = [text for text in caplog.messages if "have no object" in text]
+        assert len(hint) == (count == 15)
+    assert hint[0].startswith("train: 15 of 20 labeled images have no object: an empty label file, or no annotation; ")
+
+
+def lose_half(root: Path) -> None:
+    """Every second object of all formats has a class without a name."""
+    for name in IMAGES:
+        edit_rows(root, name, unknown_class)
+
+
+VIEWS = {
+    "classes": ({"classes": {"cat": "animal", "dog": "animal"}}, {}, lambda spec: spec),
+    "ignore": ({"ignore": ["dog"]}, {}, lambda spec: spec),
+    "--classes": ({}, {}, lambda spec: spec.use_classes(["cat"])),
+    "--fraction": ({}, {"fraction": 0.2}, lambda spec: spec),
+    "--val-fraction": ({}, {}, lambda spec: spec.hold_out([f"images/train/{name}" for name in IMAGES[:4]])),
+    "tile": ({"tile": 32}, {}, lambda spec: spec),
+    "without repeats": ({}, {"repeats": False}, lambda spec: spec),
+}
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_of_a_split_is_judged_by_all_of_its_labels(root, reader, view):
+    content, options, change = VIEWS[view]
+    path = describe(root, reader, **content)
+    load(path, change=change, **options)
+    lose_half(root)
+    for split in ("train", "val"):
+        for _ in range(2):
+            with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
+                load(path, split, change, **options)
+    assert len(load(path, change=change, max_bad=0.6, **options))
+
+
+@EACH_FORMAT
+def test_single_cls_takes_all_classes_and_loses_other_rows(root, reader):
+    path = describe(root, reader)
+    lose_half(root)
+    index = load(path, single_cls=True)  # which need no names
+    assert len(index.classes) == 40
+    assert index.report.ledger.losses == ()
+    for name in IMAGES:
+        edit_rows(root, name, one_good_row_of_ten)
+    with pytest.raises(UserError, match="180 of 200 labeled objects can't be used"):
+        load(path, single_cls=True)
+
+
+@EACH_FORMAT
+def test_what_users_leave_out_is_not_lost(root, caplog, reader):
+    path = describe(root, reader, ignore=["dog"])
+    for change in (lambda spec: spec, lambda spec: spec.use_classes(["cat"])):
+        index = load(path, change=change)
+        assert index.report.ledger.losses == ()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@EACH_FORMAT
+def test_an_image_with_lost_rows_is_no_background_for_chosen_classes(root, reader):
+    """Its lost row may be one of the class."""
+    path = describe(root, reader)
+    edit_rows(root, IMAGES[0], lambda rows: [(7, *rows[0][1:]), rows[1]])  # its only dog is left
+    edit_rows(root, IMAGES[1], lambda rows: rows[1:])
+    whole = load(path)
+    cats = load(path, change=lambda spec: spec.use_classes(["cat"]))
+    assert list(cats.paths) == [f"images/train/{name}" for name in IMAGES[1:]]
+    assert cats.report.totals["backgrounds"] == 1
+    assert cats.fingerprint != whole.fingerprint
+    assert len(load(path, change=lambda spec: spec.use_classes(["dog"]))) == 20
+    assert len(load(describe(root, reader, ignore=["dog"]))) == 19
+
+
+@EACH_FORMAT
+def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
+    path = describe(root, reader)
+    other = tmp_path / "other"
+    rows = {f"{i:03}.png": [(0, 5, 10, 30, 40)] for i in range(200)}
+    write_three_formats(other, NAMES, dict.fromkeys(rows, (HEIGHT, WIDTH)), rows)
+    both = tmp_path / "both.yaml"
+    both.write_text(yaml.safe_dump({"train": [str(describe(other, reader)), str(path)]}))
+    assert len(load(both)) == 220
+    lose_half(root)
+    with pytest.raises(UserError, match=re.escape(f"{path}: 'train': 20 of 40 labeled objects can't be used")):
+        load(both)
+    ledger = load(both, max_bad=0.6).report.ledger
+    assert (ledger.used_images, ledger.used_objects, ledger.lost_objects) == (220, 220, 20)
+
+
+@EACH_FORMAT
+def test_shards_keep_the_ledger(root, tmp_path, reader):
+    spec = load_dataset_spec(describe(root, reader))
+    for name in IMAGES[:4]:
+        edit_rows(root, name, unknown_class)
+    write_set(spec, tmp_path / "whole", 10**9)
+    assert load(tmp_path / "whole/data.yaml").report.ledger.lost_objects == 4
+    assert load(tmp_path / "whole/data.yaml").incomplete.sum() == 4
+    lose_half(root)
+    with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
+        write_set(spec, tmp_path / "half", 10**9)
+    write_set(spec, tmp_path / "half", 10**9, max_bad=0.6)
+    with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
+        load(tmp_path / "half/data.yaml")
+    assert len(load(tmp_path / "half/data.yaml", max_bad=0.6)) == 20
+
+
+@EACH_FORMAT
+def test_a_staged_copy_is_judged_like_its_original(root, tmp_path, reader):
+    path = describe(root, reader)
+    source = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
+    assert len(load_index(open_data(source, DistributedContext.single()), "train", progress=False)) == 20
+    lose_half(root)
+    spec = open_data(source, DistributedContext.single())
+    with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
+        load_index(spec, "train", progress=False)
+
+
+def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root, tmp_path):
+    path = describe(root, "yolo", train="list.txt")
+    rows = ["# the images", '"images/train/00.png"', "images/train/01.png 0 1", "images/train/gone.png"]
+    rows += [f"images/train/{name}" for name in IMAGES[4:]]
+    (root / "list.txt").write_text("\n".join(rows))
+    spec = load_dataset_spec(path)
+    staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
+    for each in (spec, staged):
+        with pytest.raises(UserError, match="4 of 20 images can't be used") as refused:
+            load_index(each, "train", progress=False)
+        assert "bad row of a list: 3 images, first list.txt:1: '# the images' is not the path" in str(refused.value)
+    index = load_index(spec, "train", progress=False, max_bad=0.2)
+    assert len(index) == 16
+
+
+def test_tiles_of_an_image_with_lost_rows_are_no_backgrounds(tmp_path):
+    root = tmp_path / "large"
+    rows = {f"{i}.png": [(0, 5, 5, 30, 30)] for i in range(2)}
+    write_three_formats(root, NAMES, dict.fromkeys(rows, (128, 128)), rows)
+    path = describe(root, "yolo", tile=64)
+    with open(root / "labels/train/0.txt", "a") as file:
+        file.write("7 0.8 0.8 0.1 0.1\n")
+    tiles = TiledIndex(load(path, max_bad=0.5), 64, hyp=Hyperparameters())
+    repeats = tiles.repeats(backgrounds=1.0)
+    has_object = np.bincount(tiles.index.image_of_box, minlength=len(tiles.index)) > 0
+    assert repeats[has_object].tolist() == [1.0, 1.0]
+    assert (repeats[~has_object & (tiles.image == 0)] == 0).all()
+    assert (repeats[~has_object & (tiles.image == 1)] > 0).all()
+
+
+def flags(path: Path, tmp_path: Path) -> list[object]:
+    return ["--data", path, *SMALL, "--project", tmp_path / "runs", "--cache-dir", tmp_path / "cache"]
+
+
+def test_every_command_refuses_alike(root, tmp_path, capsys):
+    path = describe(root, "coco")
+    edit_json(root, annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
+    cause = "20 of 40 labeled objects can't be used (--max-bad is 0.1): annotation without an image: 20 objects, "
+    model, weights = write_model(tmp_path / "tiny.yaml"), write_weights(tmp_path / "w.pt", NAMES)
+    trained = [*flags(path, tmp_path), "--model", model, "--epochs", 1]
+    said = error_of(capsys, train.main, *trained)
+    assert f"error: {path}: 'train': {cause}" in said
+    assert f"error: {path}: 'train': {cause}" in error_of(capsys, kfold, *trained, "--folds", 2)
+    scored = ["--weights", weights, "--data", path, *PLAIN, "--project", tmp_path / "runs"]
+    assert f"error: {path}: 'val': {cause}" in error_of(capsys, val.main, *scored)
+    with pytest.raises(SystemExit) as ended:
+        call(check, path, "--noplots", "--split", "train")
+    assert ended.value.code == 1
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1
+    assert cause in warned[0]
+
+
+def test_one_cause_is_one_warning_of_a_check(root, capsys):
+    path = describe(root, "yolo")
+    for label in (root / "labels/train").iterdir():
+        label.unlink()
+    with pytest.raises(SystemExit):
+        call(check, path, "--noplots", "--split", "train")
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1
+    assert "has 20 images and no label file" in warned[0]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_background_class_is_named_before_training(root, caplog, monkeypatch, used):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, "yolo", names=["cat", "dog", "__Background__"])
+    if used:
+        edit_rows(root, IMAGES[0], lambda rows: [*rows, (2, 0, 0, 80, 60)])
+    load(path, "val")
+    assert caplog.messages == []
+    load(path)
+    (said,) = caplog.messages
+    assert "'__Background__' is one of the classes (" in said
+    assert ("1 box of it are learned" if used else "'ignore: [__Background__]'") in said
+    if not used:
+        assert load(describe(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES

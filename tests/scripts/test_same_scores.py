@@ -1,0 +1,154 @@
+"""One model and one split have one AP, wherever it is computed, and the threshold gives what it promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+import detect
+import train
+import val
+from tests.helpers.same_content import read_csv
+from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scripts import call
+from tests.helpers.tiny import TINY_MODEL, write_model
+from tools.check.__main__ import main as check
+from utils.files.checkpoint_file import read_checkpoint
+
+NAMES = ["light", "dark"]
+# Height and width: of the canvas, smaller, larger, much larger (JPEGs that training decodes at half of their size).
+SIZES = [(64, 64), (48, 64), (40, 50), (90, 120), (128, 256), (256, 128), (192, 128)]
+CPU = ["--device", "cpu", "--workers", "0"]
+
+
+def write_squares(root: Path) -> Path:
+    """Light and dark squares on noise, as JPEGs of several sizes and shapes. Returns the YAML."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 56), ("val", 28)):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(count):
+            height, width = SIZES[number % len(SIZES)]
+            image = rng.integers(60, 190, (height, width, 3), dtype=np.uint8)
+            rows = []
+            for _ in range(int(rng.integers(1, 4))):
+                side = int(rng.integers(min(height, width) // 4, min(height, width) // 2))
+                x = int(rng.integers(0, width - side))
+                y = int(rng.integers(0, height - side))
+                kind = int(rng.integers(2))
+                image[y : y + side, x : x + side] = 50 if kind else 200
+                center = ((x + side / 2) / width, (y + side / 2) / height)
+                rows.append(f"{kind} {center[0]} {center[1]} {side / width} {side / height}\n")
+            cv2.imwrite(str(root / "images" / split / f"{number}.jpg"), image)
+            (root / "labels" / split / f"{number}.txt").write_text("".join(rows))
+    path = root / "data.yaml"
+    path.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": NAMES}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A data set, and the folder of a run on it, in the default type of the device."""
+    folder = tmp_path_factory.mktemp("run")
+    data, model = write_squares(folder / "set"), write_model(folder / "tiny.yaml", TINY_MODEL)
+    call(
+        train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 20, *CPU,
+        "--noplots", "--project", folder, "--name", "run",
+    )  # fmt: skip
+    return data, folder / "run"
+
+
+def last_scores(run: Path) -> dict[str, float]:
+    """The metrics of a run's last epoch."""
+    row = read_csv(run / "results.csv")[-1]
+    return {name.removeprefix("metrics/"): float(value) for name, value in row.items() if name.startswith("metrics/")}
+
+
+def detected(run: Path, data: Path, tmp_path: Path, *flags: object) -> list[dict]:
+    """What detect.py writes for the validation images."""
+    call(
+        detect.main, "--weights", run / "last.pt", "--source", data.parent / "images/val", "--device", "cpu",
+        "--save-json", "--nosave", "--project", tmp_path, "--name", "detected", "--exist-ok", *flags,
+    )  # fmt: skip
+    return json.loads((tmp_path / "detected" / "predictions.json").read_text())
+
+
+def labels_of(data: Path) -> list[tuple[int, int, list[float]]]:
+    """Image, class and corners in pixels of each label."""
+    found = []
+    for path in (data.parent / "labels/val").glob("*.txt"):
+        height, width = cv2.imread(str(data.parent / "images/val" / f"{path.stem}.jpg")).shape[:2]
+        for kind, cx, cy, w, h in np.loadtxt(path, ndmin=2):
+            corners = [(cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height]
+            found.append((int(path.stem), int(kind), corners))
+    return found
+
+
+def counted(rows: list[dict], data: Path) -> tuple[float, float, float]:
+    """Mean P, R and F1 of the classes: each detection, the best first, takes the free label of its class that it
+    overlaps most, by at least 0.5."""
+    labels, taken = labels_of(data), set()
+    true, total = [0, 0], [0, 0]
+    for row in sorted(rows, key=lambda row: -row["score"]):
+        kind = row["category_id"]
+        x, y, w, h = row["bbox"]
+        total[kind] += 1
+        free = [
+            (iou_by_hand([x, y, x + w, y + h], box), number)
+            for number, (image, label, box) in enumerate(labels)
+            if image == row["image_id"] and label == kind and number not in taken
+        ]
+        overlap, number = max(free, default=(0.0, -1))
+        if overlap >= 0.5:
+            taken.add(number)
+            true[kind] += 1
+    objects = [sum(label == kind for _, label, _ in labels) for kind in range(2)]
+    precision = [true[kind] / max(total[kind], 1) for kind in range(2)]
+    recall = [true[kind] / objects[kind] for kind in range(2)]
+    f1 = [2 * true[kind] / max(total[kind] + objects[kind], 1) for kind in range(2)]
+    return float(np.mean(precision)), float(np.mean(recall)), float(np.mean(f1))
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_training_validation_and_check_have_one_ap(trained, tmp_path, batch, capsys):
+    data, run = trained
+    expected = last_scores(run)
+    assert expected["AP"] > 0.3
+    call(
+        val.main, "--weights", run / "last.pt", "--batch-size", batch, *CPU, "--project", tmp_path, "--noplots",
+    )  # fmt: skip
+    results = json.loads((tmp_path / "exp" / "results.json").read_text())
+    expected.pop("confidence")  # the threshold
+    for name, value in expected.items():
+        assert results[name.lower()] == pytest.approx(value, abs=1e-4), name
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        check([str(data), "--weights", str(run / "last.pt"), "--split", "val", "--json", "--noplots", *CPU])
+    trust = json.loads(capsys.readouterr().out)["model"][0]
+    assert f"AP {results['ap']:.3f} on val" in trust
+
+
+def test_detect_gives_what_the_threshold_promises(trained, tmp_path):
+    data, run = trained
+    expected = last_scores(run)
+    found = counted(detected(run, data, tmp_path), data)
+    assert found == pytest.approx([expected[name] for name in ("precision", "recall", "f1")], abs=1e-4)
+
+
+def test_without_box_voting_the_threshold_is_the_best_there(trained, tmp_path):
+    data, run = trained
+    progress = read_checkpoint(run / "last.pt")["progress"]
+    assert 0 < progress["plain_confidence"] <= progress["confidence"]
+    shown = detected(run, data, tmp_path, "--no-box-voting")
+    everything = detected(run, data, tmp_path, "--no-box-voting", "--conf", 0.001)
+    assert shown == [row for row in everything if row["score"] > progress["plain_confidence"]]
+    best = max(
+        counted([row for row in everything if row["score"] > threshold], data)[2]
+        for threshold in np.linspace(0, 1, 101)
+    )
+    assert counted(shown, data)[2] >= best - 1e-9

@@ -1,0 +1,82 @@
+"""Files in other encodings than UTF-8: messages say which one it is."""
+
+import pytest
+
+from utils.errors import UserError
+from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
+from utils.files.safe_io import read_text
+from utils.files.xml_files import XmlError, parse_xml
+
+CHINESE = "names: [行人, 自行车, 红绿灯, 公共汽车]"
+TEXTS = [
+    (CHINESE.encode("gbk"), "GBK"),
+    ("貓 狗 汽車 紅綠燈".encode("gbk"), "GBK"),  # characters that GB2312 does not have
+    ("猫 狗 汽车".encode("gbk"), "GBK or EUC-KR"),  # the bytes are Korean, too
+    ("고양이 자동차".encode("euc_kr"), "GBK or EUC-KR"),
+    ("貓 狗 汽車 紅綠燈".encode("big5"), "Big5"),
+    ("犬とねこ カメラ".encode("shift_jis"), "Shift-JIS"),
+    ("Müller, café, Straße: 3".encode("latin-1"), "Windows-1252"),
+    ("0 0.5 0.5 0.2 0.3\n".encode("utf-16"), "UTF-16"),
+    ("0 0.5 0.5 0.2 0.3\n".encode("utf-16-le"), "UTF-16"),
+    ("0 0.5 0.5 0.2 0.3\n".encode("utf-16-be"), "UTF-16"),
+    (CHINESE.encode("utf-32"), "UTF-32"),
+]
+
+
+@pytest.mark.parametrize(("data", "encoding"), TEXTS, ids=range(len(TEXTS)))
+def test_the_encoding_of_text_is_named_with_what_to_do(data, encoding, tmp_path):
+    source = encoding.split()[0]
+    text = f"not UTF-8 but, as it seems, {encoding}; save it as UTF-8, such as with iconv -f {source} -t UTF-8$"
+    with pytest.raises(EncodingError, match=f"^{text}"):
+        decode_utf8(data)
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(UserError, match=f"a.txt: {text}"):
+        read_text(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", bytes(range(256)), b"\x80\x03}q\x00."])
+def test_what_is_no_text_is_not_given_an_encoding(data):
+    with pytest.raises(EncodingError, match=r"^not text \(byte \d+ is not UTF-8\)$"):
+        decode_utf8(data)
+
+
+@pytest.mark.parametrize("text", ["", "a", "\ufeffa", "行人", "a\0b", "caf\u00e9 \U0001f408"])
+def test_utf8_is_read(text):
+    assert decode_utf8(text.encode()) == text.removeprefix("\ufeff")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "gbk"])
+def test_a_file_is_recognized_in_any_encoding(encoding):
+    assert '"shapes"' in decode_loosely('{"shapes": ["行人"]}'.encode(encoding))
+
+
+OF_SEVERAL_BYTES = ["GB2312", "gb2312", "GBK", "GB18030", "Big5", "Shift_JIS", "EUC-KR", "EUC-JP"]
+WORDS = {"GB": "行人", "gb": "行人", "Bi": "行人", "Sh": "ねこ", "EU": "車"}
+
+
+@pytest.mark.parametrize("encoding", [*OF_SEVERAL_BYTES, "UTF-8", "UTF-16", "ISO-8859-1", "windows-1251"])
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_xml_is_read_in_the_encoding_that_it_declares(encoding, quote):
+    word = {"ISO-8859-1": "caf\u00e9", "windows-1251": "\u043a\u043e\u0448\u043a\u0430"}.get(encoding)
+    word = word or WORDS.get(encoding[:2], "行人")
+    text = f"<?xml version={quote}1.0{quote} encoding={quote}{encoding}{quote}?>\n<a>\n<b c='{word}'>{word}</b></a>"
+    root = parse_xml(text.encode(encoding))
+    (child,) = root
+    assert (child.text, child.attrib) == (word, {"c": word, "line": "3"})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (f"<a>{CHINESE}</a>".encode("gbk"), r"^1: malformed XML \(not UTF-8 but, as it seems, GBK; save it as UTF-8"),
+        (b'<?xml version="1.0" encoding="GB2312"?><a>\xff\xff</a>',
+         r"^1: malformed XML \(it declares the encoding GB2312, but byte 42 does not fit\)$"),
+        (b'<?xml version="1.0" encoding="nonsense"?><a/>', r"^1: malformed XML \(\w+|in an encoding"),
+        ('<?xml version="1.0" encoding="GBK"?><!DOCTYPE a [<!ENTITY b "行">]><a/>'.encode("gbk"),
+         "^1: declares the entity 'b'$"),
+        (b"<a><b></a>", r"^1: malformed XML \(mismatched tag\)$"),
+    ],
+)  # fmt: skip
+def test_wrong_xml_is_one_line(data, message):
+    with pytest.raises(XmlError, match=message):
+        parse_xml(data)

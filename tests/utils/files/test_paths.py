@@ -1,0 +1,66 @@
+"""Paths mean what they mean for the kernel, and names relative to a folder lead back to their files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from utils.files.paths import is_inside, normal_path, path_of, relative_name
+
+
+@pytest.fixture
+def folders(tmp_path) -> list[Path]:
+    """Every way into a tree of folders with links of all directions, also through ``..``."""
+    for name in ("a/b/c", "a/images/train", "store/x/images/train"):
+        (tmp_path / name).mkdir(parents=True)
+    links = {"a/b/up": "..", "a/out": "../store/x", "store/x/back": tmp_path / "a", "far": "a/b/c", "a/pics": "images"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    ways, last = [], [tmp_path]
+    for _ in range(4):
+        parts = ["..", *os.listdir(tmp_path), *(path.name for path in tmp_path.rglob("*"))]
+        last = [way / part for way in last for part in sorted(set(parts)) if (way / part).is_dir()]
+        rng = np.random.default_rng(0)
+        last = [last[i] for i in rng.permutation(len(last))[:60]]
+        ways += last
+    return ways
+
+
+def test_a_normal_path_is_the_same_file_and_keeps_links(folders):
+    assert sum(".." in path.parts for path in folders) > 50
+    for path in folders:
+        normal = normal_path(path)
+        assert normal.samefile(path)
+        assert ".." not in normal.parts
+        if ".." not in path.parts:
+            assert normal == path
+
+
+def test_a_relative_name_leads_back_to_its_file(folders):
+    for path, root in zip(folders, reversed(folders)):
+        name = relative_name(path / "x.jpg", root)
+        assert Path(path_of(name, normal_path(root))).parent.samefile(path)
+        assert relative_name(path_of(name, normal_path(root)), root) == name
+
+
+def test_a_link_before_two_dots_is_followed_and_one_after_them_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "real/images").mkdir()
+    (tmp_path / "link").symlink_to("real/deep")
+    (tmp_path / "real/pics").symlink_to("images")
+    monkeypatch.chdir(tmp_path)
+    assert normal_path("link/../pics") == tmp_path / "real/pics"
+    assert normal_path("real/../link") == tmp_path / "link"
+    assert normal_path("gone/../link/x") == tmp_path / "link/x"
+    assert normal_path("/..") == Path("/")
+
+
+def test_what_is_inside_a_folder_is_found_behind_links(tmp_path):
+    (tmp_path / "set/images").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("set")
+    assert is_inside(tmp_path / "link/images/new", tmp_path / "set")
+    assert is_inside(tmp_path / "set", tmp_path / "link")
+    assert not is_inside(tmp_path / "settle", tmp_path / "set")

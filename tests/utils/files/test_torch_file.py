@@ -1,0 +1,169 @@
+"""Files that ask for far more memory than they have bytes are refused in one line, with little memory, and quickly."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.detector import build_detector
+from models.weights.safe_torch_file import ForeignFile
+from tests.helpers.hostile_files import greedy_programs, write_greedy_files
+from tests.helpers.same_content import same_content
+from tests.helpers.tiny import TINY_MODEL
+from utils.errors import UserError
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import read_program
+
+ROOT = Path(__file__).parents[3]
+# Reads each file as weights, and to resume a run from it.
+READER = """
+import resource, sys, time
+from pathlib import Path
+import torch
+from engine.checkpoint.checkpoint import Checkpoint
+from engine.train.starting_model import build_starting_model
+from models.weights.load import check_shapes, load_detector
+from models.weights.read import shapes_of, read_weights
+from models.weights.load import model_of
+from utils.errors import UserError
+from utils.machine.limits import explanation
+
+def resume(path):
+    checkpoint = Checkpoint.read(path)
+    check_shapes(path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
+
+def start(path):
+    model_of(read_weights(path))
+
+load_detector(Path(sys.argv[1]))  # imports what reading needs
+resume(Path(sys.argv[1]))
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (400 << 20), resource.RLIM_INFINITY))
+for name in sys.argv[2:]:
+    for read in (load_detector, resume, start):
+        started = time.monotonic()
+        try:
+            read(Path(name))
+            outcome = "was read"
+        except UserError as error:
+            outcome = str(error)
+        except BaseException as error:
+            outcome = f"raised {error!r}"
+        print(f"{time.monotonic() - started:.0f}", name, read.__name__, outcome, sep="\\t")
+"""
+
+
+def content() -> dict:
+    """A checkpoint from which a run can resume."""
+    detector = build_detector(TINY_MODEL, 2, names=["a", "b"])
+    weights = detector.state_dict()
+    described = {"model_spec": detector.spec, "names": ["a", "b"], "imgsz": 64, "bits": 8}
+    of_run = {"config": {"epochs": 1, "batch_size": 1}, "hyp": {}, "data": {"fingerprint": ""}, "progress": {}}
+    of_run |= {"run": {"seconds": 1.0, "epoch_batches": 1}, "optimizer": {}, "scaler": {}}
+    return {"format": "lockstep", "version": 1, **described, **of_run, "model": weights, "ema": weights}
+
+
+def test_what_a_file_asks_for_is_bounded_by_its_size(tmp_path):
+    write_checkpoint(content(), tmp_path / "sound.pt")
+    paths = write_greedy_files(tmp_path, content())
+    command = [sys.executable, "-c", READER, tmp_path / "sound.pt", *paths.values()]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    kinds = {str(path): kind for kind, path in paths.items()}
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert len(rows) == 3 * len(paths)
+    wrong = {
+        (kinds[path], how): (seconds, outcome)
+        for seconds, path, how, outcome in rows
+        if not outcome.startswith(path) or int(seconds) > 20
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("kind", list(greedy_programs()))
+def test_no_program_makes_more_than_a_hundred_times_its_size(kind):
+    import tracemalloc
+
+    program = greedy_programs()[kind]
+    tracemalloc.start()
+    try:
+        read_program(program)
+    except pickle.UnpicklingError:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 100 * len(program) + 100_000
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_gives_the_same_content(tmp_path, protocol):
+    shared = ["text", 1.5, None, True]
+    written = {"a": shared, "b": (shared, {7: -1, "x": 2**40}), "c": torch.arange(6).view(2, 3).t(), "d": set("x")}
+    torch.save(written, tmp_path / "x.pt", pickle_protocol=protocol)
+    with ForeignFile(tmp_path / "x.pt") as file:
+        found = file.content
+        assert (found["a"], found["b"], found["d"]) == (shared, written["b"], ["x"])
+        assert found["b"][0] is found["a"]
+        assert torch.equal(file.tensor(found["c"]), written["c"])
+
+
+def test_our_content_keeps_types_strides_and_what_is_shared(tmp_path):
+    base = torch.arange(24, dtype=torch.float16).view(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    values = ["a", (1, 2.5, None, True, -(2**62)), {}]
+    written = {"x": base, "part": base[:1], "again": base, "empty": torch.zeros(0, 3), "values": values, "more": values}
+    written |= {
+        str(dtype): torch.ones(3).to(dtype) for dtype in (torch.bfloat16, torch.int8, torch.bool, torch.float64)
+    }
+    write_checkpoint(written, tmp_path / "x.pt")
+    found = read_checkpoint(tmp_path / "x.pt")
+    expected = torch.load(tmp_path / "x.pt", weights_only=True)
+    same_content(found, expected)
+    assert [found[key].stride() for key in ("x", "part")] == [base.stride(), base[:1].stride()]
+    assert found["x"] is found["again"]
+    assert found["values"] is found["more"]
+    found["x"].zero_()
+    assert not found["part"].any()
+    assert found["empty"].shape == (0, 3)
+
+
+@pytest.mark.parametrize("change", ["meta", "sparse"])
+def test_tensors_without_dense_data_are_named_in_foreign_files(tmp_path, change):
+    weights = {"w": torch.zeros(2, 2).to("meta") if change == "meta" else torch.zeros(2, 2).to_sparse()}
+    torch.save(weights, tmp_path / "x.pt")
+    with (
+        ForeignFile(tmp_path / "x.pt") as file,
+        pytest.raises(UserError, match=r"of a kind that no detector has .*_re"),
+    ):
+        file.state_dict(file.content)
+
+
+def test_the_storage_of_many_views_is_read_once(tmp_path, monkeypatch):
+    values = torch.arange(100_000)
+    torch.save({f"w{i}": values[i : i + 1] for i in range(1000)}, tmp_path / "x.pt")
+    opened = []
+    with ForeignFile(tmp_path / "x.pt") as file:
+        original = file._zip.open
+        monkeypatch.setattr(file._zip, "open", lambda entry: opened.append(entry) or original(entry))
+        found = file.state_dict(file.content)
+    assert len(opened) == 1
+    assert [int(found[f"w{i}"]) for i in range(1000)] == list(range(1000))
+
+
+def test_the_memory_of_a_checkpoint_is_that_of_its_tensors(tmp_path):
+    """Reading does not hold the file twice."""
+    write_checkpoint({"model": {"w": torch.zeros(10_000_000)}}, tmp_path / "x.pt")
+    program = (
+        "import resource, sys\nfrom utils.files.checkpoint_file import read_checkpoint\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\nread = read_checkpoint(sys.argv[1])\nprint(peak() - before)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "x.pt")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ), check=True)
+    assert int(done.stdout) < 1.6 * 40_000

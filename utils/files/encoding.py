@@ -1,0 +1,121 @@
+"""Text in other encodings than UTF-8: which one it seems to be, and XML that names its own."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+_SAMPLE = 1 << 16  # bytes that are looked at
+_BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_KANA = re.compile("[\u3041-\u30ff]")
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a]")
+_PAIR = re.compile(rb"[\x81-\xfe][\xa1-\xfe]")  # of a character of two bytes
+_LAST_COMMON_OF_BIG5 = 0xC6  # first byte
+_HANGUL_ONLY = re.compile("[\x00-\x7f\uac00-\ud7a3]*")
+_XML_ENCODING = re.compile(rb"""\s*<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
+# Encodings of several bytes per character, by Python's names, and the codec that reads them: with the additions that
+# files of this name often have. Parsers of XML know none of them.
+_OF_SEVERAL_BYTES = {
+    **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
+    **dict.fromkeys(("big5", "cp950", "big5hkscs"), "big5hkscs"),
+    **dict.fromkeys(("shift_jis", "cp932", "shift_jis_2004"), "cp932"),
+    **dict.fromkeys(("euc_kr", "cp949"), "cp949"),
+    "euc_jp": "euc_jp",
+}
+
+
+class EncodingError(ValueError):
+    """The message says which encoding the text seems to have, and what to do."""
+
+
+def decode_utf8(data: bytes) -> str:
+    """The text of ``data``, without a byte order mark. Raises EncodingError if it is not UTF-8."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EncodingError(_advice(data, error.start)) from None
+    if "\0" in text and probable_encoding(data) == "UTF-16":  # of ASCII, without a byte order mark
+        raise EncodingError(_advice(data, text.index("\0")))
+    return text
+
+
+def encoding_advice(data: bytes) -> str:
+    """The message of `decode_utf8` about ``data``; "" if it is UTF-8."""
+    try:
+        decode_utf8(data)
+    except EncodingError as error:
+        return str(error)
+    return ""
+
+
+def decode_loosely(data: bytes) -> str:
+    """Text by which a kind of file can be recognized, whatever its encoding: ASCII in it is right."""
+    encoding = probable_encoding(data) if b"\0" in data else ""
+    try:
+        return data.decode(encoding or "utf-8-sig", "replace")
+    except UnicodeError:  # UTF-16 without a byte order mark
+        return data.replace(b"\0", b"").decode("utf-8", "replace")
+
+
+def decode_xml(data: bytes) -> bytes | str:
+    """XML as a parser takes it: ``data`` itself, or text if its declaration names an encoding of several bytes per
+    character. Raises EncodingError if the content is not in that encoding."""
+    declared = _XML_ENCODING.match(data)
+    if declared is None:
+        return data
+    name = declared[1].decode("ascii")
+    try:
+        codec = _OF_SEVERAL_BYTES.get(codecs.lookup(name).name)
+        return data.decode(codec) if codec else data
+    except LookupError:
+        return data
+    except UnicodeDecodeError as error:
+        raise EncodingError(f"it declares the encoding {name}, but byte {error.start} does not fit") from None
+
+
+def probable_encoding(data: bytes) -> str:
+    """The encoding that text seems to have which is not UTF-8, for messages; "" for what seems to be no text."""
+    for mark, name in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return name
+    sample = data[:_SAMPLE]
+    if 0.4 < sample.count(0) / max(len(sample), 1) < 0.7:
+        return "UTF-16"
+    if _BINARY.search(sample):
+        return ""
+    if _KANA.search(_decoded(sample, "cp932")):
+        return "Shift-JIS"
+    if not _PAIR.search(sample):  # letters with accents, between others
+        return "Windows-1252"
+    if _decoded(sample, "gb2312"):
+        korean = _decoded(sample, "euc_kr")
+        return "GBK or EUC-KR" if korean and _HANGUL_ONLY.fullmatch(korean) else "GBK"
+    if _decoded(sample, "big5") and all(lead <= _LAST_COMMON_OF_BIG5 for lead in _leading_bytes(sample)):
+        return "Big5"
+    return "GBK" if _decoded(sample, "gb18030") else "Windows-1252"
+
+
+def _decoded(sample: bytes, codec: str) -> str:
+    """The text of ``sample``, which may end within a character; "" if it has another encoding."""
+    try:
+        return codecs.getincrementaldecoder(codec)().decode(sample)
+    except UnicodeDecodeError:
+        return ""
+
+
+def _leading_bytes(sample: bytes) -> set[int]:
+    """The first bytes of characters of two bytes."""
+    return {pair[0][0] for pair in re.finditer(rb"[\x81-\xfe].", sample, re.DOTALL)}
+
+
+def _advice(data: bytes, position: int) -> str:
+    name = probable_encoding(data)
+    if not name:
+        return f"not text (byte {position} is not UTF-8)"
+    source = name.partition(" ")[0]
+    return f"not UTF-8 but, as it seems, {name}; save it as UTF-8, such as with iconv -f {source} -t UTF-8"

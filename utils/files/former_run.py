@@ -1,0 +1,97 @@
+"""``--exist-ok``: what an earlier run has left in a folder.
+
+A command that writes files under the names of its inputs, or not always the same ones, lists them in its folder: a
+later run removes these, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from utils.errors import UserError
+from utils.files.safe_io import open_direct, read_regular, read_text
+
+LIST_NAME = ".written"
+_MOST_LISTED = 1 << 28  # bytes
+_MOST_SETTINGS = 1 << 26  # bytes of a file with settings
+
+
+class WrittenFiles:
+    """The list of the files that a run writes into its ``folder``. It exists once there is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names: set[str] = set()
+
+    def add(self, path: Path) -> Path:
+        """Lists ``path``, before it is written, and returns it."""
+        name = path.relative_to(self._folder).as_posix()
+        if name not in self._names:
+            self._names.add(name)
+            with open(self._folder / LIST_NAME, "ab", opener=open_direct) as file:
+                file.write(os.fsencode(name) + b"\0")
+        return path
+
+
+@contextlib.contextmanager
+def listing_written(folder: Path) -> Iterator[None]:
+    """Lists the files that the block makes or replaces in ``folder`` itself."""
+
+    def stamps() -> dict[Path, tuple[int, int]]:
+        files = (entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
+        return {Path(entry.path): (entry.inode(), entry.stat().st_mtime_ns) for entry in files}
+
+    before = stamps()
+    try:
+        yield
+    finally:
+        written = WrittenFiles(folder)
+        for path, stamp in sorted(stamps().items()):
+            if before.get(path) != stamp:
+                written.add(path)
+
+
+def remove_written(folder: Path) -> int:
+    """Removes the files that an earlier run has listed in ``folder``, and folders that are empty then. Returns the
+    number of files. A list that names files elsewhere is not ours: they are left alone."""
+    listed = folder / LIST_NAME
+    if listed.is_symlink() or not listed.is_file():
+        return 0
+    try:
+        names = read_regular(listed, _MOST_LISTED).split(b"\0")[:-1]
+    except OSError:
+        return 0
+    removed = 0
+    parents: set[Path] = set()
+    for path in (folder / os.fsdecode(name) for name in names):
+        is_inside = ".." not in path.parts and path.parent.resolve().is_relative_to(folder.resolve())
+        if is_inside and path.is_file():
+            path.unlink()
+            removed += 1
+            parents |= {parent for parent in path.parents if folder in parent.parents}
+    for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
+        with contextlib.suppress(OSError):  # other files are in it
+            parent.rmdir()
+    listed.unlink()
+    return removed
+
+
+def former_data(folder: Path) -> str:
+    """The data set of the training or validation that ``folder`` has; "" if there is none, or it does not say."""
+    with contextlib.suppress(UserError, yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError):
+        if (folder / "settings.yaml").is_file():
+            return str(yaml.safe_load(read_text(folder / "settings.yaml", _MOST_SETTINGS))["config"]["data"])
+        if (folder / "results.json").is_file():
+            return str(json.loads(read_text(folder / "results.json", _MOST_SETTINGS))["settings"]["data"])
+    return ""
+
+
+def is_other_data(former: str, data: str) -> bool:
+    """Whether two names of data sets differ; "" is not known."""
+    return bool(former and data) and os.path.abspath(former) != os.path.abspath(data)

@@ -1,0 +1,50 @@
+"""Paths, and the names of files relative to a folder: `relative_name` and `path_of` are inverses.
+
+Both treat paths as text and so keep symbolic links. Therefore `normal_path` removes ``..`` first, in the sense of the
+kernel: behind a symbolic link, ``..`` is the folder above the link's target, not above the link.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def normal_path(path: str | os.PathLike) -> Path:
+    """Returns the absolute path of the same file without ``..``. Symbolic links stay, except those before a ``..``."""
+    path = Path(path).absolute()
+    if ".." not in path.parts:
+        return path
+    folder = Path(path.anchor)
+    for part in path.parts[1:]:
+        if part != "..":
+            folder = folder / part
+        elif folder.is_symlink():
+            folder = Path(os.path.realpath(folder)).parent
+        else:
+            folder = folder.parent
+    return folder
+
+
+def relative_name(path: str | os.PathLike, root: str | os.PathLike) -> str:
+    """Returns ``path`` relative to the folder ``root``, with ``/``; the result begins with ``..`` if it is outside.
+
+    `path_of` returns the path. No other function may join such a name with its folder: where the folder's path has a
+    symbolic link, the kernel would read the leading ``..`` as another folder.
+    """
+    path, root = os.fspath(path), os.fspath(root)
+    if ".." in path:
+        path = normal_path(path)
+    if ".." in root:
+        root = normal_path(root)
+    return os.path.relpath(path, root).replace(os.sep, "/")
+
+
+def path_of(name: str, root: str | os.PathLike) -> str:
+    """Returns the absolute path of the file that `relative_name` calls ``name``, relative to the folder ``root``."""
+    return os.path.normpath(os.path.join(root, name))
+
+
+def is_inside(path: str | os.PathLike, folder: str | os.PathLike) -> bool:
+    """Returns whether ``path`` is ``folder`` or below it, once all symbolic links are followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
