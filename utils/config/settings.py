@@ -333,7 +333,7 @@ class DetectConfig(_DetectionsConfig):
     """The flags of detect.py."""
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
-    source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
+    source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
         None, low=0, high=1, aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
