@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(RUNTIME)
 	$(BIN)/python -m tools.demo demo/data
-	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 128 --batch-size 16 --epochs 13 --val-every 5 \
+	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 128 --batch-size 16 --epochs 13 --hyp demo \
 		--project demo --name train --exist-ok
 	$(BIN)/python val.py --weights demo/train/best.pt --project demo --name val --exist-ok
 	$(BIN)/python detect.py --weights demo/train/best.pt --source demo/data/images/val --project demo --name detect --exist-ok

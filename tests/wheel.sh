@@ -16,6 +16,7 @@ lockstep demo set
 lockstep train --data set/data.yaml --model yolov8n "${TINY[@]}" --name one
 test -s runs/train/one/report.html
 lockstep train --data set/data.yaml --model yolov8n "${TINY[@]}" --name two --spawn 2
+torchrun --standalone --nproc_per_node 2 --no-python lockstep train --data set/data.yaml "${TINY[@]}" --name torchrun --noplots
 lockstep val --weights runs/train/two/best.pt --device cpu
 lockstep detect --weights runs/train/one/best.pt --source set/images/val --device cpu
 test "$(ls runs/detect/exp/*.jpg | wc -l)" = "$(ls set/images/val | wc -l)"

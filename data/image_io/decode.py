@@ -72,7 +72,7 @@ _REDUCED = {
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOR,
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
-_MAX_BYTES = 1 << 31  # of a file
+MOST_IMAGE_BYTES = 1 << 31  # of a file
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 but DHT, JPG and DAC
 _SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1
@@ -203,7 +203,7 @@ def read_reduced(
 def read_bytes(path: str | os.PathLike) -> bytes:
     """The content of an image file. Raises UserError, or OSError when the disk fails."""
     try:
-        return read_regular(path, most=_MAX_BYTES)
+        return read_regular(path, most=MOST_IMAGE_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except NotADirectoryError:  # as if an index of shards were a folder

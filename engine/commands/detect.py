@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -42,8 +43,8 @@ LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_E
 LINE_EVERY_S = 5.0
 
 
-def detect(config: DetectConfig) -> Path:
-    """Runs the detector over the source; returns the folder with the results.
+def detect(config: DetectConfig) -> Path | None:
+    """Runs the detector over the source; returns the folder with the results, None if there are none to write.
 
     Of several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a UserError at
     the end counts them.
@@ -57,7 +58,7 @@ def detect(config: DetectConfig) -> Path:
     if first is None:  # an unreadable source is refused before a folder is made
         raise frames.error
     window = Window() if config.view_img else None
-    output = Output(_open_folder(config), predictor.model.names, config, frames)
+    output = Output(_open_folder(config) if writes_files(config) else None, predictor.model.names, config, frames)
     drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
     written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
     try:
@@ -73,11 +74,17 @@ def detect(config: DetectConfig) -> Path:
         output.close()
         if window:
             window.close()
+    output.remove_empty_folder()
     output.summarise()
     if failed := frames.failed:
         why = next(iter(failed.values()))
         raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
     return output.run_dir
+
+
+def writes_files(config: DetectConfig) -> bool:
+    """Whether the flags ask for any file: a run without needs no folder, and uses up no number."""
+    return not config.nosave or config.save_txt or config.save_json or config.save_crop
 
 
 def _open_predictor(config: DetectConfig) -> Predictor:
@@ -148,16 +155,21 @@ class Output:
     - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
       ids are COCO's for a model of its classes, else the numbers of the classes;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+
+    ``run_dir``: None if they ask for nothing.
     """
 
-    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, frames: SourceFrames) -> None:
+    def __init__(
+        self, run_dir: Path | None, names: tuple[str, ...], config: DetectConfig, frames: SourceFrames
+    ) -> None:
         self.run_dir, self._names, self._config = run_dir, names, config
         self._failed = frames.failed
         self.seen: set[str] = set()  # files that had frames
         self._counts: Counter[int] = Counter()  # detections by class
         self._frames, self._milliseconds, self._logged_at, self._unit = 0, 0.0, 0.0, "image"
-        self._stem_of, self._videos = UniqueStems(), VideoFiles(run_dir)
-        self._written = WrittenFiles(run_dir)
+        self._stem_of = UniqueStems()
+        self._videos = VideoFiles(run_dir) if run_dir else None
+        self._written = WrittenFiles(run_dir) if run_dir else None
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
@@ -191,7 +203,8 @@ class Output:
             if isinstance(item.found, Exception):
                 raise item.found
             self._log(item)
-            self._write(item)
+            if self.run_dir:
+                self._write(item, self.run_dir)
         except Exception as error:
             self._failed[path] = _reason(error, path)
             get_logger().warning("%s; skipped", self._failed[path])
@@ -199,31 +212,32 @@ class Output:
         return item
 
     def _log(self, item: Detected) -> None:
-        """A line per frame at first, then one every few seconds."""
+        """A line per frame at first, then one every few seconds; with ``quiet``, none."""
         frame, milliseconds, counts = item.frame, sum(item.speed.values()), Counter(item.found.classes.tolist())
         self._counts += counts
         self._frames += 1
         self._milliseconds += milliseconds
+        if frame.is_video:
+            self._unit = "frame"
         now = time.monotonic()
-        if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
+        is_due = self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S
+        if is_due and not self._config.quiet:
             self._logged_at = now
             name = frame.path
             if frame.is_video:
-                self._unit = "frame"
-                name += f" frame {frame.index}" + (
-                    f" of {frame.total}" if frame.total else ""
-                )  # as in predictions.json
+                of_total = f" of {frame.total}" if frame.total else ""
+                name += f" frame {frame.index}{of_total}"  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
-    def _write(self, item: Detected) -> None:
+    def _write(self, item: Detected, run_dir: Path) -> None:
         frame, found = item.frame, item.found
-        if Path(frame.path).resolve().parent == self.run_dir.resolve():
+        if Path(frame.path).resolve().parent == run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         config, image, is_video = self._config, as_rgb8(frame.image), frame.is_video
         stem = self._stem_of(frame.path, is_video=is_video)
         label = f"{stem}_{frame.index:06d}" if is_video else stem
         if config.save_txt:
-            path = self._written.add(self.run_dir / "labels" / f"{label}.txt")
+            path = self._written.add(run_dir / "labels" / f"{label}.txt")
             write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
         if config.save_json:
             self._labels.append(label)
@@ -231,15 +245,17 @@ class Output:
             self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number)
         if config.save_crop:
             names = [self._names[c] for c in found.classes]
-            write_crops(self.run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)
+            write_crops(run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)
         if not config.nosave and is_video:
             self._written.add(self._videos.path_of(stem))
             self._videos.add(stem, item.drawing, frame.fps / config.vid_stride)
         elif not config.nosave:
-            write_whole(self._written.add(self.run_dir / (stem + written_suffix(frame.path))), item.encoded)
+            write_whole(self._written.add(run_dir / (stem + written_suffix(frame.path))), item.encoded)
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
+        if self.run_dir is None:
+            return
         self._videos.close()
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
@@ -250,5 +266,12 @@ class Output:
     def summarise(self) -> None:
         found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
         get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)
-        message = "results are in %s" if any(self.run_dir.iterdir()) else "nothing was written into %s"
-        get_logger().info(message, self.run_dir)
+        if self.run_dir is not None:
+            get_logger().info("results are in %s", self.run_dir)
+
+    def remove_empty_folder(self) -> None:
+        """Such as that of crops where nothing was found: its number is free again."""
+        if self.run_dir is not None and not self._config.exist_ok:
+            with contextlib.suppress(OSError):  # there are files in it
+                self.run_dir.rmdir()
+                self.run_dir = None

@@ -28,9 +28,9 @@ from utils.structures import DetectionTable, EvalResult, GroundTruth
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
 NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
 TOUCHING = 0.1  # IoU from which a detection supports a label a little
-# Of a class on the split: from which on its labels are judged, and fully trusted. For errors of position it is AP75,
-# as AP50 does not say how exactly the model places boxes.
-LEAST_AP, GOOD_AP = 0.4, 0.7
+# Of a class on the split: from which AP50 on its labels are judged, and the model is fully trusted; and for errors of
+# position, as AP50 does not say how exactly it places boxes, from which AP75 on.
+LEAST_AP, GOOD_AP50, GOOD_AP75 = 0.4, 0.7, 0.9
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 LEAST_SCORE = 0.01  # of detections: low ones too tell that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
@@ -63,9 +63,9 @@ def find_label_errors(
     pairs = pairs.take(~is_repeated[pairs.target])
     matched = _match(truth, table, pairs)
     scores, suggested = _label_scores(truth, table, pairs, matched)
-    trust = _trust(class_metrics["AP50"])
+    trust = _trust(class_metrics["AP50"], GOOD_AP50)
     scores *= trust[truth.classes]
-    scores[1] = np.minimum(scores[1], scores[1] * _trust(class_metrics["AP75"])[truth.classes])
+    scores[1] *= _trust(class_metrics["AP75"], GOOD_AP75)[truth.classes]
     is_other = suggested[0] >= 0
     scores[0, is_other] *= trust[table.classes[suggested[0, is_other]]]
     kinds, best = (SWAPPED, MOVED, SPURIOUS), scores.argmax(0)
@@ -79,9 +79,9 @@ def find_label_errors(
     return [_issue(split, table, *error) for error in errors]
 
 
-def _trust(class_ap: np.ndarray) -> np.ndarray:
+def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
     """How far a class's labels are judged, from 0 to 1, float64 (C,), by its AP; nan: not at all."""
-    return np.where(class_ap >= LEAST_AP, np.minimum(class_ap / GOOD_AP, 1), 0)
+    return np.where(class_ap >= LEAST_AP, np.minimum(class_ap / good_ap, 1), 0)
 
 
 def trust_lines(

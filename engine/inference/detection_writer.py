@@ -19,6 +19,7 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
+from utils.files.url import url_path
 from utils.structures import DetectionTable
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
@@ -29,7 +30,7 @@ _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives
 
 def written_suffix(path: str) -> str:
     """The suffix of an image's drawing: its own, or .jpg for formats that cannot be written."""
-    suffix = Path(path).suffix
+    suffix = Path(url_path(path) if "://" in path else path).suffix
     return suffix if suffix.lower() in WRITABLE else ".jpg"
 
 
@@ -113,8 +114,7 @@ class UniqueStems:
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         if source not in self._stems:
-            base = source.split("://", 1)[1][:100] if "://" in source else Path(source).stem
-            base = f"webcam{source}" if source.isdigit() else safe_name(base)
+            base = safe_name(_base_of(source, is_video=is_video))
             own, other = ("video", "frame") if is_video else ("frame", "video")
             for number in itertools.count(1):
                 stem = base if number == 1 else f"{base}-{number}"
@@ -126,6 +126,16 @@ class UniqueStems:
             self._taken |= {key, (own, video)}
             self._stems[source] = stem
         return self._stems[source]
+
+
+def _base_of(source: str, *, is_video: bool) -> str:
+    if source.isdigit():
+        return f"webcam{source}"
+    if "://" not in source:
+        return Path(source).stem
+    name = Path(url_path(source)).stem
+    is_file = name and not is_video
+    return (name if is_file else source.split("://", 1)[1])[:100]
 
 
 def safe_name(text: str) -> str:

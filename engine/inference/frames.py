@@ -20,10 +20,22 @@ import cv2
 import numpy as np
 
 from data.image_io.channels import to_format
-from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, read_image, unread_image, unread_summary
+from data.image_io.decode import (
+    ARRAY_SUFFIX,
+    IMAGE_SUFFIXES,
+    MOST_IMAGE_BYTES,
+    OnWarning,
+    decode_image,
+    image_suffixes,
+    read_header,
+    read_image,
+    unread_image,
+    unread_summary,
+)
 from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_text
+from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
 
@@ -74,15 +86,17 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
 
     Args:
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
-            list's folder; each is read once), the number of a webcam, or the URL of a stream.
+            list's folder; each is read once), the number of a webcam, or the URL of an image, a video or a stream.
         settings: of `SourceOptions`.
 
     Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
     which is skipped if the source has others.
     """
     source, options = str(source), SourceOptions(**settings)
+    if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
+        return _url_frames(source, read_url(source, most=MOST_IMAGE_BYTES), options.pixels)
     if _is_stream(source):
-        return _stream_frames(_shown(source), _open_stream(source), options)
+        return _stream_frames(without_login(source), _open_stream(source), options)
     files, unread = _list_files(source, image_suffixes(options.pixels))
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
@@ -108,9 +122,15 @@ def _is_webcam(source: str) -> bool:
     return bool(re.fullmatch("[0-9]{1,9}", source))
 
 
-def _shown(source: str) -> str:
-    """A URL without its user and password, which do not belong in logs, file names and results."""
-    return re.sub("(?<=://)[^/?#]*@", "", source)
+def _names_image(url: str, suffixes: frozenset[str]) -> bool:
+    """Whether an address is that of an image: by its suffix, whatever follows it (``?size=large``), or without one, by
+    what the server says. OpenCV would take it for a video of one frame."""
+    suffix = os.path.splitext(url_path(url))[1].lower()
+    if suffix:
+        return suffix in suffixes
+    with contextlib.suppress(*NETWORK_ERRORS, ValueError), open_url(url) as response:
+        return response.headers.get_content_maintype() == "image"
+    return False  # OpenCV says what is wrong
 
 
 def _list_files(source: str, image_suffixes: frozenset[str]) -> tuple[list[Path], list[str]]:
@@ -189,15 +209,27 @@ def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | 
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
     found: list[Frame | FileProblem] = []
-
-    def on_warning(name: str, warning: str) -> None:
-        found.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", False))
-
     try:
-        found.append(Frame(str(path), read_image(path, on_warning, pixels)))
+        found.append(Frame(str(path), read_image(path, _noting_damage(found), pixels)))
     except UserError as error:
         found.append(FileProblem(str(path), str(error), True))
     return found
+
+
+def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
+    def on_warning(name: str, warning: str) -> None:
+        problems.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", False))
+
+    return on_warning
+
+
+def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Iterator[Frame | FileProblem]:
+    """The image in ``content``, which was read from ``url``."""
+    name = without_login(url)
+    problems: list[Frame | FileProblem] = []
+    image = decode_image(content, read_header(content, name), name, on_warning=_noting_damage(problems), pixels=pixels)
+    yield from problems
+    yield Frame(name, image)
 
 
 def _read_video(path: Path, options: SourceOptions) -> Iterator[Frame | FileProblem]:
@@ -227,7 +259,7 @@ def _open_stream(source: str) -> cv2.VideoCapture:
     is_webcam = _is_webcam(source)
     capture = _open_capture(int(source) if is_webcam else source)
     if not capture.isOpened():
-        what = f"webcam {source}: not found, or in use" if is_webcam else f"{_shown(source)}: cannot be opened"
+        what = f"webcam {source}: not found, or in use" if is_webcam else f"{without_login(source)}: cannot be opened"
         raise UserError(what)
     return capture
 

@@ -22,7 +22,6 @@ from engine.inference.detection_writer import WRITABLE, Window, write_crops, wri
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
-from utils.strings import counted
 from utils.structures import DetectionTable
 
 COLUMNS = 6  # x1, y1, x2, y2, confidence, class
@@ -227,5 +226,5 @@ def label_texts(
 
 
 def describe_counts(counts: Mapping[int, int], names: Mapping[int, str] | Sequence[str]) -> str:
-    """Detections by class, as ``2 persons, 1 bus``."""
-    return ", ".join(counted(n, names[c]) for c, n in sorted(counts.items())) or "nothing found"
+    """Detections by class, as ``person 2, bus 1``. Names are not inflected: they may be in any language."""
+    return ", ".join(f"{names[c]} {count:,}" for c, count in sorted(counts.items())) or "nothing found"

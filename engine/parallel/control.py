@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
@@ -52,6 +53,11 @@ class RunControl:
         with self._signals.deferred(), self._watchdog.training(folder):
             yield
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether a signal to stop has reached this rank."""
+        return self._signals.stop or self._signals.interrupt
+
     def request(self, action: Action) -> None:
         """Makes all ranks save once, or stop, after the same step."""
         self._wants_save |= action is Action.SAVE
@@ -86,7 +92,7 @@ class RunControl:
     def stops_validation(self) -> bool:
         """Whether a signal has reached this rank or, as of the last poll, another; before each batch of validation."""
         self._watchdog.beat()
-        local, store, now = self._signals.stop or self._signals.interrupt, self._ctx.store, time.monotonic()
+        local, store, now = self.has_signal, self._ctx.store, time.monotonic()
         if store is not None and local:
             store.set(STOP_KEY, "")
         elif store is not None and now - self._polled_at >= POLL_EVERY_S:
@@ -114,6 +120,14 @@ class RunControl:
             raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
         if self.is_stopped:
             log.info("ended by a callback after %s; continue with: %s", where, resume_flag(last))
+
+    def end_interrupted(self, error: Exception, last: Path) -> NoReturn:
+        """After an ``error`` in a step during which a signal has come. A signal to all processes also ends the compiler
+        that ``--compile`` has started and the like, for which libraries raise: that is no failure of the run. The state
+        may be that of half a step, so nothing is saved. Raises Stopped."""
+        checkpoint = f"continue with: {resume_flag(last)}" if last.exists() else "there is no checkpoint yet"
+        log.info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
+        raise Stopped(self._signals.code) from None
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code, self.is_stopped = exit_code, True

@@ -21,6 +21,7 @@ from utils.errors import Stopped
 from utils.files.safe_io import open_direct
 from utils.machine import decoder_warnings
 from utils.machine.stop_signals import StopSignals
+from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
 
@@ -124,8 +125,11 @@ class Watchdog:
             self._signal_at = now
         if self._signal_at is None or now - max(self._signal_at, self._beat_at) <= self._stop_timeout_s:
             return
-        is_training = self._stop_timeout_s == STOP_TIMEOUT_S
-        reason = "a stop was requested, but no step ends; no new checkpoint" if is_training else ""
+        reason = ""
+        if self._stop_timeout_s == STOP_TIMEOUT_S:  # in training
+            last = self._folder / "last.pt"
+            checkpoint = f"; continue with: {resume_flag(last)}" if last.exists() else ""
+            reason = f"stopped by a signal, but the step does not end; no new checkpoint{checkpoint}"
         self._end(reason, self.signals.code)
 
     def _end_after_peer(self, now: float) -> None:
@@ -134,7 +138,7 @@ class Watchdog:
             self._dead_peer = next((rank for rank, process in self._peers.items() if has_died(process)), None)
             self._peer_died_at = now
         if self._dead_peer is not None and now - max(self._peer_died_at, self._beat_at) > PEER_DEAD_S:
-            self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has ended", PEER_LOST)
+            self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has ended; ended", PEER_LOST)
 
     def _write_stacks(self, silent_s: float) -> None:
         rank = self._ctx.rank if self._ctx is not None else 0
@@ -148,6 +152,6 @@ class Watchdog:
 
     def _end(self, reason: str, code: int) -> None:
         if reason:
-            print(f"error: {reason}; ended", file=sys.stderr, flush=True)
+            print(f"error: {reason}", file=sys.stderr, flush=True)
         decoder_warnings.pass_on()
         os._exit(code)

@@ -29,11 +29,13 @@ FEW_BOXES = 50  # of a class, for training
 IMBALANCED = 10  # boxes of the most frequent class for each of the rarest
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings
 WEAK = 0.6  # of the mean AP
+SMALL_SIDE_PX = 32  # at --imgsz, as the sides of COCO's small objects
+SOME_SMALL = 0.1  # of the boxes: enough of them to speak of
 SURE = 0.975  # of the draws: as an interval of 95 % that does not reach 0
 LEAST_IMAGES = 10  # whose draws tell how far chance goes
 REMEDIES = {
     "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
-    "location": "boxes are inaccurate: check that labels are tight and consistent; small objects need a larger --imgsz",
+    "location": "boxes are inaccurate: check that labels are tight and consistent",
     "both": "objects are taken for others nearby: check whether their labels are complete",
     "duplicate": "objects are detected twice: lower the IoU threshold of NMS, or check for objects labeled twice",
     "background": "the model sees objects where no label is: check for missing labels, or add images without objects",
@@ -51,6 +53,7 @@ class Findings:
     imgsz: int
     stride: int
     train: Census | None
+    data: Census | None = None  # that of the training, or else of the validation
     result: EvalResult | None = None
     errors: ErrorSplit | None = None
     suspects: int = 0  # probable label errors
@@ -181,11 +184,22 @@ def what_to_do(found: Findings) -> Iterator[str]:
         cost = found.errors.cost
         for kind in np.argsort(-cost, kind="stable"):
             if cost[kind] >= max(LEAST_COST, NEARLY_WORST * cost.max()):
-                yield f"{cost[kind]:.3f} of AP50 is lost because {REMEDIES[KINDS[kind]]}."
+                remedy = REMEDIES[KINDS[kind]] + (_larger_images(found) if KINDS[kind] == "location" else "")
+                yield f"{cost[kind]:.3f} of AP50 is lost because {remedy}."
     if found.suspects:
         yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
     if found.backgrounds:
         yield f"Check {counted(found.backgrounds, 'image')} without labels that have detections: labels may be missing."
+
+
+def _larger_images(found: Findings) -> str:
+    """Why larger images would make boxes more accurate; "" if they would not."""
+    small = 0.0
+    if found.data is not None and found.data.boxes:
+        small = float((found.data.sides_px < SMALL_SIDE_PX).mean())
+    if small < SOME_SMALL:
+        return ""
+    return f"; {small:.0%} of the boxes have sides below {SMALL_SIDE_PX} px and need a larger --imgsz"
 
 
 def _do_about_data(found: Findings, census: Census) -> Iterator[str]:

@@ -17,7 +17,8 @@ MOST_CONFUSED = 60  # classes in a confusion matrix
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     """Curves at IoU 0.5 named PR, F1, P and R: a line for each class that has objects, and a thick one for their mean;
-    of many classes, only those with the lowest AP50. Empty if no class has objects."""
+    of many classes, only those with the lowest AP50. The line of a single class is its own mean. Empty if no class has
+    objects."""
     shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
     if not shown.size:
         return {}
@@ -39,7 +40,11 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
         if key == "PR":
             mean = f"mean AP50 {result.metrics['AP50']:.3f}"
             labels = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
-        lines = [Line(mean, x, y[shown].mean(0), is_strong=True), *(Line(labels[c], x, y[c]) for c in drawn)]
+        if shown.size == 1:
+            note = labels[shown[0]]  # a single line has no legend
+            lines = [Line(note, x, y[shown[0]], is_strong=True)]
+        else:
+            lines = [Line(mean, x, y[shown].mean(0), is_strong=True), *(Line(labels[c], x, y[c]) for c in drawn)]
         is_marked = key == "F1" and threshold is not None
         mark = (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}") if is_marked else None
         charts[key] = Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)

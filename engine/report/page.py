@@ -162,6 +162,7 @@ class ReportPage:
             imgsz=subject.imgsz,
             stride=subject.stride,
             train=next((c for c in self._data["censuses"] if c.split == "train"), None),
+            data=self._data["censuses"][0],
             last=self._folder / "last.pt",
             fitness=subject.fitness,
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),

@@ -223,6 +223,9 @@ def build_step(
         has_regions: whether batches may have regions to ignore (`Targets.ignore`).
     """
     config, hyp = settings.config, settings.hyp
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.momentum = hyp.bn_momentum
     optimizer = build_optimizer(
         model,
         choose_optimizer(config.optimizer, plan.total),

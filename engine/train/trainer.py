@@ -18,6 +18,7 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.run import Run
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
+from utils.errors import UserError
 
 
 class Trainer:
@@ -55,6 +56,11 @@ class Trainer:
         with self.control.training(self.run.folder):
             try:
                 self._train()
+            except Exception as error:
+                if isinstance(error, UserError) or not self.control.has_signal:
+                    raise
+                self.call("after_steps")
+                self.control.end_interrupted(error, self.checkpointer.last)
             finally:
                 self.checkpointer.wait()
         self.call("finish")

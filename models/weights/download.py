@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import http.client
 import os
-import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +18,7 @@ from utils.errors import UserError
 from utils.files.folders import CONFIGS, UNKNOWN, Origin, cache_folder
 from utils.files.safe_io import atomic_write
 from utils.files.schema import Bounds, Count, build, suggestion
+from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
-STALL_S = 30.0  # seconds without a byte
 CHUNK_BYTES = 1 << 18
 
 
@@ -49,13 +45,9 @@ def known_weights() -> dict[str, WeightsEntry]:
     return {name: build(WeightsEntry, entry, f"{CATALOG}: {name}") for name, entry in load_yaml(CATALOG).items()}
 
 
-def is_url(text: str) -> bool:
-    return urllib.parse.urlsplit(text).scheme in ("http", "https")
-
-
 def find_entry(name_or_path: str) -> WeightsEntry:
     """The entry for a URL or for a name in the catalog. Raises UserError for any other text, with a suggestion."""
-    if is_url(name_or_path):
+    if is_http(name_or_path):
         return WeightsEntry(url=name_or_path)
     known, name = known_weights(), catalog_name(name_or_path)
     if name not in known:
@@ -156,7 +148,7 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
 def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
     """The path of the file: its name in the catalog. Other URLs, whose file names may be equal, have a folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
-    if is_url(name_or_path):
+    if is_http(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
     return cache_dir / f"{catalog_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
 
@@ -166,10 +158,10 @@ def _download(entry: WeightsEntry, target: Path) -> None:
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
     get_logger().info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
-    request, digest = urllib.request.Request(entry.url, headers={"User-Agent": "lockstep"}), hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(request, timeout=STALL_S) as response, atomic_write(target) as file:
+        with open_url(entry.url) as response, atomic_write(target) as file:
             while chunk := response.read(CHUNK_BYTES):
                 if not file.tell() and chunk.lstrip()[:1] == b"<":
                     raise UserError(f"{entry.url}: sent a web page, not weights")
@@ -179,8 +171,7 @@ def _download(entry: WeightsEntry, target: Path) -> None:
                 raise ConnectionError(f"cut off after {file.tell()} bytes")
             if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
                 raise UserError(f"{entry.url}: its sha256 is {digest.hexdigest()}, not {entry.sha256} as expected")
-    except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
-        why = error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1]
-        raise UserError(f"{entry.url}: cannot be downloaded ({why}); put the file at {target}") from None
+    except NETWORK_ERRORS as error:
+        raise UserError(f"{entry.url}: cannot be downloaded ({reason_of(error)}); put the file at {target}") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None

@@ -138,8 +138,13 @@ def check_command(command: Command, acceptance: Acceptance, capsys: pytest.Captu
     elif program == "torchrun":
         if [word for word in words if not word.startswith("-") and not word.isdigit() and word != "N"]:
             options = get_args_parser().parse_args(words)
+            arguments = options.training_script_args
+            if options.no_python:
+                assert options.training_script == "lockstep"
+                check_python(["-m", "lockstep", *arguments], acceptance, in_text=command.in_text)
+                return
             script = ["-m", options.training_script] if options.module else [options.training_script]
-            check_python([*script, *options.training_script_args], acceptance, in_text=command.in_text)
+            check_python([*script, *arguments], acceptance, in_text=command.in_text)
         else:  # only an option, named in a sentence
             options = ["1" if word == "N" else word for word in words]
             get_args_parser().parse_args([*options, "train.py"])

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import pkgutil
 import re
 import shutil
@@ -25,10 +26,11 @@ from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector
+from tests.helpers.http_server import served
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.scripts import error_of
+from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.coco_classes import COCO_IDS
@@ -124,10 +126,42 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
     assert "3 images:" in out
     assert "\x1b" not in out
     assert "does nothing" not in out
-    folder = run(weights, pictures, tmp_path, "--nosave", "--nms")
-    out = capsys.readouterr().out
-    assert f"nothing was written into {folder}" in out
-    assert out.count("best.pt: --nms does nothing: the model has one branch") == 1
+    call(detect.main, "--weights", weights, "--device", "cpu", "--source", pictures, "--nosave", "--nms")
+    assert capsys.readouterr().out.count("best.pt: --nms does nothing: the model has one branch") == 1
+
+
+def test_without_files_to_write_there_is_no_folder_and_no_number(weights, pictures, tmp_path, capsys):
+    """Nor without crops to write, where nothing is found."""
+    given = ["--weights", weights, "--device", "cpu", "--source", pictures, "--project", tmp_path / "runs"]
+    for more in (["--nosave"], ["--nosave", "--save-crop", "--conf-thres", "1"]):
+        call(detect.main, *given, *more)
+        assert capsys.readouterr().out.splitlines()[-1].startswith("3 images: ")
+        assert not [*(tmp_path / "runs").glob("*")]
+    call(detect.main, *given)
+    assert capsys.readouterr().out.splitlines()[-1] == f"results are in {tmp_path / 'runs' / 'exp'}"
+
+
+def test_a_quiet_detection_prints_its_summary_and_what_went_wrong(weights, pictures, tmp_path, capsys):
+    source = shutil.copytree(pictures, tmp_path / "pictures")
+    (source / "broken.jpg").write_text("no image")
+    given = ["--weights", weights, "--device", "cpu", "--source", source, "--project", tmp_path, "--conf-thres", "1"]
+    for more, lines in (([], 3), (["--quiet"], 0)):
+        with pytest.raises(SystemExit):
+            call(detect.main, *given, *more)
+        out = capsys.readouterr().out.splitlines()
+        assert sum(line.startswith(f"{source}{os.sep}") for line in out) == lines
+        assert sum(line.startswith(f"warning: {source / 'broken.jpg'}") for line in out) == 1
+        assert out[-2].startswith("3 images: nothing found; ")
+
+
+def test_detection_writes_an_image_for_the_address_of_an_image(weights, pictures, tmp_path, monkeypatch):
+    with served(pictures, monkeypatch) as address:
+        folder = run(weights, f"{address}/a.png?size=full", tmp_path, "--save-json", "--conf-thres", "0")
+    assert {path.name for path in folder.iterdir()} >= {"a.png", "predictions.json"}
+    assert not [*folder.glob("*.mp4")]
+    (source,) = {row["file"] for row in read(folder)}
+    assert source.endswith("/a.png?size=full")
+    assert "cret" not in source
 
 
 def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_path):
@@ -337,11 +371,13 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
 
 def test_stems_are_unique_and_safe():
     stem = UniqueStems()
-    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "rtsp://me@cam:8554/live?x=1", "a/...jpg"]
+    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "http://h/p/a%20b.jpg?v=1", "http://h/", "a/...jpg"]
     stems = [stem(source) for source in sources]
-    assert stems[:5] == ["a", "a-2", "A-3", "a", "webcam0"]
-    assert stems[5] == "me_cam_8554_live_x=1"
-    assert len(stem(f"https://host/clip.mp4?signature={'0' * 500}")) == 100  # file systems take 255 bytes
+    assert stems[:7] == ["a", "a-2", "A-3", "a", "webcam0", "a b", "h_"]
+    assert stem("rtsp://me@cam:8554/live?x=1", is_video=True) == "me_cam_8554_live_x=1"
+    for is_video in (True, False):  # file systems take 255 bytes
+        address = f"https://host/{'0' * 500}.mp4?signature={'0' * 500}{is_video}"
+        assert len(stem(address, is_video=is_video)) == 100
     assert all(s and not set(s) & set("/\\:*?") for s in stems)
 
 

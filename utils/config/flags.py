@@ -29,13 +29,6 @@ def flag_name(name: str) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
-        """Raises UserError that names all unknown arguments."""
-        known, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            raise UserError(self.unknown_message(unknown))
-        return known
-
     def unknown_message(self, words: Sequence[str]) -> str:
         """What to say about the ``words`` that `parse_known_args` leaves over: each flag, what follows it, and the
         closest known flag."""
@@ -51,6 +44,8 @@ class Parser(argparse.ArgumentParser):
         return f"unrecognized arguments: {', '.join(described)}"
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            message = self.unknown_message(message.split()[2:])
         raise UserError(message)
 
 

@@ -39,7 +39,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
-    "noplots save_json nosave save_txt save_conf save_crop view_img "
+    "noplots save_json nosave quiet save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
 
@@ -110,6 +110,9 @@ class Hyperparameters:
     )
     warmup_momentum: float = setting(0.8, low=0, high=_MOST_MOMENTUM, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
+    bn_momentum: float = setting(
+        0.03, low=1e-4, high=1, help="weight of a batch in the running statistics of batch norm; more for short runs"
+    )
     clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
     ema_decay: float = setting(0.9999, low=0, high=1, help="final decay of the weight EMA")
     ema_tau: float = setting(2000.0, low=1e-9, help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
@@ -333,7 +336,7 @@ class DetectConfig(_DetectionsConfig):
     """The flags of detect.py."""
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
-    source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
+    source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
         None, low=0, high=1, aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
@@ -349,6 +352,7 @@ class DetectConfig(_DetectionsConfig):
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")
+    quiet: bool = setting(False, help="print no line for each image, only the summary and what went wrong")
     view_img: bool = setting(False, help="show results in a window")
     line_thickness: int = setting(0, low=0, help="line width of boxes, pixels; 0: from the image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")

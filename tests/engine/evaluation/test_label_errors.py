@@ -9,7 +9,7 @@ import pytest
 
 from data.check.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Issue
 from data.check.scanned import CheckedSplit
-from engine.evaluation.label_errors import GOOD_AP, LEAST_AP, find_label_errors, trust_lines
+from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, LEAST_AP, find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
@@ -160,8 +160,8 @@ def test_scores_fall_with_the_ap_of_the_class():
     full = scores(1.0)
     assert [kind for kind, _ in full].count(MISSED) == 2
     assert len(full) == 3
-    assert scores(GOOD_AP) == full
-    for key, score in scores(0.8 * GOOD_AP).items():
+    assert scores(GOOD_AP50) == full
+    for key, score in scores(0.8 * GOOD_AP50).items():
         assert score == pytest.approx(full[key] * (1 if key == (MISSED, "b") else 0.8), abs=1e-4)
 
 
@@ -174,7 +174,7 @@ def test_positions_are_not_judged_by_a_model_that_places_boxes_badly(ap75):
     classes[17] = table.classes[17] = 0
     split = split_of(image, moved, classes)
     (error,) = find_label_errors(split, table, metrics_of(1.0, 1.0), 0.3)
-    (weaker,) = find_label_errors(split, table, metrics_of(1.0, 1.0, ap75=[0.9 * GOOD_AP, 1.0]), 0.3)
+    (weaker,) = find_label_errors(split, table, metrics_of(1.0, 1.0, ap75=[0.9 * GOOD_AP75, 1.0]), 0.3)
     assert error.kind == weaker.kind == MOVED
     assert weaker.score == pytest.approx(0.9 * error.score, abs=1e-4)
     assert find_label_errors(split, table, metrics_of(1.0, 1.0, ap75=[ap75, 1.0]), 0.3) == []

@@ -48,6 +48,15 @@ def test_of_many_classes_the_worst_are_drawn():
     assert metric_charts(make_result((0, 0, 0, 0)), NAMES) == {}
 
 
+def test_the_curve_of_a_single_class_is_drawn_once():
+    """Its mean would lie on it."""
+    charts = metric_charts(make_result((0, 7, 0, 0)), NAMES)
+    assert {title: [(line.name, line.is_strong) for line in chart.lines] for title, chart in charts.items()} == {
+        "PR": [("größer 0.600", True)], "F1": [("größer", True)], "P": [("größer", True)], "R": [("größer", True)]
+    }  # fmt: skip
+    assert [chart.note for chart in charts.values()] == ["größer 0.600", "größer", "größer", "größer"]
+
+
 @pytest.mark.filterwarnings("error")
 def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
     given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")

@@ -3,8 +3,6 @@ import logging
 import os
 import threading
 import time
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +10,12 @@ import cv2
 import numpy as np
 import pytest
 
+from data.image_io.decode import read_image
 from engine.inference import frames as frame_reading
 from engine.inference.frames import FileProblem, Frame, newest_frames, open_source
+from tests.helpers.http_server import served
 from tests.helpers.messages import refused
+from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 
 
@@ -141,25 +142,55 @@ def test_video_frames_follow_stride_and_limit(video):
 
 
 def test_a_video_can_be_read_from_a_url(video, monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(video.parent))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served(video.parent, monkeypatch) as address:
         try:
-            frames = list(open_source(f"http://me:secret@127.0.0.1:{server.server_address[1]}/clip%20%C3%A4.mp4"))
+            frames = list(open_source(f"{address}/clip%20%C3%A4.mp4"))
         except UserError:
             pytest.skip("this OpenCV has no network back end")
-        finally:
-            server.shutdown()
-            thread.join()
     assert numbers(frames) == list(range(10))
     assert not [frame.path for frame in frames if "secret" in frame.path]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("a b.jpg", "a%20b.jpg?size=large#top"), ("ä.PNG", "ä.PNG"), ("photo", "photo"), ("deep.npy", "deep.npy")],
+)
+def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
+    """It is decoded as a file is, with all bits, not as a video of one frame."""
+    values = np.random.default_rng(0).integers(0, 60_000, (48, 64, 3), dtype=np.uint16)
+    if name.endswith("npy"):
+        np.save(tmp_path / name, values)
+    else:
+        written = tmp_path / ("x.jpg" if name == "photo" else name)
+        cv2.imwrite(str(written), (values >> 8).astype(np.uint8) if written.suffix == ".jpg" else values)
+        written.rename(tmp_path / name)
+    pixels = RGB8 if name in ("a b.jpg", "photo") else PixelFormat(bits=16)
+    with served(tmp_path, monkeypatch) as address:
+        (frame,) = open_source(f"{address}/{asked}", pixels=pixels)
+    assert (frame.is_video, frame.is_live, frame.total) == (False, False, 1)
+    assert frame.path == f"{address.replace('me:s%20cret@', '')}/{asked}"
+    expected = np.array(read_image(tmp_path / name, pixels=pixels))
+    np.testing.assert_array_equal(frame.image, expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("gone.jpg", r"http://127.0.0.1:\d+/gone.jpg: cannot be downloaded \(HTTP Error 404: File not found\)"),
+        ("page.jpg", r"http://127.0.0.1:\d+/page.jpg: cannot be decoded"),
+        ("page", r"http://127.0.0.1:\d+/page: cannot be opened"),
+    ],
+)
+def test_what_is_no_image_at_a_url_is_one_line(tmp_path, monkeypatch, asked, message):
+    for name in ("page.jpg", "page"):
+        (tmp_path / name).write_text("<html>")
+    with served(tmp_path, monkeypatch) as address, pytest.raises(UserError, match=f"^{message}"):
+        list(open_source(f"{address}/{asked}"))
+
+
+def test_an_address_without_a_server_is_one_line():
+    with pytest.raises(UserError, match=r"^http://127.0.0.1:9/a.jpg: cannot be downloaded \(.*refused"):
+        open_source("http://me@127.0.0.1:9/a.jpg")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,6 @@ def test_records(result):
     assert json.loads(result.to_json()) == result.summary()
     assert result.numpy().summary() == result.summary()
     assert result.summary(normalize=True, decimals=3)[0]["box"] == {"x1": 0.1, "y1": 0.1, "x2": 0.3, "y2": 0.5}
-    assert result.verbose() == "1 disc, 2 box/größes"
+    assert result.verbose() == "disc 1, box/größe 2"
     assert result[[]].verbose() == "nothing found"
     assert result[[]].summary() == []

@@ -40,6 +40,27 @@ def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, c
     assert exit_code_of(program) == code
 
 
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_stop_in_a_long_step_is_one_line_that_says_how_to_continue(tmp_path, has_checkpoint):
+    """Such as the first step of --compile, which takes minutes."""
+    if has_checkpoint:
+        (tmp_path / "last.pt").touch()
+    program = f"""
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
+        with dog.training(Path({str(tmp_path)!r})):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+    """
+    done = subprocess.run(
+        [python(), "-c", PRELUDE + textwrap.dedent(program)], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    more = f"; continue with: --resume {tmp_path / 'last.pt'}" if has_checkpoint else ""
+    assert done.stdout + done.stderr == (
+        f"error: stopped by a signal, but the step does not end; no new checkpoint{more}\n"
+    )
+    assert done.returncode == 75
+
+
 @pytest.mark.parametrize(("error", "code"), [("Stopped(75)", 75), ("ValueError()", 2)])
 def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, code):
     program = f"""

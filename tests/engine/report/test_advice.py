@@ -210,6 +210,23 @@ def test_kinds_of_errors_that_cost_about_the_same_are_named_together(given, name
 
 
 @pytest.mark.parametrize(
+    ("sides", "advised"),
+    [
+        ([40.0] * 10, ""),
+        ([31.0] + [300.0] * 19, ""),
+        ([31.0] * 2 + [300.0] * 8, "; 20% of the boxes have sides below 32 px and need a larger --imgsz"),
+        ([], ""),
+    ],
+)
+def test_a_larger_size_is_advised_for_inaccurate_boxes_only_where_some_are_small(sides, advised):
+    data = census([len(sides), 0], 0.0)._replace(sides_px=np.array(sides))
+    for found in (replace(NOTHING, data=data), NOTHING):
+        found = replace(found, result=scored(600, 600), errors=costs(location=0.05))
+        expected = "0.050 of AP50 is lost because boxes are inaccurate: check that labels are tight and consistent"
+        assert [*what_to_do(found)] == [f"{expected}{advised if found.data else ''}."]
+
+
+@pytest.mark.parametrize(
     ("count", "words"), [(1, "1 of 9 objects of class b is"), (2, "2 of 9 objects of class b are")]
 )
 def test_the_most_frequent_confusion_is_named(count, words):

@@ -21,6 +21,7 @@ from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import REQUEUE, Stopped
+from utils.logger import configure_logging
 from utils.machine.stop_signals import StopSignals
 
 BATCHES = 3
@@ -133,6 +134,39 @@ def test_hooks_see_every_step_and_epoch_in_order():
     assert without_reads[-3:] == [("after_steps", 2, 0), ("after_training", 2, 0), ("finish", 2, 0)]
     assert len(watch.of("read")) == len(watch.of("after_step")) == 2 * BATCHES
     assert watch.of("read")[:3] == [("read", 0, 2), ("read", 0, 3), ("read", 0, 3)]  # a step late, all at the end
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "code"), [("stop", 75), ("interrupt", 130), ("", None)], ids=["SIGTERM", "SIGINT", "none"]
+)
+def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch, signal_name, code):
+    """A signal to all processes of a terminal or a job ends the compiler of ``--compile``, too, and torch then raises.
+    Without a signal, the same error is a bug."""
+    configure_logging(True)
+    watch = Watch()
+    trainer = build(watch)
+    trainer.checkpointer.last = tmp_path / "last.pt"
+    take = TrainStep.__call__
+
+    def step(self, batches, counts, updates, *rest) -> None:
+        if updates == 3:
+            if signal_name:
+                setattr(trainer.control._signals, signal_name, True)
+            raise RuntimeError("C++ compile error\n\nCommand:\ng++ ...")
+        take(self, batches, counts, updates, *rest)
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    with pytest.raises(Stopped if signal_name else RuntimeError) as caught:
+        trainer.fit()
+    assert watch.of("after_training", "finish") == []
+    assert trainer.checkpointer.saved == []  # half a step is no state
+    out = capsys.readouterr().out
+    if signal_name:
+        assert caught.value.code == code
+        assert out == "stopped by a signal within a step, which is lost (RuntimeError); there is no checkpoint yet\n"
+        assert watch.of("after_steps") == [("after_steps", 0, 2)]
+    else:
+        assert out == ""
 
 
 def test_each_epoch_is_saved_with_its_scores():

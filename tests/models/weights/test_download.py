@@ -75,7 +75,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def fetch(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "STALL_S", 0.3)
+    monkeypatch.setattr("utils.files.url.STALL_S", 0.3)
 
     def run(name="tiny", *, offline=False, ctx=None, tiny_name="tiny", **entry):
         catalog = tmp_path / "weights.yaml"

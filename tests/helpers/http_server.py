@@ -1,0 +1,43 @@
+"""A folder as an HTTP server of this machine shows it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an HTTP server of ``folder``, with the login that it wants for images."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args) -> None:
+            pass
+
+        def send_head(self):
+            login = "Basic " + base64.b64encode(b"me:s cret").decode()
+            is_open = "mp4" in self.path or "page" in self.path
+            if is_open or self.headers.get("Authorization") == login:
+                return super().send_head()
+            return self.send_error(401)
+
+        def guess_type(self, path) -> str:
+            return "image/jpeg" if str(path).endswith("photo") else super().guess_type(path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://me:s%20cret@127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,64 @@
+"""Reads what is at an address that the user names. Nothing else in the program opens a connection."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from utils.errors import UserError
+
+STALL_S = 30.0  # seconds without a byte
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
+_RESERVED = "%/:=&?~#+!$,;'@()*[]"  # characters of a URL that stay as they are
+
+
+def is_http(url: str) -> bool:
+    return url.lower().startswith(("http://", "https://"))
+
+
+def without_login(url: str) -> str:
+    """A URL without its user and password, which do not belong in logs, file names and results."""
+    return re.sub("(?<=://)[^/?#]*@", "", url)
+
+
+def url_path(url: str) -> str:
+    """The path of the file in ``url``, in plain letters: ``photos/a b.jpg`` of ``https://host/photos/a%20b.jpg?v=2``."""
+    return urllib.parse.unquote(re.split("[?#]", url.partition("://")[2])[0].partition("/")[2])
+
+
+def open_url(url: str) -> http.client.HTTPResponse:
+    """The response to a GET request, whose user and password, if ``url`` has them, are sent as HTTP's basic
+    authentication. Raises one of `NETWORK_ERRORS`."""
+    address = urllib.parse.quote(without_login(url), safe=_RESERVED)
+    headers = {"User-Agent": "lockstep"}
+    login, separator, _ = urllib.parse.urlsplit(url).netloc.rpartition("@")
+    if separator:
+        headers["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
+    return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=STALL_S)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why one of `NETWORK_ERRORS` was raised."""
+    return str(error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1])
+
+
+def read_url(url: str, *, most: int) -> bytes:
+    """The content at ``url``. Raises UserError if it cannot be read, or has more than ``most`` bytes."""
+    name = without_login(url)
+    try:
+        with open_url(url) as response:
+            content = response.read(most + 1)
+            if response.length:
+                raise ConnectionError(f"cut off after {len(content)} bytes")
+    except NETWORK_ERRORS as error:
+        raise UserError(f"{name}: cannot be downloaded ({reason_of(error)})") from None
+    except (ValueError, UnicodeError) as error:  # of an address that is none
+        raise UserError(f"{name}: is not an address ({error})") from None
+    if len(content) > most:
+        raise UserError(f"{name}: is larger than {most:,} bytes")
+    return content
