@@ -42,6 +42,12 @@ def __getattr__(name: str) -> Any:
             from models.postprocess.tiles import Tiles
 
             return Tiles
+    if not name.startswith("_"):
+        from utils.config.other_programs import python_hint
+
+        if hint := python_hint("package", name):
+            # Not an AttributeError, of which "from lockstep import ..." would hide the text.
+            raise ImportError(f"lockstep has no {name}: {hint}", name=name)
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 
 

@@ -31,6 +31,20 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from openvino import Model
 
+# Releases of ONNX Runtime that read a newer IR version or opset than those before: (release, IR version, opset), tested
+# with a model of one operator for each.
+ONNX_RUNTIMES = (
+    ("1.14", 8, 18),
+    ("1.15", 9, 18),
+    ("1.16", 9, 19),
+    ("1.17", 9, 20),
+    ("1.18", 10, 21),
+    ("1.21", 10, 22),
+    ("1.23", 11, 23),
+    ("1.24", 13, 25),
+    ("1.25", 13, 26),
+    ("1.32", 14, 28),
+)
 INPUT, OUTPUT = "images", "output0"
 NO_NMS_IOU = 0.99  # for readers of OpenVINO files that always apply NMS
 
@@ -62,11 +76,24 @@ def build_onnx(module: nn.Module, config: ExportConfig) -> ModelProto:
         proto = program.model_proto
     if (written := proto.opset_import[0].version) != config.opset:
         raise UserError(f"--opset {config.opset}: torch wrote opset {written} instead; use that")
+    import onnx
+
+    # The exporter writes the newest version of the file format; older runtimes read those that the operators need.
+    proto.ir_version = min(proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import))
     graph = proto.graph
     for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph, proto):
         part.doc_string = ""
         del part.metadata_props[:]
     return proto
+
+
+def required_runtime(proto: ModelProto) -> str:
+    """The versions of the file format and of the operators, and the first ONNX Runtime that reads both."""
+    opset = next(each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
+    releases = (release for release, ir, newest in ONNX_RUNTIMES if proto.ir_version <= ir and opset <= newest)
+    runtime = next(releases, None)
+    needed = f"ONNX Runtime {runtime} or newer" if runtime else f"one newer than ONNX Runtime {ONNX_RUNTIMES[-1][0]}"
+    return f"opset {opset} and IR version {proto.ir_version} need {needed}"
 
 
 def write_onnx(proto: ModelProto, path: Path, metadata: ExportMetadata) -> None:

@@ -23,6 +23,7 @@ from engine.export.formats import (
     build_pt2,
     build_torchscript,
     example_images,
+    required_runtime,
     write_onnx,
     write_openvino,
     write_torch,
@@ -161,7 +162,9 @@ class _Job:
 
     @property
     def stem(self) -> str:
-        return self.model.path.stem + ("_int8" if self.config.int8 else "")
+        """The name of the files. A program that reads one layout cannot read the other, so these differ by name."""
+        layout = "_end2end" if self.config.layout == "end2end" else ""
+        return self.model.path.stem + layout + ("_int8" if self.config.int8 else "")
 
     @cached_property
     def metadata(self) -> ExportMetadata:
@@ -279,7 +282,7 @@ class _Job:
                 write(built, candidate, self.metadata)
                 if not self.config.check:
                     replace_path(candidate, path)
-                    get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
+                    self._log(path, "not checked (--no-check)", built)
                     return path
                 allowed = INT8 if self.config.int8 else FLOAT16 if self.config.half else FLOAT32
                 exported = open_model(candidate, device=CPU, trust=True)
@@ -297,10 +300,14 @@ class _Job:
                 replace_path(candidate, path)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
-        get_logger().info(
-            "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
-        )
+        self._log(path, f"{time.monotonic() - started:.0f} s; {parity.line}", built)
         return path
+
+    def _log(self, path: Path, text: str, built: Any) -> None:
+        """A line about a file that is complete, and what an ONNX file needs."""
+        get_logger().info("%s: %.1f MB, %s", path, file_bytes(path) / 1e6, text)
+        if path.suffix == ".onnx":
+            get_logger().info("%s: %s", path, required_runtime(built))
 
 
 # By name: the suffix, and what writes a file; once more, with other metadata, when the file has passed its check.

@@ -15,7 +15,7 @@ import torch
 from engine.inference.frames import FileProblem, Frame, open_source
 from engine.inference.images import Color, Source, as_images
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.results import Results, boxes_of
+from engine.inference.results import ResultList, Results, attribute_error, boxes_of
 from engine.inference.runtimes.open import is_exported, open_model
 from engine.inference.settings import Canvases, DetectionSettings, Pipeline
 from models.postprocess.tiles import Tiles
@@ -27,6 +27,7 @@ from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead, map_ahead
+from utils.strings import counted
 from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
@@ -95,6 +96,21 @@ class Predictor:
             raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
         self.pipeline = Pipeline(model, autocast_type(model, amp), tiles or None)
 
+    def __repr__(self) -> str:
+        fitted = self.settings.fitted(self.model)
+        settings = f"imgsz={fitted.imgsz}, conf={fitted.conf:.3g}, device={str(self.device)!r}"
+        return f"Predictor({str(self.model.path)!r}, {counted(len(self.names), 'class')}, {settings})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for names that are not there."""
+        raise attribute_error("model", "a model", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises AttributeError for other attributes, which would have no effect."""
+        if name not in self.__slots__:
+            raise attribute_error("model", "a model", name)
+        object.__setattr__(self, name, value)
+
     def __call__(
         self,
         source: Source | Sequence[Source],
@@ -124,7 +140,7 @@ class Predictor:
         images = as_images(source, color or self.color, self.model.pixels)
         prepared = self.pipeline.prepare([image.image for image in images], fitted, batch_size)
         tables, speeds = self.pipeline.detect(prepared, fitted)
-        results = [self._result(*parts) for parts in zip(images, tables, speeds)]
+        results = ResultList(self._result(*parts) for parts in zip(images, tables, speeds))
         if verbose:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))

@@ -20,11 +20,20 @@ from torch import Tensor
 
 from engine.inference.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
+from utils.config.other_programs import python_hint
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.structures import DetectionTable
 
+_OF_ONE_RESULT = ("boxes", "image", "names", "orig_shape", "path", "speed")
 COLUMNS = 6  # x1, y1, x2, y2, confidence, class
+
+
+def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
+    """The error for an attribute that does not exist, with what to write instead if other programs have it.
+    ``kind``: as of `python_hint`."""
+    hint = "" if name.startswith("_") else python_hint(kind, name)
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f": {hint}" if hint else ""), name=name)
 
 
 class Boxes:
@@ -137,6 +146,10 @@ class Results:
     def __repr__(self) -> str:
         return f"Results({self.path}: {self.verbose()})"
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for names that are not there."""
+        raise attribute_error("result", "a result", name)
+
     def verbose(self) -> str:
         """What was found, as ``2 persons, 1 bus``."""
         return describe_counts(Counter(self._classes()), self.names)
@@ -208,6 +221,17 @@ class Results:
 
     def _with(self, boxes: Boxes) -> Results:
         return Results(self.image, self.path, self.names, boxes, self.speed)
+
+
+class ResultList(list):
+    """The results of some images. YOLOv5's results of several images are one object: its attributes are named."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for names that are not there."""
+        if not name.startswith("_") and (hasattr(Results, name) or name in _OF_ONE_RESULT):
+            raise AttributeError(f"a list of results has no attribute {name!r}; each result has: results[0].{name}")
+        error = attribute_error("result", "a list of results", name)
+        raise AttributeError(f"{error}, for each result") if ": " in str(error) else error
 
 
 def boxes_of(table: DetectionTable, image_hw: tuple[int, int]) -> Boxes:

@@ -119,6 +119,28 @@ def test_mistakes_in_settings(given):
         lockstep.train(**given)
 
 
+@pytest.mark.parametrize(
+    ("statement", "hint"),
+    [
+        ("from lockstep import YOLO", r'lockstep has no YOLO: lockstep.load\("best.pt"\) is the model for detection'),
+        ("lockstep.YOLO('yolov8n.pt')", "lockstep has no YOLO: .* lockstep.train"),
+        ("from lockstep import RTDETR", "lockstep has no RTDETR: there are YOLO detectors only"),
+        ("lockstep.predict('a.jpg')", r'write lockstep.load\("best.pt"\)\(images\)'),
+    ],
+)
+def test_names_of_other_programs_say_what_to_write(statement, hint):
+    with pytest.raises(ImportError, match=hint):
+        exec(statement, {"lockstep": lockstep})
+
+
+def test_other_names_are_attribute_errors_and_submodules_are_found():
+    assert not hasattr(lockstep, "nothing")
+    assert not hasattr(lockstep, "__wrapped__")
+    from lockstep import keywords
+
+    assert keywords.flags_of_keywords is flags_of_keywords
+
+
 def test_more_processes_than_cores_are_refused():
     with pytest.raises(lockstep.Error, match=r"^--spawn 999: 999 processes on \d+ CPU cores"):
         lockstep.train(devices=999, device="cpu")

@@ -149,7 +149,9 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
     message = error_of(capsys, export.main, "--weights", weights, "--int8", "--batch", "8", "--no-check")
     assert "--batch 8: is more than there are images to calibrate --int8 with (6)" in message
     export.main(["--weights", str(weights), "--int8", "--no-check", "--format", "onnx", "openvino"])
-    assert "not checked (--no-check)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "not checked (--no-check)" in out
+    assert f"{weights.with_name('best_int8.onnx')}: opset 18 and IR version 8 need ONNX Runtime 1.14 or newer" in out
     exact = open_model(weights, device=CPU, trust=True)
     picture = cv2.imread(str(next((data.parent / "images" / "val").glob("*.png"))))
     pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
@@ -245,6 +247,9 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
         (["--imgsz", "32", "--dynamic"], "too small for --dynamic"),
         (["--nms"], "has one branch"),
         (["--check-images", "0"], "--check-images: must be at least 1, got 0"),
+        (["--opset", "17"], "--opset 17: torch's exporter writes operators as opset 18 has them"),
+        (["--opset=12"], "--opset 12: torch's exporter writes operators as opset 18 has them"),
+        (["--opset", "5"], "--opset: must be at least 18, got 5"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str], message: str):
@@ -266,20 +271,21 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         write_detector(tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]),
         tmp_path / "a.torchscript",
     )
+    rows = tmp_path / "a_end2end.torchscript"  # what reads one layout cannot read the other
     common, end2end = ["--weights", weights, "--format", "torchscript", "--data", data], ["--layout", "end2end"]
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
         call(export.main, *common, "--no-check", *flags)
         assert open_model(file, device=CPU, trust=True).nms_iou == nms_iou
     for flags, votes in (([], False), (["--nms"], True), (["--nms", "--no-box-voting"], False)):
         call(export.main, *common, *end2end, *flags, *([] if votes else ["--no-check"]))
-        model = open_model(file, device=CPU, trust=True)
+        model = open_model(rows, device=CPU, trust=True)
         assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
         assert model.confidence == model.info["confidence"] == (0.5 if votes else 0.3)
         if votes:
-            unvoted = ["--weights", file, "--data", data, "--no-box-voting", *VAL]
+            unvoted = ["--weights", rows, "--data", data, "--no-box-voting", *VAL]
             assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted)
         with refused() if votes else contextlib.nullcontext():
-            load(file, device="cpu", trust=True, box_voting=False)
+            load(rows, device="cpu", trust=True, box_voting=False)
     assert "need no NMS" in error_of(capsys, export.main, *common, "--iou-thres", "0.5")
     message = error_of(capsys, export.main, *common, *end2end, "--no-box-voting")
     assert "--no-box-voting: the model's detections need no NMS" in message

@@ -1,4 +1,5 @@
-"""What command lines and hyper-parameter files of YOLOv5 and Ultralytics mean here, by configs/other_programs.yaml.
+"""What command lines, hyper-parameter files and Python of YOLOv5 and Ultralytics mean here, by
+configs/other_programs.yaml.
 
 Commands are named as their settings are: "train" for `settings.TrainConfig`.
 """
@@ -92,6 +93,12 @@ def _synonym(key: str) -> str:
 def reason(command: str, flag: str) -> str:
     """Why ``command`` has no ``flag``; "" if that is not known."""
     return (tables(command)["refused"] | tables(command)["without_effect"]).get(flag, "")
+
+
+def python_hint(kind: str, name: str) -> str:
+    """What to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is not known.
+    ``kind``: "package", "model" or "result"."""
+    return _table()["python"][kind].get(name, "")
 
 
 def other_task(weights: str) -> str:

@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from engine.export.formats import (
+    ONNX_RUNTIMES,
     build_onnx,
     build_openvino,
     build_pt2,
     build_torchscript,
+    required_runtime,
     write_onnx,
     write_openvino,
     write_torch,
@@ -368,6 +370,39 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
     (tmp_path / "folder.onnx").mkdir()
     with refused():
         open_model(tmp_path / "folder.onnx", device=CPU, trust=True)
+
+
+@pytest.mark.parametrize(("opset", "ir", "release"), [(18, 8, "1.14"), (20, 9, "1.17"), (21, 10, "1.18")])
+def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(packages: None, opset, ir, release):
+    proto = build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=opset))
+    assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir)
+    assert required_runtime(proto) == f"opset {opset} and IR version {ir} need ONNX Runtime {release} or newer"
+
+
+def test_a_file_that_no_known_runtime_reads_says_so(packages: None):
+    import onnx
+
+    graph = onnx.helper.make_graph([], "none", [], [])
+    for opset, ir, text in ((18, 9, "1.15 or newer"), (18, 12, "1.24 or newer"), (99, 8, "newer than ONNX Runtime")):
+        proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+        proto.ir_version = ir
+        assert text in required_runtime(proto)
+
+
+def test_the_table_of_runtimes_knows_the_installed_one(packages: None, tmp_path: Path):
+    """It reads what the table says of its release."""
+    import onnx
+    import onnxruntime
+
+    installed = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+    known = [row for row in ONNX_RUNTIMES if tuple(map(int, row[0].split("."))) <= installed]
+    release, ir, opset = known[-1]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "one", ends[:1], ends[1:])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    proto.ir_version = ir
+    onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert required_runtime(proto) == f"opset {opset} and IR version {ir} need ONNX Runtime {release} or newer"
 
 
 def test_an_opset_that_torch_does_not_write_is_refused(packages: None):

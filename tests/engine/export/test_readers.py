@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.export.formats import build_onnx, write_onnx
+from engine.export.layouts import make_layout
+from engine.inference.runtimes.metadata import ExportMetadata
 from models.postprocess.detections import select_detections
 from tests.engine.export.test_formats import NAMES, write_all
-from tests.helpers.exports import lively, noise, tiny_graph
+from tests.helpers.exports import lively, noise, options, tiny_graph
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
@@ -43,13 +47,34 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
     return tuple(part[0, :count].numpy() for part in found[:3])
 
 
-def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ("raw", {}),
+        ("raw", {"dynamic": True}),
+        ("raw", {"batch": 3}),
+        ("end2end", {}),
+        ("end2end", {"dynamic": True}),
+        ("end2end", {"batch": 3}),
+    ],
+)
+def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     code = documented_code()
-    assert len(code.splitlines()) <= 30
-    write_all(tmp_path, detector, ("a.onnx",), graph=tiny_graph(NAMES))
-    (tmp_path / "a.onnx").rename(tmp_path / "best.onnx")
+    config = options(layout=layout, **changes)
+    module = make_layout(copy.deepcopy(detector), layout, nms_iou=0.7)
+    metadata = ExportMetadata(
+        names=NAMES,
+        stride=detector.stride,
+        imgsz_hw=(HEIGHT, WIDTH),
+        batch=config.batch,
+        dynamic=config.dynamic,
+        layout=layout,
+        end2end=layout == "end2end",
+    )
+    graph = tiny_graph(NAMES) if layout == "raw" and not changes else build_onnx(module, config)
+    write_onnx(graph, tmp_path / "best.onnx", metadata)
     picture = (noise()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     monkeypatch.chdir(tmp_path)
@@ -60,7 +85,13 @@ def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.
 
     canvas = torch.full((1, 3, HEIGHT, WIDTH), 114 / 255)
     canvas[0, :, 16:48] = torch.from_numpy(picture).permute(2, 0, 1) / 255
-    expected_boxes, expected_scores, expected_classes = best(detector, canvas, confidence=0.5, iou=0.7)
+    if layout == "raw":
+        expected_boxes, expected_scores, expected_classes = best(detector, canvas, confidence=0.5, iou=0.7)
+    else:
+        with torch.no_grad():
+            rows = module(canvas)[0].numpy()
+        rows = rows[rows[:, 4] > 0.5]
+        expected_boxes, expected_scores, expected_classes = rows[:, :4], rows[:, 4], rows[:, 5]
     assert len(scores) == len(expected_scores) > 2
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
     np.testing.assert_array_equal(classes, expected_classes)

@@ -45,6 +45,30 @@ def rows(results: list[Results]) -> list[list[list[float]]]:
     return [result.boxes.data.tolist() for result in results]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("predict", r"call it, model\(images\)"),
+        ("track", "objects are not tracked"),
+        ("train", r"write lockstep.train\(DATA"),
+        ("to", r'lockstep.load\(FILE, device="0"\)'),
+        ("conf", r"model\(images, conf=0.4\)"),
+        ("nothing", r"^a model has no attribute 'nothing'$"),
+    ],
+)
+def test_attributes_of_other_programs_say_what_to_write(predictor, name, hint):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(predictor, name)
+    with pytest.raises(AttributeError, match=hint):
+        setattr(predictor, name, 0.4)
+    assert not hasattr(predictor, name)
+
+
+def test_a_model_shows_its_file_and_settings(predictor, weights):
+    assert repr(predictor) == f"Predictor('{weights}', 2 classes, imgsz=64, conf=0, device='cpu')"
+    assert repr(load(weights, device="cpu", imgsz=96, conf=0.123456)).endswith("imgsz=96, conf=0.123, device='cpu')")
+
+
 def test_every_kind_of_image_gives_the_same(predictor, tmp_path):
     pillow = pytest.importorskip("PIL.Image")
     rgb = picture()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 
 import cv2
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 import torch
 
 from engine.inference import detection_writer
-from engine.inference.results import Boxes, Results
+from engine.inference.results import Boxes, ResultList, Results
 from tests.helpers.messages import refused
+from utils.config.other_programs import python_hint
 
 HEIGHT, WIDTH = 40, 80
 NAMES = {0: "disc", 1: "box/größe"}
@@ -26,6 +29,43 @@ def picture() -> np.ndarray:
 @pytest.fixture
 def result() -> Results:
     return Results(picture(), "folder/a.jpg", NAMES, Boxes(torch.tensor(ROWS), (HEIGHT, WIDTH)), SPEED)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_one", "of_a_list"),
+    [
+        ("to_df", r": write pandas.DataFrame\(result.summary\(\)\)$", r"summary\(\)\), for each result$"),
+        ("xyxy", r": write result.boxes.xyxy$", r": write result.boxes.xyxy, for each result$"),
+        ("save", None, r"; each result has: results\[0\].save$"),
+        ("boxes", None, r"; each result has: results\[0\].boxes$"),
+        ("masks", None, r"; each result has: results\[0\].masks$"),
+        ("nothing", "^a result has no attribute 'nothing'$", "^a list of results has no attribute 'nothing'$"),
+    ],
+)
+def test_attributes_of_other_programs_say_what_to_write(result, name, of_one, of_a_list):
+    results = ResultList([result])
+    with pytest.raises(AttributeError, match=of_a_list):
+        getattr(results, name)
+    if of_one is None:
+        assert hasattr(result, name)
+    else:
+        with pytest.raises(AttributeError, match=of_one):
+            getattr(result, name)
+
+
+def test_results_are_a_list_and_can_be_copied(result):
+    results = ResultList([result, result[:1]])
+    assert isinstance(results, list)
+    assert [len(each) for each in pickle.loads(pickle.dumps(results))] == [3, 1]
+    assert [len(each) for each in copy.deepcopy(results)] == [3, 1]
+    assert np.array_equal(copy.copy(result).orig_img, result.orig_img)
+
+
+@pytest.mark.parametrize("name", ["to_df", "to_csv", "pandas"])
+def test_what_the_hints_say_can_be_done(result, name):
+    pandas = pytest.importorskip("pandas")
+    hint = python_hint("result", name).removeprefix("write ").removesuffix(".to_csv(FILE)")
+    assert len(eval(hint, {"pandas": pandas, "result": result})) == 3
 
 
 @pytest.mark.parametrize("kind", ["tensor", "array"])
