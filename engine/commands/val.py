@@ -17,7 +17,7 @@ from engine.evaluation.matching import match_detections
 from engine.hooks.plots import Subject, write_plots
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
-from engine.inference.runtimes.open import is_exported, open_model
+from engine.inference.open_model import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import ValidationSettings, iou_of_selections, select_for_validation
 from models.postprocess.tiles import Tiles

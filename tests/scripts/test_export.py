@@ -20,9 +20,9 @@ import detect
 import export
 import train
 import val
-from engine.export import run
+from engine.formats import torch_formats
+from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from engine.inference.runtimes.open import open_model
 from tests.helpers.exports import lively
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -168,13 +168,13 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """The other format is written all the same, and what was there before stays."""
     weights.with_name("best.torchscript").write_text("an older export")
-    good = run.build_torchscript
+    good = torch_formats.trace
 
     def broken(module, *args):
         module.detector.head.cv3[0][-1].bias += 1.0
         return good(module, *args)
 
-    monkeypatch.setattr(run, "build_torchscript", broken)
+    monkeypatch.setattr(torch_formats, "trace", broken)
     message = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", "pt2", code=1)
     assert "1 of 2 formats failed (first: torchscript: " in message
     assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
@@ -350,7 +350,7 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
 def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    build = run.build_torchscript
+    build = torch_formats.trace
 
     def build_other(module: torch.nn.Module, *rest):
         for parameter in module.parameters():
@@ -358,7 +358,7 @@ def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
         return build(module, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "build_torchscript", build_other)
+        patch.setattr(torch_formats, "trace", build_other)
         line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "torchscript"), code=1)
         assert "--export torchscript: the file does not compute what the model does: boxes differ by" in line
     with monkeypatch.context() as patch:

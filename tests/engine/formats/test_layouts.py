@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.export.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
+from engine.formats.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
 from models.postprocess.detections import select_detections
 from tests.helpers.exports import FAMILIES, lively, noise, small
 from tests.models.postprocess.test_box_voting import crowd

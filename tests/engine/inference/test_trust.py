@@ -13,8 +13,8 @@ import torch
 import detect
 import hubconf
 import val
+from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from engine.inference.runtimes.open import open_model
 from tests.helpers.hostile_files import write_hostile_programs
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
