@@ -232,14 +232,17 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, got 'onxx'"),
+        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, ncnn, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
-            ["--include=ncnn", "tflite"],
-            "--include ncnn: pnnx best.onnx inputshape=[1,3,640,640] makes it from the ONNX",
+            ["--include=mnn", "tflite"],
+            "--include mnn: MNNConvert -f ONNX --modelFile best.onnx --MNNModel best.mnn --bizCode x makes it",
         ),
         (["--half", "--int8"], "choose one"),
-        (["--int8", "--format", "pt2"], "--int8: not for pt2"),
+        (["--int8", "--format", "pt2"], "--int8: not for pt2; use --format onnx or openvino"),
+        (["--format", "onnx", "ncnn", "--dynamic"], "--dynamic: not for ncnn; use --format onnx or openvino or "),
+        (["--format", "ncnn", "--batch", "2"], "--batch: not for ncnn"),
+        (["--format", "ncnn", "--layout", "end2end"], "--layout end2end: not for ncnn"),
         (["--no-box-voting"], "--no-box-voting: the layout raw has no NMS inside"),
         (["--dynamic", "--batch", "4"], "leave --batch out"),
         (["--imgsz", "64", "64", "64"], "one number or two"),

@@ -47,6 +47,15 @@ EXPORT_FORMATS = {
     "pt2": ExportFormat(
         implementation="torch_formats.Pt2Format", suffix=".pt2", unsupported=("--int8",), runs_code=True, title=".pt2"
     ),
+    "ncnn": ExportFormat(
+        implementation="ncnn_format.NcnnFormat",
+        suffix="_ncnn_model",
+        member=".ncnn.param",
+        packages=("pnnx", "ncnn"),
+        unsupported=("--int8", "--dynamic", "--batch", "--layout end2end"),
+        runs_code=True,  # ncnn does not check all numbers that it reads, and a wrong one overwrites memory
+        title="ncnn",
+    ),
 }
 
 
