@@ -40,10 +40,11 @@ open_model = partial(opening.open_model, trust=True)
 
 
 def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, graph=None, **changes) -> ExportMetadata:
-    """``graph``: the detector's ONNX graph in float32, if it has been made."""
-    config = options(nms_iou=detector.nms_iou, half=half, **changes)
+    """``detector``: not fused. ``graph``: its ONNX graph in float32, if it has been made."""
+    fused = detector.fuse()
+    config = options(nms_iou=fused.nms_iou, half=half, **changes)
     config = replace(config, box_voting=config.layout == "end2end")
-    own = {name: getattr(detector, name) for name in ("names", "stride", "nms_iou")}
+    own = {name: getattr(fused, name) for name in ("names", "stride", "nms_iou")}
     chosen = {name: getattr(config, name) for name in ("batch", "dynamic", "layout")}
     more = {"validation_iou": detector.head.validation_iou, "confidence": 0.3, "details": {"half": half}}
     metadata = ExportMetadata(**own, **chosen, **more, imgsz_hw=tuple(config.imgsz))
@@ -67,8 +68,9 @@ def packages() -> None:
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, packages: None):
     """All formats of a tiny detector, in a folder."""
     folder = tmp_path_factory.mktemp("exports")
-    fused = lively(TINY_MODEL, NAMES).fuse()
-    return folder, fused, write_all(folder, fused, dynamic=request.param, batch=1 if request.param else 2)
+    detector = lively(TINY_MODEL, NAMES)
+    metadata = write_all(folder, detector, dynamic=request.param, batch=1 if request.param else 2)
+    return folder, detector.fuse(), metadata
 
 
 # For what does not depend on the sizes that a file takes.
@@ -150,8 +152,9 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ],
 )
 def test_every_family(tmp_path: Path, packages: None, family: str | dict, files: tuple[str, ...]):
-    fused = lively(small(family) if isinstance(family, str) else family, NAMES).fuse()
-    write_all(tmp_path, fused, files)
+    detector = lively(small(family) if isinstance(family, str) else family, NAMES)
+    write_all(tmp_path, detector, files)
+    fused = detector.fuse()
     pixels = noise()[:1]
     boxes, scores = fused.decode(fused(pixels))
     for name in files:
@@ -166,7 +169,7 @@ def half(tmp_path_factory: pytest.TempPathFactory, packages: None):
     """All formats of a detector in float16, in a folder, and the detector."""
     folder = tmp_path_factory.mktemp("half")
     detector = lively(TINY_MODEL, NAMES)
-    write_all(folder, detector.fuse(), half=True, graph=tiny_graph(NAMES))
+    write_all(folder, detector, half=True, graph=tiny_graph(NAMES))
     return folder, detector.fuse()
 
 
@@ -196,10 +199,10 @@ def test_half_stores_float16_and_decodes_in_float32(half, name: str):
 @torch.no_grad()
 @pytest.mark.parametrize("files", [("a.onnx",), pytest.param(FORMATS, marks=pytest.mark.slow)])
 def test_rows(tmp_path: Path, packages: None, files: tuple[str, ...]):
-    fused = lively(TINY_MODEL, NAMES).fuse()
-    write_all(tmp_path, fused, files, layout="end2end")
+    detector = lively(TINY_MODEL, NAMES)
+    write_all(tmp_path, detector, files, layout="end2end")
     pixels = images(2)
-    expected = make_layout(fused, "end2end", nms_iou=0.7)(pixels)
+    expected = make_layout(detector.fuse(), "end2end", nms_iou=0.7)(pixels)
     for name in files:
         (output,) = open_model(tmp_path / name, device=CPU, trust=True)(pixels)
         assert output.shape == expected.shape
@@ -296,7 +299,7 @@ import sys
 from pathlib import Path
 from tests.engine.formats.test_formats import CPU, NAMES, TINY_MODEL, images, lively, open_model, write_all
 folder = Path(sys.argv[1])
-write_all(folder, lively(TINY_MODEL, NAMES).fuse(), ("a_openvino_model",))
+write_all(folder, lively(TINY_MODEL, NAMES), ("a_openvino_model",))
 open_model(folder / "a_openvino_model", device=CPU, trust=True)(images(1))
 import atexit
 atexit._run_exitfuncs()

@@ -71,8 +71,9 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny):
     "family", [TINY_ANCHOR_MODEL, *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES)]
 )
 def test_every_family(tmp_path: Path, packages: None, family: str | dict):
-    fused = lively(small(family) if isinstance(family, str) else family, NAMES).fuse()
-    write_all(tmp_path, fused, (FOLDER,))
+    detector = lively(small(family) if isinstance(family, str) else family, NAMES)
+    write_all(tmp_path, detector, (FOLDER,))
+    fused = detector.fuse()
     model = open_model(tmp_path / FOLDER, device=CPU, trust=True)
     pixels = noise()[:1]
     boxes, scores = model.decode(model(pixels))

@@ -15,9 +15,9 @@ from engine.formats.graphs import build_onnx
 from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import OnnxFormat
-from models.postprocess.detections import select_detections
 from tests.engine.formats.test_formats import NAMES, write_all
 from tests.helpers.exports import lively, noise, options, tiny_graph
+from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
@@ -43,7 +43,7 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
     """The detections in one image after NMS without box voting, which keeps a box's best class only."""
     boxes, scores = detector.decode(detector(pixels))
     rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
-    found = select_detections(boxes, scores, **rules)
+    found = select(boxes, scores, **rules)
     count = int(found.counts[0])
     return tuple(part[0, :count].numpy() for part in found[:3])
 

@@ -16,8 +16,9 @@ from engine.formats.model_format import Session
 from engine.inference.exported_model import ExportedModel
 from engine.inference.open_model import open_model
 from models.detector import build_detector
-from models.postprocess.detections import detections_to_score, select_detections
+from models.postprocess.detections import detections_to_score
 from tests.helpers.messages import refused
+from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import xyxy_to_cxcywh
 
@@ -172,7 +173,7 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         found = model.decode(model(images))
         assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
         detections = detections_to_score(model, model(images))
-        wanted = select_detections(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
+        wanted = select(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 
 
