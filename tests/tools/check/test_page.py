@@ -195,7 +195,7 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
     rng = np.random.default_rng(0)
     data = EditableSet(tmp_path / "set")
     for i in range(48):
-        row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.97 0.5 0.3 0.3\n"
+        row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.9 0.5 0.3 0.3\n"
         data.add(f"train/noisy{i}", rng.integers(0, 255, (240, 320, 3), dtype=np.uint8), row)
     read, _ = page_of(data, tmp_path / "out")
     assert cards(read, "Images and boxes") == {CLIPPED: 24, DOUBLED: 24}
