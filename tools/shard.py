@@ -26,6 +26,7 @@ import yaml
 from data.image_io.decode import SHARDS, read_bytes
 from data.image_io.shards import MEMBER_ARRAYS, SPAN, fingerprint_of
 from data.index.index import DatasetIndex, index_content
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.index.sharded import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
@@ -80,8 +81,8 @@ def write_set(
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()
-    options = {"cache_dir": cache_dir, "workers": workers, "max_bad": max_bad}
-    indexes = {split: load_index(labeled, split, **options) for split in spec.splits}
+    settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
+    indexes = {split: load_index(labeled, split, settings) for split in spec.splits}
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(out.absolute()) as temporary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,6 +153,13 @@ class DatasetIndex(LabelArrays):
             category_ids=self.category_ids or tuple(range(len(self.names))),
             max_det=MAX_DET * max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1),
         )
+
+
+def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
+    """The arrays, by name, of an index with the images of several, in this order."""
+    arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
+    counts = np.concatenate([np.diff(index.offsets) for index in indexes])
+    return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
 
 
 class Scan(NamedTuple):

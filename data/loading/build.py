@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
@@ -238,14 +239,16 @@ def _open_split(
             index = load_index(
                 spec,
                 split,
-                cache_dir=config.cache_dir,
-                workers=max(workers, 1),
-                max_bad=config.max_bad,
-                single_cls=config.single_cls,
-                fraction=config.fraction if is_training else 1.0,
-                seed=config.seed if is_training else 0,
-                repeats=not is_training,
-                progress=ctx.is_node_leader,
+                IndexSettings(
+                    cache_dir=config.cache_dir,
+                    workers=max(workers, 1),
+                    max_bad=config.max_bad,
+                    single_cls=config.single_cls,
+                    fraction=config.fraction if is_training else 1.0,
+                    seed=config.seed if is_training else 0,
+                    repeats=not is_training,
+                    progress=ctx.is_node_leader,
+                ),
             )
     if ctx.world_size > 1:  # before nodes send each other images
         check_agreement(ctx, data_facts(split, index))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.export.formats import (
@@ -214,11 +215,11 @@ class _Job:
 
     def split(self, name: str) -> DatasetIndex:
         single_cls = bool(self.model.stored("single_cls"))
-        options = {"cache_dir": self.config.cache_dir, "single_cls": single_cls, "progress": False}
+        settings = IndexSettings(cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
         allowed = self.model.stored("max_bad")
         if type(allowed) in (int, float) and 0 <= allowed <= 1:
-            options["max_bad"] = float(allowed)  # what the training was allowed to lose
-        return load_index(self.spec, name, **options)
+            settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
+        return load_index(self.spec, name, settings)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:

@@ -15,6 +15,7 @@ import yaml
 import train
 import val
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.tiles import TiledIndex
 from data.source.dataset_spec import DataSource
@@ -55,7 +56,7 @@ def describe(root: Path, reader: str, **content: object) -> Path:
 
 
 def load(path: Path, split: str = "train", change: Callable = lambda spec: spec, **options) -> DatasetIndex:
-    return load_index(change(load_dataset_spec(path)), split, progress=False, workers=0, **options)
+    return load_index(change(load_dataset_spec(path)), split, IndexSettings(progress=False, workers=0, **options))
 
 
 def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
@@ -516,11 +517,11 @@ def test_shards_keep_the_ledger(root, tmp_path, reader):
 def test_a_staged_copy_is_judged_like_its_original(root, tmp_path, reader):
     path = describe(root, reader)
     source = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
-    assert len(load_index(open_data(source, DistributedContext.single()), "train", progress=False)) == 20
+    assert len(load_index(open_data(source, DistributedContext.single()), "train", IndexSettings(progress=False))) == 20
     lose_half(root)
     spec = open_data(source, DistributedContext.single())
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
-        load_index(spec, "train", progress=False)
+        load_index(spec, "train", IndexSettings(progress=False))
 
 
 def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root, tmp_path):
@@ -532,9 +533,9 @@ def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for each in (spec, staged):
         with pytest.raises(UserError, match="4 of 20 images can't be used") as refused:
-            load_index(each, "train", progress=False)
+            load_index(each, "train", IndexSettings(progress=False))
         assert "bad row of a list: 3 images, first list.txt:1: '# the images' is not the path" in str(refused.value)
-    index = load_index(spec, "train", progress=False, max_bad=0.2)
+    index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.2))
     assert len(index) == 16
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import export
 import train
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.source.dataset_yaml import load_dataset_spec
@@ -98,7 +99,7 @@ def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
         data.write_text(yaml.safe_dump(content | extra))
         spec = load_dataset_spec(data)
         assert (spec.split("train").label_format is YOLO) is not bool(extra)
-        found.append(load_index(spec, "train", cache_dir=str(tmp_path / "cache")).ground_truth())
+        found.append(load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"))).ground_truth())
     np.testing.assert_array_equal(found[0].classes, found[1].classes)
     np.testing.assert_allclose(found[0].boxes_xywh_px, found[1].boxes_xywh_px, atol=1e-3)
 

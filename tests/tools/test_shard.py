@@ -14,6 +14,7 @@ import yaml
 from data.image_io.decode import read_bytes
 from data.image_io.shards import fingerprint_of
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DataSource
@@ -41,7 +42,9 @@ def written(source: Path, out: Path, most: int = 10**9) -> Path:
 
 
 def index_of(data: Path, split: str = "train", **options: object) -> DatasetIndex:
-    return load_index(load_dataset_spec(data), split, cache_dir=str(data.parent / "cache"), progress=False, **options)
+    return load_index(
+        load_dataset_spec(data), split, IndexSettings(cache_dir=str(data.parent / "cache"), progress=False, **options)
+    )
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -93,7 +96,7 @@ def test_classes_fraction_and_one_class_are_those_of_the_files(source: Path, tmp
         assert np.array_equal(files.classes, shards.classes)
     held = frozenset(list(index_of(source).paths)[:3])
     specs = [load_dataset_spec(path).hold_out(held) for path in (source, out)]
-    parts = [load_index(spec, "val", cache_dir=str(tmp_path)) for spec in specs]
+    parts = [load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path))) for spec in specs]
     assert list(parts[0].paths) == list(parts[1].paths) == sorted(held)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import warn_of_shared_images
 from data.loading.class_balance import inverse_frequency_weights
@@ -38,7 +39,7 @@ def spec_of(root: Path, **more):
 
 
 def load(spec, split: str = "train", **options):
-    return load_index(spec, split, progress=False, **options)
+    return load_index(spec, split, IndexSettings(progress=False, **options))
 
 
 def test_classes_are_merged_by_name_and_others_ignored(root):

@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -42,7 +43,7 @@ def boxes_of(data: Path) -> dict[str, list[tuple]]:
     """Class and corners of the boxes of each image, by split and stem."""
     spec, found = load_dataset_spec(data), {}
     for split in spec.splits:
-        index = load_index(spec, split, progress=False)
+        index = load_index(spec, split, IndexSettings(progress=False))
         truth = index.ground_truth()
         kinds = [spec.names[kind] for kind in truth.classes]
         for i, path in enumerate(index.paths):
@@ -317,7 +318,7 @@ REFUSED = [two_folders_of_a_split, two_lists_of_names, notes_against_classes, tw
 def test_what_could_mean_two_things_or_is_cut_is_refused(export, source, tmp_path):
     export(source, tmp_path / "export")
     with refused():
-        load_index(load_dataset_spec(tmp_path / "export"), "val", progress=False)
+        load_index(load_dataset_spec(tmp_path / "export"), "val", IndexSettings(progress=False))
 
 
 @pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
@@ -336,7 +337,11 @@ def test_an_export_without_its_images_says_so(export, source, tmp_path, by_yaml)
     with pytest.raises(
         UserError, match=r"label files? \(first: .*\) and no image: an export without its images; export it"
     ):
-        load_index(open_data(DataSource(str(folder), ("train",)), DistributedContext.single()), "train", progress=False)
+        load_index(
+            open_data(DataSource(str(folder), ("train",)), DistributedContext.single()),
+            "train",
+            IndexSettings(progress=False),
+        )
 
 
 def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL
 from data.labels.yolo import label_folders
@@ -59,7 +60,7 @@ class Folder:
                 self.label(label.format(f"{i:02}"))
 
     def index(self, **options: object) -> DatasetIndex:
-        return load_index(load_dataset_spec(self.yaml()), "train", progress=False, **options)
+        return load_index(load_dataset_spec(self.yaml()), "train", IndexSettings(progress=False, **options))
 
     def yaml(self) -> Path:
         path = self.root / "data.yaml"
@@ -225,7 +226,7 @@ def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "images" / "stage"))
     spec = stage_dataset(place, DistributedContext.single())
     shutil.rmtree(folder.root)
-    index = load_index(spec, "train", progress=False, cache_dir=str(tmp_path / "other"))
+    index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
     assert index.fingerprint == original.fingerprint
     np.testing.assert_array_equal(index.boxes_xywh_px, original.boxes_xywh_px)
 
@@ -387,7 +388,7 @@ def test_splits_may_share_a_folder_of_labels(folder, places, lines):
         yaml.write_text(f"train: images/train\nval: images/val\nnames: [a]\nannotations: {value}\n")
         lines.clear()
         spec = load_dataset_spec(yaml)
-        indexes = [load_index(spec, split, progress=False, max_bad=1.0) for split in ("train", "val")]
+        indexes = [load_index(spec, split, IndexSettings(progress=False, max_bad=1.0)) for split in ("train", "val")]
         assert [len(index.classes) for index in indexes] == [NUM_IMAGES, 1]
         orphans = [line for index in indexes for line in index.report.lines if ORPHAN in line]
         assert {line.split(":")[0] for line in orphans} == {f"{places[1]}/y.xml"}
@@ -407,7 +408,7 @@ def test_splits_of_lists_count_an_unused_label_file_once(folder):
     yaml = folder.root / "data.yaml"
     yaml.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [a]\n")
     spec = load_dataset_spec(yaml)
-    indexes = {split: load_index(spec, split, progress=False, max_bad=0.5) for split in splits}
+    indexes = {split: load_index(spec, split, IndexSettings(progress=False, max_bad=0.5)) for split in splits}
     orphans = {split: [line for line in index.report.lines if ORPHAN in line] for split, index in indexes.items()}
     assert {split: len(lines) for split, lines in orphans.items()} == {"train": 1, "val": 0, "test": 1}
     assert orphans["test"][0].startswith("labels/val/y.txt")
@@ -427,7 +428,7 @@ def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
     yaml.write_text("train: images/train\nval: images/val\nannotations: all.json\n")
     found = {}
     for split in ("train", "val"):
-        index = load_index(load_dataset_spec(yaml), split, progress=False, max_bad=0.0)
+        index = load_index(load_dataset_spec(yaml), split, IndexSettings(progress=False, max_bad=0.0))
         assert index.report.problems == 0
         found |= {path: int(index.boxes_xywh_px[i, 0]) for i, path in enumerate(index.paths)}
     assert found == {"images/val/0.png": 0, "images/train/0.png": 1, "images/train/1.png": 2, "images/val/2.png": 3}
@@ -578,15 +579,21 @@ def test_losses_of_a_copy_are_those_of_the_original(folder, tmp_path):
     (folder.root / "images/train/h.heic").write_bytes(b"x")
     original = folder.index(max_bad=1.0)
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
-    copy = load_index(stage_dataset(place, DistributedContext.single()), "train", progress=False, max_bad=1.0)
+    copy = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
     assert copy.fingerprint == original.fingerprint
     assert copy.report.ledger == original.report.ledger
     assert list(copy.report.lines) == list(original.report.lines)
     spare[1].rename(folder.root / "labels/train/03.TXT")
-    again = load_index(stage_dataset(place, DistributedContext.single()), "train", progress=False, max_bad=1.0)
+    again = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
     assert len(again) == len(again.classes) == NUM_IMAGES
     (folder.root / "labels/train/03.TXT").unlink()
-    again = load_index(stage_dataset(place, DistributedContext.single()), "train", progress=False, max_bad=1.0)
+    again = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
     assert (len(again), len(again.classes)) == (NUM_IMAGES, NUM_IMAGES - 1)
 
 
