@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard import main, write_set
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
 
 ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
@@ -234,3 +236,16 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     write_arrays(out / "train.shards", meta, arrays)
     with refused():
         index_of(out)
+
+
+def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):
+    """A folder that is called like an index has files; a path below an image names nothing."""
+    image = next((source.parent / "images" / "train").iterdir())
+    folder = tmp_path / "photos.shards"
+    folder.mkdir()
+    shutil.copy(image, folder)
+    assert read_bytes(folder / image.name) == image.read_bytes()
+    with pytest.raises(UserError, match=r"cannot be read \(Not a directory\)"):
+        read_bytes(image / "a.jpg")
+    with pytest.raises(UserError, match="no such image"):
+        read_bytes(tmp_path / "gone.shards" / "a.jpg")
