@@ -56,8 +56,8 @@ def main() -> None:
 def prepare_import() -> None:
     """Lets Ultralytics be imported quietly, without network, and without polars and psutil, which a bare machine lacks.
 
-    The wheels of polars have 50 MB; trainings need it only to read their table of results at the end, and go on without.
-    psutil is asked for the free memory before images are cached in it."""
+    The wheels of polars have 50 MB; trainings need it only to read their table of results at the end, and go on
+    without. psutil is asked for the free memory before images are cached in it."""
     os.environ["YOLO_OFFLINE"] = "1"
     if importlib.util.find_spec("polars") is None:
         sys.modules.setdefault("polars", types.ModuleType("polars"))
