@@ -16,10 +16,10 @@ import train
 import val
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.loading.tiles import TiledIndex
-from data.open import open_data
-from data.spec.dataset_spec import DataSource
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.tiles import TiledIndex
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.open import open_data
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model, write_weights

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from data.check.photos import Source, _render
-from data.check.scanned import scan_dataset, scan_issues
 from data.index.load import load_index
 from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table, shape_of
 from data.labels.coco import read_coco
@@ -31,9 +29,11 @@ from data.labels.findings import (
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from engine.report.photos import Source, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from tools.check.label_checks import scan_dataset, scan_issues
 from utils.errors import UserError
 
 
