@@ -129,15 +129,17 @@ class Trainer:
                 broadcast_parameters(model, self.ctx)
             progress.buffers_averaged = True
         epoch = Epoch(progress.epoch + 1)
-        if self.call("after_last_step", epoch) is Action.STOP:
-            return
+        for point in ("after_last_step", "validate"):
+            if self.call(point, epoch) is Action.STOP:
+                return
         progress.epoch += 1
         progress.begin_epoch()
         if not epoch.is_pending:
-            self.call("after_validation", epoch)
+            self.call("score", epoch)
+            self.call("record", epoch)
         self.save(epoch)
         if not epoch.is_pending:
-            self.call("after_validation_saved", epoch)
+            self.call("report", epoch)
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
 
