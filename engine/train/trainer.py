@@ -96,7 +96,7 @@ class Trainer:
         counts = [self.loader.global_images(number) for number in numbers]
         samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
         self.step.optimizer.set_rates(self.schedule, progress.updates)
-        self.step(micro_batches, counts, progress.updates + 1, self.control.flags(), samples)
+        self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
         self.images, self.data_wait_s = samples, batches.take_wait()
@@ -148,9 +148,9 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        if action in (Action.SAVE, Action.STOP):
+        if action.saves:
             self.save()
-        self._is_over |= action >= Action.END
+        self._is_over |= action.ends_run
         return action
 
     def save(self, epoch: Epoch | None = None) -> None:

@@ -149,12 +149,12 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
     trainer.checkpointer.last = tmp_path / "last.pt"
     take = TrainStep.__call__
 
-    def step(self, batches, counts, updates, *rest) -> None:
+    def step(self, batches, counts, updates, **options) -> None:
         if updates == 3:
             if signal_name:
                 setattr(trainer.control._signals, signal_name, True)
             raise RuntimeError("C++ compile error\n\nCommand:\ng++ ...")
-        take(self, batches, counts, updates, *rest)
+        take(self, batches, counts, updates, **options)
 
     monkeypatch.setattr(TrainStep, "__call__", step)
     with pytest.raises(Stopped if signal_name else RuntimeError) as caught:
