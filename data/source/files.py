@@ -16,7 +16,7 @@ from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource, labels_without_images
 from data.source.label_files import LabelSearch
-from data.source.walk import Folders, query, stamp_of, walk
+from data.source.walk import Folders, Visit, query, stamp_of, walk
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.files.safe_io import read_text
