@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.requirements import requirements
-from utils.machine.limits import PACKAGES
+from utils.machine.packages import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("utils", "data", "models", "engine", "tools")

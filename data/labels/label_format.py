@@ -28,8 +28,9 @@ class FileStamp(NamedTuple):
 
 class ImageFile(NamedTuple):
     name: str  # relative to the data set's folder, with /
-    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp | None  # None: of another split, whose labels are in the same file, and not used
+    # Relative to the split's folder, with /; the bare name for images of a .txt list; "" for an image of no split.
+    key: str
+    stamp: FileStamp | None  # None: not of this split, but its labels may be in the same file
 
 
 class LabelFile(NamedTuple):

@@ -23,7 +23,7 @@ from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.machine.resources import available_cores
 from utils.strings import counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec, SplitSource, labels_without_images
 from data.source.label_files import LabelSearch
-from data.source.walk import Folders, query, stamp_of, walk
+from data.source.walk import Folders, Visit, query, stamp_of, walk
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.files.safe_io import read_text
@@ -25,6 +25,7 @@ from utils.logger import get_logger
 
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
+_MOST_FOLDERS = 1000  # next to those of a split, in which images of the same labels are looked for
 _MOST_TRIED = 10  # rows of a list that was written for another folder
 
 
@@ -39,7 +40,8 @@ class Listing:
     lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
     taken: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
     hidden: int = 0  # images that are left out, since symbolic links show them under another name
-    others: list[ImageFile] = field(default_factory=list)  # images of other splits with the same annotation file
+    # Images of other splits with the same annotation file; with empty keys, others in the data set.
+    others: list[ImageFile] = field(default_factory=list)
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -60,7 +62,11 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     if label_format.per_image is None:
         annotations = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
         images, _, hidden = _without_equal_views(images, None, found.views, spec.root)
-        others = list(original.others) if original else _images_of_other_splits(spec, split, folders)
+        if original:
+            others = list(original.others)
+        else:
+            others = _images_of_other_splits(spec, split, folders)
+            others += _images_beside(spec, split, {*found.images, *(image.name for image in others)}, folders)
         others = [image for image in others if image.name not in found.images]
         return Listing(images, [annotations], label_format, findings, found.lists, hidden=hidden, others=others)
     found_labels = _label_search(images, label_format, spec, split, folders).run()
@@ -300,7 +306,7 @@ def _label_search(
         annotations=source.annotations,
         folders=folders,
         entries=[str(entry) for entry in source.images if entry.is_dir()],
-        others=_OtherSplits(spec, split),
+        others=_OtherSplits(spec, split, {image.name for image in images}),
         taken=spec.originals[split].taken if split in spec.originals else None,
     )
 
@@ -308,9 +314,10 @@ def _label_search(
 class _OtherSplits:
     """See `data.source.label_files.OtherSplits`."""
 
-    def __init__(self, spec: DatasetSpec, split: str) -> None:
+    def __init__(self, spec: DatasetSpec, split: str, own: Collection[str]) -> None:
         self._spec = spec
         self._split = split
+        self._own = own
         self.is_first = split == next(iter(spec.splits))
 
     @cached_property
@@ -323,6 +330,9 @@ class _OtherSplits:
                 continue
             if mine is None or theirs.is_relative_to(mine) or mine.is_relative_to(theirs):
                 names += [image.name for image in _images_of(self._spec, other, Folders(self._spec.root))]
+        if mine is not None:
+            beside = _images_beside(self._spec, self._split, self._own, Folders(self._spec.root))
+            names += [image.name for image in beside]
         return frozenset(loose(os.path.splitext(name.rpartition("/")[2])[0]) for name in names)
 
     @cached_property
@@ -353,6 +363,30 @@ def _images_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> 
     others = [other for other, source in spec.splits.items() if other != split and source.annotations == mine]
     found = {image.name: image._replace(stamp=None) for other in others for image in _images_of(spec, other, folders)}
     return [found[name] for name in sorted(found)]
+
+
+def _images_beside(spec: DatasetSpec, split: str, known: Collection[str], folders: Folders) -> list[ImageFile]:
+    """Returns the images in the data set that no split names, next to the folders of ``split`` or to the images of its
+    lists, without stamps and keys, sorted by name: the file of its labels may have theirs, too. ``known``: the names of
+    images of the split, and of others that are not returned."""
+    suffixes = image_suffixes(spec.pixels)
+    of_splits = {entry for source in spec.splits.values() for entry in source.images}
+    entries = spec.split(split).images
+    places = {entry.parent for entry in entries if entry.is_dir()}
+    if not all(entry.is_dir() for entry in entries):
+        places |= {Path(path_of(folder, spec.root)) for folder in {name.rpartition("/")[0] for name in known}}
+    found: set[str] = set()
+    for place in sorted(places):
+        if not place.is_relative_to(spec.root):
+            continue
+        here = list(folders.entries(str(place)).values())
+        inner = [Path(entry.path) for entry in here if query(entry.is_dir)]
+        below = itertools.chain.from_iterable(walk(path) for path in inner if path not in of_splits)
+        visits = itertools.chain([Visit(str(place), "", here)], below)
+        for visit in itertools.islice(visits, _MOST_FOLDERS):
+            prefix = folders.name_in(visit.path)
+            found |= {prefix + entry.name for entry in visit.entries if _is_image(entry.name, suffixes)}
+    return [ImageFile(name, "", None) for name in sorted(found.difference(known))]
 
 
 def _without_equal_views(

@@ -32,7 +32,7 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
 from utils.files.former_run import former_data, is_other_data, listing_written, remove_written
 from utils.logger import get_logger, progress
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.program import write_result
 from utils.structures import EvalResult, GroundTruth
 

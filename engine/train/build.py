@@ -170,7 +170,8 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
     """
     config = plan.settings.config
     hooks: list[Hook] = []
-    if ctx.eval_ranks or (plan.checkpoint and plan.checkpoint.hooks):
+    has_pending_epoch = plan.checkpoint is not None and RemoteValidation.state_key in plan.checkpoint.hooks
+    if ctx.eval_ranks or has_pending_epoch:
         hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
     if config.tracker and ctx.is_main:
         hooks += open_services(config.tracker)

@@ -156,6 +156,35 @@ def test_voc_objects_are_parsed():
     assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
 
 
+@pytest.mark.parametrize("tags", [("<objects>", "</objects>"), ("<list><group>", "</group></list>")])
+def test_voc_objects_inside_other_elements_are_read(tags):
+    data = voc(("b", 10, 20, 30, 60)).decode()
+    start, end = data.index("<object>"), data.rindex("</object>") + len("</object>")
+    wrapped = (data[:start] + tags[0] + data[start:end] + tags[1] + data[end:]).encode()
+    assert parse_voc(wrapped, {"b": 1}) == parse_voc(data.encode(), {"b": 1})
+    assert object_names(wrapped) == {"b"}
+
+
+CORNERS_OF_B = "<xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax>"
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        f"<Item><name>b</name><bndbox>{CORNERS_OF_B}</bndbox></Item>",
+        f"<Item><name>b</name><box>{CORNERS_OF_B}</box></Item>",
+        f"<objects><Item><name>b</name>{CORNERS_OF_B}</Item></objects>",
+        f"<bndbox>{CORNERS_OF_B}</bndbox>",
+    ],
+)
+def test_voc_boxes_of_no_object_are_reported(element):
+    """Without them the image would be a background."""
+    raw = parse_voc(f"<annotation>\n{element}</annotation>".encode(), {"b": 1})
+    assert raw.rows == []
+    assert kinds(raw.problems) == [(2, BAD_ROW)]
+    assert "with a box where VOC has <object>" in raw.problems[0].text
+
+
 def test_malformed_voc_objects_are_reported():
     first = [("A", 1), *(("a", value) for value in ("x", "", "1_0", "٣", "nan"))]
     raw = parse_voc(voc(*((name, value, 1, 2, 2) for name, value in first)), {"a": 0})
