@@ -109,7 +109,7 @@ def check(value: Any, hint: Any, where: str, bounds: Mapping[str, Any] | None = 
     if hint is Any or (optional and value is None):
         return value
     if dataclasses.is_dataclass(hint):
-        return build(hint, value, where)
+        return value if isinstance(value, hint) else build(hint, value, where)
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     required = getattr(hint, "__required_keys__", None)  # of a TypedDict
     if required is not None:
