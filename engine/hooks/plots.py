@@ -23,7 +23,7 @@ from utils.config.pixels import as_rgb8
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
 from utils.files.results_csv import read_columns
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.structures import Batch, Detections, EvalResult
 
 if TYPE_CHECKING:

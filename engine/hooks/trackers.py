@@ -23,7 +23,7 @@ from utils.errors import UserError, first_line
 from utils.files.safe_io import write_whole
 from utils.files.schema import Count, build
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.strings import counted
 
 if TYPE_CHECKING:

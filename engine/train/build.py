@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from data.folds import hold_out_validation
+from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.open import open_data
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.open import open_data
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator

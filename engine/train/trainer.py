@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from data.loading.loader import InfiniteDataLoader, Prefetcher
+from data.loading.loader import InfiniteDataLoader
+from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpoint import Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks

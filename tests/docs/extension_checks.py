@@ -17,7 +17,7 @@ import export
 import train
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.inference.runtimes.open import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from data.loading.build import build_val_loader
-from data.open import open_data
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DataSource
+from data.source.dataset_spec import DataSource
+from data.source.open import open_data
 from engine.commands.eval_rank import _Scorer
 from engine.eval_ranks.evaluators import common_facts
 from engine.eval_ranks.messages import discard_message, post_message, read_message
