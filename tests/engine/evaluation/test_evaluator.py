@@ -286,7 +286,7 @@ def test_an_image_seen_twice_or_never_is_refused_and_restores_the_training_mode(
     batches, model = make_batches(gt, letterbox), TinyNet()
     evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
     for wrong in ([*batches, batches[0]], batches[1:]):
-        with pytest.raises(RuntimeError, match="once each"):
+        with pytest.raises(RuntimeError, match="exactly once"):
             evaluator.run(model, wrong)
     with pytest.raises(AttributeError):
         evaluator.run(model, [None])
