@@ -9,7 +9,7 @@ from pathlib import Path
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, stitchers_of

@@ -16,7 +16,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.export.formats import (
     build_onnx,
     build_openvino,
