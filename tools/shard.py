@@ -28,8 +28,8 @@ from data.image_io.shards import MEMBER_ARRAYS, SPAN, fingerprint_of
 from data.index.index import DatasetIndex, index_content
 from data.index.load import load_index
 from data.index.sharded import VERSION
-from data.open import open_data
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
+from data.source.open import open_data
 from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -22,11 +22,11 @@ from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import link
 from benchmarks.speed.report import commit
 from benchmarks.speed.turns import PEER_SIDE, ROOT
-from data.index.files import list_split
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.spec.dataset_spec import DatasetSpec
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_spec import DatasetSpec
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.structures import GroundTruth

@@ -37,7 +37,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Comparison]:
     from data.index.load import load_index
-    from data.spec.dataset_yaml import load_dataset_spec
+    from data.source.dataset_yaml import load_dataset_spec
 
     commands = {amp: our_command(options, data, folder, amp) for amp in options.amp}
     if options.peer:

@@ -15,7 +15,7 @@ from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
-from data.spec.dataset_spec import IGNORED, DatasetSpec
+from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.pixels import RGB8, PixelFormat
 from utils.files.array_file import CacheError, open_arrays, write_arrays

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 
 from data.image_io.decode import unread_summary
-from data.index.files import Listing, list_split, shards_of, unread_files
-from data.index.folders import walk
 from data.index.index import CACHE_VERSION, DatasetIndex, Scan, digest_of, index_of, open_cached, write_cache
 from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
@@ -24,7 +22,9 @@ from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL
 from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.labels.yolo import label_folders
-from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names, what_exists
+from data.source.dataset_spec import IGNORED, DatasetSpec, class_names, what_exists
+from data.source.files import Listing, list_split, shards_of, unread_files
+from data.source.walk import walk
 from utils.config.pixels import RGB8
 from utils.errors import UserError
 from utils.files.folders import cache_folder

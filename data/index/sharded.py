@@ -13,7 +13,7 @@ from data.image_io.shards import open_shards
 from data.index.index import ARRAYS
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
-from data.spec.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.schema import Count, check
 from utils.strings import class_difference

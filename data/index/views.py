@@ -13,7 +13,7 @@ from data.index.index import ARRAYS, DatasetIndex, digest_of
 from data.labels.findings import NO_LABEL
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
-from data.spec.dataset_spec import IGNORED, DatasetSpec, class_names
+from data.source.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger

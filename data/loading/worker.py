@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from data.dataset import LoadImagesAndLabels
-from data.sampler import BatchRequest
-from data.shared_memory import BatchSlots, SentBatch, new_pixels
+from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
+from data.samples.batch_request import BatchRequest
+from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
 from utils.machine.limits import explanation
 from utils.structures import Batch, Sample, Targets

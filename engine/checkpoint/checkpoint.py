@@ -11,7 +11,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
 
@@ -165,7 +165,7 @@ class Checkpoint(RunDescription):
     run: StoredRun
     metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
-    hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # their state by the names of their classes
+    hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # states by `Hook.state_key`
     path: Path = Path()
 
     @classmethod
@@ -181,7 +181,9 @@ class Checkpoint(RunDescription):
             )
         known = {f.name for f in fields(cls)} - {"path"}
         values = {key: value for key, value in content.items() if key in known}
-        return build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
+        checkpoint = build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
+        states = {_FORMER_HOOK_KEYS.get(key, key): state for key, state in checkpoint.hooks.items()}
+        return replace(checkpoint, hooks=states)
 
     def content(self) -> dict[str, Any]:
         """The content of the checkpoint file."""
@@ -221,6 +223,7 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 
 _STATE = ("model", "ema", "optimizer", "scaler")
+_FORMER_HOOK_KEYS = {"RemoteValidation": "remote_validation"}  # once, states had the names of the hooks' classes
 _OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
 
 

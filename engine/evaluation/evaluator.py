@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.loading.loader import Prefetcher
+from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import (

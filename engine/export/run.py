@@ -16,7 +16,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.export.formats import (
     build_onnx,
     build_openvino,
@@ -45,7 +45,8 @@ from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation, require_installed
+from utils.machine.limits import explanation
+from utils.machine.packages import require_installed
 from utils.program import VERSION
 from utils.strings import counted
 

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from data.folds import hold_out_validation
+from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.open import open_data
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.open import open_data
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
@@ -170,7 +170,8 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
     """
     config = plan.settings.config
     hooks: list[Hook] = []
-    if ctx.eval_ranks or (plan.checkpoint and plan.checkpoint.hooks):
+    has_pending_epoch = plan.checkpoint is not None and RemoteValidation.state_key in plan.checkpoint.hooks
+    if ctx.eval_ranks or has_pending_epoch:
         hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
     if config.tracker and ctx.is_main:
         hooks += open_services(config.tracker)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from data.spec.dataset_spec import DatasetSpec, class_names
+from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from models.detector import Detector
 from models.losses.distillation import Teacher

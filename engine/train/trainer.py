@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from data.loading.loader import InfiniteDataLoader, Prefetcher
+from data.loading.loader import InfiniteDataLoader
+from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
@@ -96,7 +97,7 @@ class Trainer:
         counts = [self.loader.global_images(number) for number in numbers]
         samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
         self.step.optimizer.set_rates(self.schedule, progress.updates)
-        self.step(micro_batches, counts, progress.updates + 1, self.control.flags(), samples)
+        self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
         self.images, self.data_wait_s = samples, batches.take_wait()
@@ -129,15 +130,17 @@ class Trainer:
                 broadcast_parameters(model, self.ctx)
             progress.buffers_averaged = True
         epoch = Epoch(progress.epoch + 1)
-        if self.call("after_last_step", epoch) is Action.STOP:
-            return
+        for point in ("after_last_step", "validate"):
+            if self.call(point, epoch) is Action.STOP:
+                return
         progress.epoch += 1
         progress.begin_epoch()
         if not epoch.is_pending:
-            self.call("after_validation", epoch)
+            self.call("score", epoch)
+            self.call("record", epoch)
         self.save(epoch)
         if not epoch.is_pending:
-            self.call("after_validation_saved", epoch)
+            self.call("report", epoch)
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
 
@@ -146,9 +149,9 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        if action in (Action.SAVE, Action.STOP):
+        if action.saves:
             self.save()
-        self._is_over |= action >= Action.END
+        self._is_over |= action.ends_run
         return action
 
     def save(self, epoch: Epoch | None = None) -> None:

@@ -11,15 +11,15 @@ import pytest
 import torch
 import yaml
 
-from data.check.scanned import scan_dataset
-from data.dataset import LoadImagesAndLabels
 from data.index.load import load_index
-from data.loading.augmented import AugmentedImages
 from data.loading.build import build_train_loader, build_val_loader
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.augmented import AugmentedImages
+from data.samples.dataset import LoadImagesAndLabels
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
+from tools.check.label_checks import scan_dataset
 from tools.shard import write_set as write_shards
 from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig

@@ -17,7 +17,7 @@ import export
 import train
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.inference.runtimes.open import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
@@ -75,7 +75,7 @@ def test_lion_equals_the_paper_and_skips_a_step():
     for step in range(5):
         model.weight.grad = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         gradient = model.weight.grad.numpy()
-        optimizer.skip = torch.tensor(float(step == 2))
+        optimizer.found_nonfinite = torch.tensor(float(step == 2))
         optimizer.step()
         if step != 2:
             weight = weight - 1e-4 * (np.sign(0.9 * momentum + 0.1 * gradient) + 0.1 * weight)

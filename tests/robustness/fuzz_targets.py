@@ -37,10 +37,10 @@ from PIL import Image
 from data.cache import disk as disk_cache
 from data.image_io.decode import read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
-from data.index.files import list_split
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.results import ResultsCsv
 from engine.run.resume import resumed_config, resumed_hyperparameters, resumed_position

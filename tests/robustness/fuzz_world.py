@@ -15,7 +15,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.synthetic_index import open_cache
 from tests.helpers.three_formats import write_three_formats

@@ -14,7 +14,7 @@ import export
 import train
 import val
 from data.index.load import load_index
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
 from engine.evaluation.tables import write_predictions
 from models.detector import build_detector

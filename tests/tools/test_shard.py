@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import yaml
 
-from data.check.scanned import scan_dataset, scan_issues
 from data.image_io.decode import read_bytes
 from data.image_io.shards import fingerprint_of
 from data.index.index import DatasetIndex
 from data.index.load import load_index
-from data.loading.augmented import AugmentedImages
-from data.open import open_data
-from data.spec.dataset_spec import DataSource
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.augmented import AugmentedImages
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.open import open_data
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
+from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard import main, write_set
 from utils.distributed.context import DistributedContext
 from utils.files.array_file import open_arrays, write_arrays
@@ -98,7 +98,7 @@ def test_classes_fraction_and_one_class_are_those_of_the_files(source: Path, tmp
 
 
 def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
-    from data.sampler import EpochOrder, KeyedDistributedSampler
+    from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 
     samples = []
     for path in (source, written(source, tmp_path / "out")):

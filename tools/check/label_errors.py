@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from data.check.gallery import DrawnDetections
-from data.check.issues import Issue
-from data.check.scanned import CheckedSplit
-from data.spec.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec
 from engine.commands.val import score
+from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import score_detections
 from engine.inference.model import InferenceModel
+from engine.report.gallery import DrawnDetections
 from models.postprocess.detections import MAX_DETECTIONS
 from utils.config.settings import MOST_DETECTIONS, ValConfig
 from utils.distributed.context import DistributedContext

@@ -5,6 +5,7 @@ Files are replaced atomically. The sizes that a file declares are checked before
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -149,12 +150,21 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def _check_header(path: str | Path) -> None:
-    """Raises UserError if a safetensors file lists more tensors than any detector has."""
+    """Raises UserError if a safetensors file lists more tensors than any detector has. Its header is read as the JSON
+    that it is, in which a key can be written in many ways; what is malformed is left to the library."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(min(length, MAX_HEADER_BYTES + 1))
-    count = header.count(b'"data_offsets"')
-    if count > MAX_TENSORS or len(header) > MAX_HEADER_BYTES:
+    if len(header) > MAX_HEADER_BYTES:
+        raise UserError(
+            f"{path}: refused: its header has more than {MAX_HEADER_BYTES >> 20} MiB, which no detector needs"
+        )
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError):
+        return
+    count = len(entries.keys() - {"__metadata__"}) if isinstance(entries, dict) else 0
+    if count > MAX_TENSORS:
         raise UserError(f"{path}: refused: it lists more tensors ({count:,}) than any detector has")
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from data.index import scan
-from data.index.files import list_split
 from data.index.load import load_index
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from engine.evaluation.metrics import score_detections
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import yaml
 
-from data.index.files import list_split
 from data.index.load import load_index
-from data.loading.augmented import AugmentedImages
 from data.loading.build import warn_of_shared_images
 from data.loading.class_balance import inverse_frequency_weights
 from data.loading.loader import InfiniteDataLoader
-from data.sampler import EpochOrder, KeyedDistributedSampler
-from data.spec.dataset_yaml import load_dataset_spec
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler
+from data.samples.augmented import AugmentedImages
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import Hyperparameters

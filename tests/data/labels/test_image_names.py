@@ -11,7 +11,7 @@ import yaml
 
 from data.index.load import load_index
 from data.labels.image_names import ImageNames, loose, readings_of
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import write_image
 from tools.convert.__main__ import convert
 from utils.errors import UserError

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from data.check.photos import Source, _render
-from data.check.scanned import scan_dataset, scan_issues
 from data.index.load import load_index
 from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table, shape_of
 from data.labels.coco import read_coco
@@ -31,9 +29,11 @@ from data.labels.findings import (
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from engine.report.photos import Source, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from tools.check.label_checks import scan_dataset, scan_issues
 from utils.errors import UserError
 
 
@@ -153,6 +153,35 @@ def test_voc_objects_are_parsed():
     assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3, 0), (0, 1.5, 2, 3, 4, 3, 0, 6, 0)]
     assert parse_voc(voc(size=(0, 0)), {}).size_hw is None
     assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
+
+
+@pytest.mark.parametrize("tags", [("<objects>", "</objects>"), ("<list><group>", "</group></list>")])
+def test_voc_objects_inside_other_elements_are_read(tags):
+    data = voc(("b", 10, 20, 30, 60)).decode()
+    start, end = data.index("<object>"), data.rindex("</object>") + len("</object>")
+    wrapped = (data[:start] + tags[0] + data[start:end] + tags[1] + data[end:]).encode()
+    assert parse_voc(wrapped, {"b": 1}) == parse_voc(data.encode(), {"b": 1})
+    assert object_names(wrapped) == {"b"}
+
+
+CORNERS_OF_B = "<xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax>"
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        f"<Item><name>b</name><bndbox>{CORNERS_OF_B}</bndbox></Item>",
+        f"<Item><name>b</name><box>{CORNERS_OF_B}</box></Item>",
+        f"<objects><Item><name>b</name>{CORNERS_OF_B}</Item></objects>",
+        f"<bndbox>{CORNERS_OF_B}</bndbox>",
+    ],
+)
+def test_voc_boxes_of_no_object_are_reported(element):
+    """Without them the image would be a background."""
+    raw = parse_voc(f"<annotation>\n{element}</annotation>".encode(), {"b": 1})
+    assert raw.rows == []
+    assert kinds(raw.problems) == [(2, BAD_ROW)]
+    assert "with a box where VOC has <object>" in raw.problems[0].text
 
 
 def test_malformed_voc_objects_are_reported():

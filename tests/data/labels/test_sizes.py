@@ -19,7 +19,7 @@ from data.index.load import load_index
 from data.labels.clean import row_table
 from data.labels.findings import SCALED, SIZE, TURNED
 from data.labels.sizes import fit_to_images, turned_boxes
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import voc_text, yolo_text
 from utils.errors import UserError
 from utils.logger import get_logger

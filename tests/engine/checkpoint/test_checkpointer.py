@@ -76,6 +76,12 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], content["model"]["0.weight"])
 
 
+def test_a_hook_state_under_the_former_name_is_found(tmp_path):
+    states = {"RemoteValidation": {"row": {}}, "other": {"a": 1}}
+    save(tmp_path, parts(), hooks=states)
+    assert Checkpoint.read(tmp_path / "last.pt").hooks == {"remote_validation": {"row": {}}, "other": {"a": 1}}
+
+
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()

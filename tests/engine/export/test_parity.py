@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from data.index.load import load_index
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.export.formats import build_torchscript, write_torch
 from engine.export.layouts import make_layout
 from engine.export.parity import (

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch.utils._pytree import tree_leaves
 
-from data.loading.augmented import AugmentedImages
+from data.samples.augmented import AugmentedImages
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.results import Validation
 from engine.parallel.watchdog import Watchdog

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from data.index.load import load_index
-from data.loading.augmented import AugmentedImages
-from data.loading.tiles import AugmentedTiles, TiledIndex
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.augmented import AugmentedImages
+from data.samples.tiles import AugmentedTiles, TiledIndex
+from data.source.dataset_yaml import load_dataset_spec
 from engine.train import lr_probe
 from engine.train.lr_probe import choose_lr_mult, lr_mult_by_score, score_on_objects
 from models.detector import Detector, build_detector

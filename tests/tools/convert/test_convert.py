@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from data.index.load import load_index
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tools.convert.__main__ import convert, main
