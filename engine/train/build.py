@@ -300,7 +300,7 @@ def build_criterion(
     classes count alike."""
     config, weights = settings.config, None
     if config.cls_pw and train is not None:
-        weights = class_weights(train.boxes_of_classes(model.num_classes), config.cls_pw)
+        weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
         by_weight = weights.argsort(descending=True, stable=True).tolist()
         shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
         get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
