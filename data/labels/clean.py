@@ -15,7 +15,7 @@ from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE
 from utils.strings import counted
 
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
-PARSER_VERSION = 4
+PARSER_VERSION = 5
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
 CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean
@@ -30,7 +30,7 @@ _MOST_REVERSED = 1 / 3  # of the boxes; if more corners are reversed, they may b
 _LEAST_PIXELS = 16  # of an image's shorter side, from which on a box within its first pixel is no box in pixels
 _LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
 _FAR = 0.1  # of a side: boxes that exceed their image by more
-_MOST_BEYOND = 0.25  # of the boxes: if more do, they are not cut off by the border of the image
+_MOST_BEYOND = 0.5  # of the boxes: if more do, they are no objects that the border cuts off
 _MOST_LEFT = 0.05  # of these, that do not fit the other reading either
 
 
