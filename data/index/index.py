@@ -125,7 +125,7 @@ class DatasetIndex(LabelArrays):
         """The classes that no image labels: each image has a region in which they are ignored."""
         named = self.crowd & (self.classes >= 0)
         regions = np.bincount(self.classes[named], minlength=len(self.names))
-        is_ignored = (self.boxes_of_classes(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:

@@ -158,8 +158,8 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
     for it; "" if there is none. This happens if classes are merged of which each data set leaves one out."""
     whole = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
     regions = index.with_boxes(index.crowd & whole & (index.classes != IGNORED))
-    images = replace(regions, crowd=np.zeros_like(regions.crowd)).images_of_classes(len(index.names))
-    no_background = (images == len(index)) & (index.boxes_of_classes(len(index.names)) > 0)
+    images = replace(regions, crowd=np.zeros_like(regions.crowd)).images_per_class(len(index.names))
+    no_background = (images == len(index)) & (index.boxes_per_class(len(index.names)) > 0)
     if not no_background.any():
         return ""
     name = index.names[no_background.argmax()]

@@ -144,7 +144,7 @@ class InfiniteDataLoader(_RequestLoader):
         if weighted:
             from data.loading.class_balance import inverse_frequency_weights
 
-            self.set_class_weights(inverse_frequency_weights(self.index.boxes_of_classes(len(self.index.names))))
+            self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
     def __iter__(self) -> Iterator[Any]:
         while True:  # by epoch, else the first iteration is endless

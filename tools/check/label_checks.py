@@ -164,8 +164,8 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
     """
     names = splits[0].index.names
-    boxes = np.array([s.index.boxes_of_classes(len(names)) for s in splits])
-    images = np.array([s.index.images_of_classes(len(names)) for s in splits])
+    boxes = np.array([s.index.boxes_per_class(len(names)) for s in splits])
+    images = np.array([s.index.images_per_class(len(names)) for s in splits])
     issues = [
         Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {', '.join(s.name for s in splits)}")
         for c in np.flatnonzero(boxes.sum(0) == 0)

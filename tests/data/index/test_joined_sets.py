@@ -170,7 +170,7 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     )
     index = load(spec_of(root))
     assert (index.classes == -1).any()
-    counts = index.boxes_of_classes(3)
+    counts = index.boxes_per_class(3)
     assert counts.tolist() == [((index.classes == c) & ~index.crowd).sum() for c in range(3)]
     loader = InfiniteDataLoader(
         AugmentedImages(index, imgsz=64, hyp=Hyperparameters()),
