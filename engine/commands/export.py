@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.export.exporter import CPU, Exporter, open_export_data
 from engine.export.options import require_packages, resolve_options
 from engine.inference.model import CheckpointModel
@@ -16,7 +16,8 @@ from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation, require_installed
+from utils.machine.limits import explanation
+from utils.machine.packages import require_installed
 
 
 def export(config: ExportConfig) -> list[Path]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from data.spec.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec
 from engine.export.parity import Parity
 from engine.formats.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel

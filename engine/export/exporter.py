@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.spec.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec
 from engine.export.description import Thresholds, describe_file, with_check
 from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
 from engine.formats.graphs import ModelGraphs
@@ -60,11 +61,12 @@ def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportCo
 
 
 def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
-    options = {"cache_dir": config.cache_dir, "single_cls": bool(model.stored("single_cls")), "progress": False}
+    single_cls = bool(model.stored("single_cls"))
+    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=single_cls, progress=False)
     allowed = model.stored("max_bad")
     if type(allowed) in (int, float) and 0 <= allowed <= 1:
-        options["max_bad"] = float(allowed)  # what the training was allowed to lose
-    return load_index(spec, name, **options)
+        settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
+    return load_index(spec, name, settings)
 
 
 class Exporter:

@@ -10,7 +10,7 @@ from utils.config.export_formats import EXPORT_FORMATS, formats_with
 from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
-from utils.machine.limits import require_installed
+from utils.machine.packages import require_installed
 
 if TYPE_CHECKING:
     from models.detector import Detector

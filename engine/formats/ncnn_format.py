@@ -32,7 +32,7 @@ from utils.config.export_formats import EXPORT_FORMATS
 from utils.errors import UserError
 from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 
 PARAM_FILE = "model.ncnn.param"
 WEIGHTS_FILE = "model.ncnn.bin"

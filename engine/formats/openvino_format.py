@@ -28,7 +28,7 @@ from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.pixels import PixelFormat
 from utils.errors import UserError
 from utils.files.folders import replace_path, temporary_folder
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 
 if TYPE_CHECKING:
     from openvino import Model

@@ -18,7 +18,7 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
 
