@@ -1,4 +1,4 @@
-"""Detection on images, videos and streams: the work of detect.py."""
+"""Implements detect.py: detection on images, videos and streams."""
 
 from __future__ import annotations
 
@@ -76,9 +76,11 @@ def detect(config: DetectConfig) -> Path | None:
             window.close()
     output.remove_empty_folder()
     output.summarise()
-    if failed := frames.failed:
-        why = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
+    failed = frames.failed
+    if failed:
+        first_reason = next(iter(failed.values()))
+        count = len(output.seen | failed.keys())
+        raise UserError(f"{len(failed)} of {count} files could not be used (first: {first_reason})")
     return output.run_dir
 
 
@@ -106,10 +108,12 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         tiles=Tiles.of(config, model.tile) or False,
     )
     if config.conf_thres is None:
-        conf, is_stored = predictor.settings.conf, model.confidence is not None
-        why = f"{conf:.3f}, of the best F1 in validation"
-        text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"
-        get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+        conf = predictor.settings.conf
+        if model.confidence is None:
+            threshold = f"{conf:g}: {config.weights} does not store a better one"
+        else:
+            threshold = f"{conf:.3f}, of the best F1 in validation"
+        get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
     if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
     if not config.box_voting and predictor.settings.fitted(model).iou is None:
@@ -180,11 +184,17 @@ class Output:
         if is_unused or isinstance(item.found, Exception):
             return item
         try:
-            found, labels = item.found, None
+            found = item.found
+            labels = None
             if not self._config.hide_labels:
                 labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
-            colors, thickness = class_colors(found.classes), self._config.line_thickness
-            drawing = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
+            drawing = draw_boxes(
+                as_rgb8(item.frame.image),
+                found.boxes_xyxy_px,
+                labels,
+                class_colors(found.classes),
+                thickness=self._config.line_thickness,
+            )
             if not self._config.nosave and not item.frame.is_video:
                 item.encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
             if not item.encoded or self._config.view_img:
@@ -213,7 +223,9 @@ class Output:
 
     def _log(self, item: Detected) -> None:
         """A line per frame at first, then one every few seconds; with ``quiet``, none."""
-        frame, milliseconds, counts = item.frame, sum(item.speed.values()), Counter(item.found.classes.tolist())
+        frame = item.frame
+        milliseconds = sum(item.speed.values())
+        counts = Counter(item.found.classes.tolist())
         self._counts += counts
         self._frames += 1
         self._milliseconds += milliseconds
@@ -264,13 +276,15 @@ class Output:
             write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))
 
     def summarise(self) -> None:
-        found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
-        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)
+        totals = describe_counts(self._counts, self._names)
+        mean_ms = self._milliseconds / max(self._frames, 1)
+        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
         if self.run_dir is not None:
             get_logger().info("results are in %s", self.run_dir)
 
     def remove_empty_folder(self) -> None:
-        """Such as that of crops where nothing was found: its number is free again."""
+        """Removes the folder if nothing was written, such as crops where nothing was found: its number is free
+        again."""
         if self.run_dir is not None and not self._config.exist_ok:
             with contextlib.suppress(OSError):  # there are files in it
                 self.run_dir.rmdir()

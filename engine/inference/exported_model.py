@@ -145,20 +145,33 @@ def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> 
     if len(shape) != 3:
         raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
     _, rows, width = shape
-    count = None if metadata.names is None else len(metadata.names)
-    if metadata.is_ours:
-        layout = "columns" if metadata.layout == "raw" else "rows"
-    elif width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
-        layout = "rows"
-    elif count is None:
-        layout = "columns" if rows < width else "objectness"
+    layout = _layout_of(rows, width, metadata)
+    if metadata.names is None:
+        names = _numbered_names(layout, rows, width, path)
     else:
-        layout = "columns" if rows == 4 + count else "objectness"
-    if count is None:
-        if layout == "rows":
-            raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
-        count = rows - 4 if layout == "columns" else width - 5
-        get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
-    if {"rows": width == 6, "columns": rows == 4 + count, "objectness": width == 5 + count}[layout] and count > 0:
-        return layout, metadata.names or tuple(map(str, range(count)))
-    raise UserError(f"{path}: its output {list(shape)} does not fit {counted(count, 'class')}")
+        names = metadata.names
+    fits = {"rows": width == 6, "columns": rows == 4 + len(names), "objectness": width == 5 + len(names)}
+    if not fits[layout] or not names:
+        raise UserError(f"{path}: its output {list(shape)} does not fit {counted(len(names), 'class')}")
+    return layout, names
+
+
+def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
+    """The layout of an output (B, rows, width)."""
+    if metadata.is_ours:
+        return "columns" if metadata.layout == "raw" else "rows"
+    count = None if metadata.names is None else len(metadata.names)
+    if width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
+        return "rows"
+    has_columns = rows < width if count is None else rows == 4 + count
+    return "columns" if has_columns else "objectness"
+
+
+def _numbered_names(layout: str, rows: int, width: int, path: Path) -> tuple[str, ...]:
+    """Numbers as class names for an output (B, rows, width) of a file that has none. Raises UserError if the output
+    does not tell how many there are."""
+    if layout == "rows":
+        raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
+    count = rows - 4 if layout == "columns" else width - 5
+    get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
+    return tuple(str(number) for number in range(count))

@@ -28,9 +28,9 @@ from models.postprocess.nms import overlap_and_union
 VOTERS = 1024  # of an image: its best candidates; a kept box that ranks below them stays where it is
 SIGMA = 0.02
 INDEPENDENCE = 0.1
-LEAST_VOTE = 0.01  # boxes with a higher score vote and are raised, whatever the confidence threshold is
+MIN_VOTING_SCORE = 0.01  # boxes with a higher score vote and are raised, whatever the confidence threshold is
 _ROUNDING = 1e-3  # more than the rounding error of an IoU
-_LEAST_IOU = 0.1  # boxes that overlap less have weights below 1e-17
+_MIN_VOTING_IOU = 0.1  # boxes that overlap less have weights below 1e-17
 _PAIRS_ON_CPU, _PAIRS_ON_GPU = 1 << 16, 1 << 22  # compared together; changes speed and memory only
 
 
@@ -54,9 +54,9 @@ def log_misses(weights: Tensor) -> Tensor:
 
 def raised_scores(scores: Tensor, votes: Tensor) -> Tensor:
     """Scores after voting, given the sums of `log_misses` over the weights of their voters. What is not above
-    `LEAST_VOTE` stays, or it would be a detection only if the confidence threshold is below that."""
+    `MIN_VOTING_SCORE` stays, or it would be a detection only if the confidence threshold is below that."""
     misses = log_misses(scores) + INDEPENDENCE * votes
-    return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
+    return torch.where(scores > MIN_VOTING_SCORE, torch.maximum(1 - misses.exp(), scores), scores)
 
 
 def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) ->
     x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
     # A box with an IoU above t is at most 1 / t as wide and has more than t of the larger width in common.
     reach = (x2 - x1) * (1 - iou_thres + _ROUNDING)
-    left = torch.cat((x1 - reach / max(iou_thres, _LEAST_IOU), x1 + reach, others.boxes_xyxy[:, 0]))
+    left = torch.cat((x1 - reach / max(iou_thres, _MIN_VOTING_IOU), x1 + reach, others.boxes_xyxy[:, 0]))
     keys = _keys(left, torch.cat((kept.group, kept.group, others.group)))
     least, most, keys = keys.split((len(x1), len(x1), len(others.group)))
     keys, order = keys.sort(stable=True)
