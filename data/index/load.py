@@ -20,7 +20,7 @@ from data.index.folders import walk
 from data.index.index import CACHE_VERSION, DatasetIndex, Scan, digest_of, index_of, open_cached, write_cache
 from data.index.views import IndexSettings, as_used, joined
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL
+from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
 from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.labels.yolo import label_folders
@@ -165,6 +165,9 @@ def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
                 what = f"{folder} has {counted(len(found), f'{suffix} file')}" if of_images else str(found[0])
                 entry = f"{{{split}: {relative_name(folder if of_images else found[0], spec.root)}}}"
                 return f"; {what}: {advice.format(remedy=_remedy(found[0], image, spec.root), entry=entry)}"
+    for finding in listing.findings:
+        if finding.kind == UNREAD_LABELS:
+            return f"; {finding.where} {finding.text}"
     return what_exists(label)
 
 
@@ -195,7 +198,7 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, said: str) -
     if listing.hidden:
         text = "%s: %s left out, which symbolic links show under another name with the same labels"
         get_logger().info(text, split, counted(listing.hidden, "image"))
-    for kind in (ORPHAN, SECOND_LABEL, SHARED_LABEL):
+    for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
         found = [finding for finding in listing.findings if finding.kind == kind]
         if found and kind not in said:
             first = found[0]
