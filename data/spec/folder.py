@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", r
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
 _COCO = re.compile(r'"categories"\s*:\s*\[')
+_FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
 
 
@@ -119,18 +120,47 @@ def _annotations(folder: Path, split: str, images: Path) -> Path | None:
     nearby = sorted(images.glob("*.json")) or sorted(images.parent.glob("*.json")) * (images.name in _IMAGE_FOLDERS)
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
-        of_splits.setdefault(next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), ""), []).append(path)
-    fallback = None
-    for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
-        text = read_text(path, most=1 << 32)
-        if _COCO.search(text) and _COCO_IMAGES.search(text):
-            if '"bbox"' in text:
-                return path
-            fallback = fallback or path  # such as image_info_test2017.json
+        of_splits.setdefault(_split_in(path), []).append(path)
+    fallback: Path | None = None
+    for paths in (nearby, of_splits.get(split, []), of_splits.get("", [])):
+        texts = {path: text for path in paths if _is_coco(text := read_text(path, most=1 << 32))}
+        labeled = [path for path in texts if '"bbox"' in texts[path]]
+        if labeled:
+            _check_one_has_all(labeled, texts, split)
+            return labeled[0]
+        fallback = fallback or next(iter(texts), None)  # such as image_info_test2017.json
     above = images.parent
-    places = (images, above / "annotations", above / "Annotations", folder / "annotations" / images.name,
-              folder / "annotations", folder / "Annotations")  # fmt: skip
+    places = (
+        images,
+        above / "annotations",
+        above / "Annotations",
+        folder / "annotations" / images.name,
+        folder / "annotations",
+        folder / "Annotations",
+        above / "labels",  # FiftyOne's
+        folder / "labels" / images.name,
+    )
     return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
+
+
+def _split_in(path: Path) -> str:
+    """The split that a part of a file's name is called after, as in instances_val2017.json; "" if none is."""
+    return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
+
+
+def _is_coco(text: str) -> bool:
+    return _COCO.search(text) is not None and _COCO_IMAGES.search(text) is not None
+
+
+def _check_one_has_all(paths: list[Path], texts: Mapping[Path, str], split: str) -> None:
+    """Raises UserError if another of the COCO JSONs of a split than the first names further images."""
+    first = paths[0]
+    others = [path for path in paths[1:] if _split_in(path) == _split_in(first)]
+    names = set(_FILE_NAME.findall(texts[first])) if others else set()
+    for path in others:
+        if not names.issuperset(_FILE_NAME.findall(texts[path])):
+            text = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
+            raise UserError(f"{path}: {text}")
 
 
 def _is_voc(path: Path) -> bool:

@@ -210,6 +210,13 @@ def test_annotations_of_no_image_are_named_and_counted(root, case):
         assert f"instances.json: annotation 0: {said}" in str(refused.value)
 
 
+def test_a_json_without_categories_is_named(root):
+    path = describe(root, "coco")
+    edit_json(root, lambda content: content.update(categories=[]))
+    with pytest.raises(UserError, match="category_id 10 is of an empty list: the categories' ids are missing"):
+        load(path)
+
+
 def test_an_id_that_fits_two_images_is_not_guessed(root):
     path = describe(root, "coco")
 
