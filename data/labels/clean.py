@@ -30,7 +30,7 @@ _MOST_REVERSED = 1 / 3  # of the boxes; if more corners are reversed, they may b
 _LEAST_PIXELS = 16  # of an image's shorter side, from which on a box within its first pixel is no box in pixels
 _LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
 _FAR = 0.1  # of a side: boxes that exceed their image by more
-_MOST_BEYOND = 0.25  # of the boxes: if more do, they are not cut off by the border of the image
+_MOST_BEYOND = 0.5  # of the boxes: if more do, they are no objects that the border cuts off
 _MOST_LEFT = 0.05  # of these, that do not fit the other reading either
 
 

@@ -1,6 +1,6 @@
 """What a label format is, and the labels of formats with one file per image (data.labels.coco: one file per split).
 
-A format is a module of this package with a `LabelFormat`, imported by `data.spec.dataset_yaml.format_of`.
+A format is a module of this package with a `LabelFormat`, imported by `data.source.dataset_yaml.format_of`.
 """
 
 from __future__ import annotations

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.render.letterbox import CanvasRule
-from data.sampler import EpochOrder, KeyedDistributedSampler
-from data.spec.dataset_spec import DatasetSpec
+from data.samples.dataset import LoadImagesAndLabels
+from data.source.dataset_spec import DatasetSpec
 from utils.config.parser import check_image_size
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.machine.resources import available_cores
 from utils.strings import counted
 
@@ -238,14 +239,16 @@ def _open_split(
             index = load_index(
                 spec,
                 split,
-                cache_dir=config.cache_dir,
-                workers=max(workers, 1),
-                max_bad=config.max_bad,
-                single_cls=config.single_cls,
-                fraction=config.fraction if is_training else 1.0,
-                seed=config.seed if is_training else 0,
-                repeats=not is_training,
-                progress=ctx.is_node_leader,
+                IndexSettings(
+                    cache_dir=config.cache_dir,
+                    workers=max(workers, 1),
+                    max_bad=config.max_bad,
+                    single_cls=config.single_cls,
+                    fraction=config.fraction if is_training else 1.0,
+                    seed=config.seed if is_training else 0,
+                    repeats=not is_training,
+                    progress=ctx.is_node_leader,
+                ),
             )
     if ctx.world_size > 1:  # before nodes send each other images
         check_agreement(ctx, data_facts(split, index))
@@ -254,7 +257,7 @@ def _open_split(
         options |= {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
     threads = min(max(workers, 2) * ctx.local_world_size, 64)  # those of the waiting ranks too
     if tile:
-        from data.loading.tiles import open_tiles
+        from data.samples.tiles import open_tiles
 
         return open_tiles(ctx, config, replace(index, tile=tile), hyp, threads, options)
     if cache != "none" and len(index):
@@ -272,6 +275,6 @@ def _open_split(
                 options["image_cache"] = open_ram_cache(index, config.imgsz, decoding, ctx)
     if not is_training:
         return LoadImagesAndLabels(index, reduces=False, **options)
-    from data.loading.augmented import AugmentedImages  # which validation does not need
+    from data.samples.augmented import AugmentedImages  # which validation does not need
 
     return AugmentedImages(index, **options)

@@ -9,12 +9,13 @@ import torch
 
 from data.cache.decoding import Decoding
 from data.cache.device import open_device_cache
-from data.loading.augmented import AugmentedImages
+from data.loading.packed_pixels import PackedPixels
+from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate_quad
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
-from data.render.table import PackedPixels, PyramidLayout, build_table
-from data.sampler import BatchRequest
-from data.shared_memory import new_pixels
+from data.render.table import PyramidLayout, build_table
+from data.samples.augmented import AugmentedImages
+from data.samples.batch_request import BatchRequest
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 

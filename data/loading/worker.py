@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from data.dataset import LoadImagesAndLabels
-from data.sampler import BatchRequest
-from data.shared_memory import BatchSlots, SentBatch, new_pixels
+from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
+from data.samples.batch_request import BatchRequest
+from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
 from utils.machine.limits import explanation
 from utils.structures import Batch, Sample, Targets
@@ -31,7 +31,7 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
             out[:] = sample.image
     return Batch(
         images=pixels.permute(0, 3, 1, 2),
-        targets=Targets.of([sample.labels for sample in samples]),
+        targets=Targets.from_labels([sample.labels for sample in samples]),
         indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
         original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
         letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),

@@ -101,7 +101,7 @@ class UserCallbacks(Hook):
     def after_step(self, trainer: Training) -> None:
         self._call("on_step", trainer)
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def record(self, trainer: Training, epoch: Epoch) -> None:
         self._row = epoch.row
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:

@@ -23,7 +23,7 @@ from utils.errors import UserError, first_line
 from utils.files.safe_io import write_whole
 from utils.files.schema import Count, build
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Service(Protocol):
 
 class Tracking(Hook):
     """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once. An error costs
-    one warning; the next epoch tries again. Comes after `ResultsCsv`. ``close_s``, ``finish_s``: the longest wait at
-    the end, for epochs alone and with files."""
+    one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for epochs alone
+    and with files."""
 
     def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
         self._service, self._close_s, self._finish_s = service, close_s, finish_s
@@ -98,7 +98,7 @@ class Tracking(Hook):
         self._thread.start()
         self._update()
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def report(self, trainer: Training, epoch: Epoch) -> None:
         self._update()
 
     def finish(self, trainer: Training) -> None:

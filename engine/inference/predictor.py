@@ -107,7 +107,7 @@ class Predictor:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises AttributeError for other attributes, which would have no effect."""
-        if name not in self.__slots__:
+        if not hasattr(type(self), name):
             raise attribute_error("model", "a model", name)
         object.__setattr__(self, name, value)
 
@@ -134,8 +134,8 @@ class Predictor:
             device: for programs that name the device in each call; it must be the model's.
             settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
         """
-        if device is not None and parse_devices(str(device)) != (self.device,):
-            raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
+        if device is not None:
+            self.check_device(device)
         fitted = self._settings_of_call(settings)
         images = as_images(source, color or self.color, self.model.pixels)
         prepared = self.pipeline.prepare([image.image for image in images], fitted, batch_size)
@@ -145,6 +145,11 @@ class Predictor:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
         return results
+
+    def check_device(self, device: str | int | torch.device) -> None:
+        """Raises UserError unless ``device`` is the model's."""
+        if parse_devices(str(device)) != (self.device,):
+            raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
 
     def _settings_of_call(self, keywords: dict[str, Any]) -> DetectionSettings:
         """The predictor's settings with those of a call. If the call turns box voting on or off, and nobody has chosen

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
@@ -23,9 +23,12 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.other_programs import python_hint
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
+from utils.machine.limits import require_package
 from utils.structures import DetectionTable
 
+DataFrame: TypeAlias = Any  # of pandas, which is not required
 _OF_ONE_RESULT = ("boxes", "image", "names", "orig_shape", "path", "speed")
+SUMMARY_COLUMNS = ["name", "class", "confidence", "box"]
 COLUMNS = 6  # x1, y1, x2, y2, confidence, class
 
 
@@ -211,6 +214,11 @@ class Results:
             {"name": self.names[c], "class": c, "confidence": score, "box": dict(zip(("x1", "y1", "x2", "y2"), box))}
             for c, score, box in zip(self._classes(), scores, corners)
         ]
+
+    def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
+        """Returns `summary` as a table of pandas. Raises UserError without pandas."""
+        pandas = require_package("pandas", "to_df()", "use summary(), a list of records")
+        return pandas.DataFrame(self.summary(normalize, decimals), columns=SUMMARY_COLUMNS)
 
     def to_json(self, normalize: bool = False, decimals: int = 5) -> str:
         """`summary` as JSON text."""

@@ -30,6 +30,16 @@ class Action(enum.IntEnum):
     END = 2  # take no more steps: the run is done
     STOP = 3  # save and take no more steps: a resumed run continues
 
+    @property
+    def saves(self) -> bool:
+        """Whether the run is saved at once."""
+        return self in (Action.SAVE, Action.STOP)
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether this process takes no more steps."""
+        return self in (Action.END, Action.STOP)
+
 
 class RunControl:
     """Turns signals and requests of single ranks into actions that all ranks take alike. Every rank has one and makes

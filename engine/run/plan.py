@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import lock_folder, run_of_launch
@@ -104,7 +103,7 @@ def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
     """How far a run has come, in words."""
     progress = checkpoint.progress
     epochs = f"epoch {progress.epoch} of {config.epochs}"
-    if progress.has_trained(checkpoint.run["epoch_batches"]):
+    if progress.has_trained(checkpoint.run.epoch_batches):
         return f"{epochs} and the steps of epoch {progress.epoch + 1}"
     if progress.batch:
         return f"{epochs} and {counted(progress.batch, 'batch')}"
@@ -132,21 +131,22 @@ def _continued(
     """The plan of the run that wrote ``checkpoint``, with what the command line changes."""
     check_is_newest(checkpoint)
     path = checkpoint.path
-    stored_config: dict[str, Any] = dict(checkpoint.config)
+    stored_config = checkpoint.config
     hyp, hyp_changes = resumed_hyperparameters(
-        checkpoint.hyp, config, explicit_flags, path, pretrained=bool(stored_config.get("weights"))
+        checkpoint.hyp, config, explicit_flags, pretrained=bool(stored_config.weights)
     )
     source, root = find_location(checkpoint.data, path)
-    if stored_config.get("data") != "demo":
-        stored_config["data"] = source
-    config, config_changes = resumed_config(stored_config, config, explicit_flags, path)
+    if stored_config.data != "demo":
+        stored_config = replace(stored_config, data=source)
+    config, config_changes = resumed_config(stored_config, config, explicit_flags)
     config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
     messages = [f"resuming {path} after {_position(checkpoint, config)}"]
     messages += config_changes + hyp_changes
-    for key, name, current in (("world_size", "processes", ctx.world_size), ("device", "device", ctx.device.type)):
-        previous = checkpoint.run.get(key, current)
-        if previous != current:
-            messages.append(f"resume: {name} {previous} -> {current}")
+    status = checkpoint.run
+    if status.world_size not in (None, ctx.world_size):
+        messages.append(f"resume: processes {status.world_size} -> {ctx.world_size}")
+    if status.device not in (None, ctx.device.type):
+        messages.append(f"resume: device {status.device} -> {ctx.device.type}")
     return RunPlan(
         settings=RunSettings(config, hyp),
         folder=path.parent,

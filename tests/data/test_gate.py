@@ -16,11 +16,12 @@ import lockstep
 import train
 import val
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.tiles import TiledIndex
-from data.open import open_data
-from data.spec.dataset_spec import DataSource
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.tiles import TiledIndex
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.open import open_data
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.three_formats import write_image, write_three_formats
 from tests.helpers.tiny import write_model, write_weights
@@ -58,7 +59,7 @@ def describe(root: Path, reader: str, **content: object) -> Path:
 
 
 def load(path: Path, split: str = "train", change: Callable = lambda spec: spec, **options) -> DatasetIndex:
-    return load_index(change(load_dataset_spec(path)), split, progress=False, workers=0, **options)
+    return load_index(change(load_dataset_spec(path)), split, IndexSettings(progress=False, workers=0, **options))
 
 
 def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
@@ -277,7 +278,7 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
     path = choose(root, reader)
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for spec in (load_dataset_spec(path), staged):
-        index = load_index(spec, "train", progress=False, workers=0)
+        index = load_index(spec, "train", IndexSettings(progress=False, workers=0))
         assert len(index) in (8, 10)
         assert index.report.ledger.losses == ()
         assert index.report.problems == 0
@@ -576,11 +577,11 @@ def test_shards_keep_the_ledger(root, tmp_path, reader):
 def test_a_staged_copy_is_judged_like_its_original(root, tmp_path, reader):
     path = describe(root, reader)
     source = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
-    assert len(load_index(open_data(source, DistributedContext.single()), "train", progress=False)) == 20
+    assert len(load_index(open_data(source, DistributedContext.single()), "train", IndexSettings(progress=False))) == 20
     lose_half(root)
     spec = open_data(source, DistributedContext.single())
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
-        load_index(spec, "train", progress=False)
+        load_index(spec, "train", IndexSettings(progress=False))
 
 
 def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root, tmp_path):
@@ -592,9 +593,9 @@ def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for each in (spec, staged):
         with pytest.raises(UserError, match="4 of 20 images can't be used") as refused:
-            load_index(each, "train", progress=False)
+            load_index(each, "train", IndexSettings(progress=False))
         assert "bad row of a list: 3 images, first list.txt:1: '# the images' is not the path" in str(refused.value)
-    index = load_index(spec, "train", progress=False, max_bad=0.2)
+    index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.2))
     assert len(index) == 16
 
 

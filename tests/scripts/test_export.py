@@ -87,7 +87,7 @@ def test_all_formats_are_checked_and_scored(
 ):
     weights, files = exported, [*FILES.values()]
     for name in files:
-        (line,) = [line for line in made_once[1].splitlines() if f"/{name}: " in line]
+        line = next(line for line in made_once[1].splitlines() if f"/{name}: " in line)
         assert "0 without a counterpart" in line
         model = open_model(weights.with_name(name), device=CPU, trust=True)
         assert (model.names, model.input_hw, model.nms_iou) == (NAMES, (64, 64), 0.7)

@@ -164,7 +164,7 @@ def test_the_threshold_of_a_file_is_that_of_its_own_canvas_and_output(trained, t
     shutil.copy(run / "last.pt", tmp_path / "last.pt")
     export_one = ["--weights", tmp_path / "last.pt", "--data", data, "--format", "torchscript", *flags]
     call(export.main, *export_one)
-    file = tmp_path / "last.torchscript"
+    file = tmp_path / ("last_end2end.torchscript" if "end2end" in flags else "last.torchscript")
     own = open_model(file, device=torch.device("cpu"), trust=True)
     votes = [] if own.votes or own.nms_iou is None else [[], ["--no-box-voting"]]
     for more in votes or [[]]:

@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
-from data.spec.dataset_yaml import SPLITS
-from data.spec.other_exports import EXPORT_SUFFIXES, first_unread_export
+from data.source.dataset_yaml import SPLITS
+from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size, other_columns
 from utils.config.flags import parser_of

@@ -12,7 +12,7 @@ from tools.convert.annotations import Annotations, Box, number, parse_row
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
 

@@ -212,6 +212,6 @@ def test_a_padded_step_launches_few_kernels(monkeypatch):
     optimizer.step()  # state and plan are made here
     with KernelCount() as count:
         optimizer.step()
-    # Foreach operations on views launch a kernel for each.
-    assert count.kernels.total() + 2 * len(parameters) <= 320
+    # Copies to and from the padded batches are views, which take a kernel each.
+    assert count.kernels.total() <= 320
     assert not count.waits

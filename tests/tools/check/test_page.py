@@ -10,17 +10,18 @@ import cv2
 import numpy as np
 import pytest
 
-from data.check.duplicates import image_issues
-from data.check.gallery import DrawnDetections
-from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED, TINY, TWO_CLASSES, WITHIN, Box, Issue
-from data.check.photos import COLORS, Album, Source, Version
-from data.check.scanned import box_pairs, box_sizes, scan_dataset, scan_issues
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
+from engine.report.gallery import DrawnDetections
+from engine.report.photos import COLORS, Album, Source, Version
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
+from tools.check.duplicates import image_issues
+from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
+from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_issues
 from tools.check.page import FILE_NAME, write_page
 from utils.boxes import scale_boxes
 from utils.structures import GRAY, DetectionTable
@@ -194,7 +195,7 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
     rng = np.random.default_rng(0)
     data = EditableSet(tmp_path / "set")
     for i in range(48):
-        row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.97 0.5 0.3 0.3\n"
+        row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.9 0.5 0.3 0.3\n"
         data.add(f"train/noisy{i}", rng.integers(0, 255, (240, 320, 3), dtype=np.uint8), row)
     read, _ = page_of(data, tmp_path / "out")
     assert cards(read, "Images and boxes") == {CLIPPED: 24, DOUBLED: 24}

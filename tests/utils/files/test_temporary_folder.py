@@ -38,6 +38,16 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
     assert not os.listdir(tmp_path)
 
 
+def test_folders_of_other_programs_stay(tmp_path: Path):
+    others = [tmp_path / name for name in (".a.onnx.work.tmp", ".a.onnx.0123456789abcdef.old.tmp", ".a.onnx.tmp")]
+    for folder in others:
+        folder.mkdir()
+        (folder / "mine").touch()
+    with temporary_folder(tmp_path / "a.onnx"):
+        pass
+    assert all((folder / "mine").is_file() for folder in others)
+
+
 def test_what_is_in_the_way(tmp_path: Path):
     kept = tmp_path / "kept"
     kept.mkdir()
