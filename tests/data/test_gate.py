@@ -18,7 +18,7 @@ import val
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.samples.tiles import TiledIndex
+from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data

@@ -12,7 +12,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import warn_of_shared_images
 from data.loading.class_balance import inverse_frequency_weights
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_yaml import load_dataset_spec
@@ -177,6 +177,7 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
         KeyedDistributedSampler(
             EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
         ),
+        WorkerSettings(),
         weighted=True,
     )
     np.testing.assert_allclose(loader.class_weights, inverse_frequency_weights(counts))

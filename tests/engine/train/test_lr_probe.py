@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.augmented import AugmentedImages
-from data.samples.tiles import AugmentedTiles, TiledIndex
+from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import AugmentedTiles
 from data.source.dataset_yaml import load_dataset_spec
 from engine.train import lr_probe
 from engine.train.lr_probe import choose_lr_mult, lr_mult_by_score, score_on_objects

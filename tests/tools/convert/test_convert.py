@@ -723,3 +723,25 @@ def test_odd_parquet_files_are_named(images, change):
         table = Table.from_pylist([row | change for row in table.to_pylist()])
     parquet.write_table(table, path)
     refusal(images)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "rows"])
+def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, kind):
+    """50 kB can stand for 1.5 GB in memory, and 18 kB for 200,000 images on the disk. The beginning of the first looks
+    like UTF-16."""
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    first = parquet.read_table(path).to_pylist()[0]
+    image = {"bytes": bytes(10**8)} if kind == "zeros" else first["image"]
+    rows = [first | {"image": image}] * (1 if kind == "zeros" else 20_000)
+    parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
+    assert "refused: its images have more than 100 times the bytes of the file" in refusal(images)
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    archive = tmp_path / "export.zip"
+    archive.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"export.zip: an archive; unpack it and name the folder"):
+        convert(archive, tmp_path / "out.json")
