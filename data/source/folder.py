@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +21,12 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
-from utils.strings import counted
+from utils.strings import counted, listed
 
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+_LABEL_FOLDERS = ("labels", "annotations")
 _COCO = re.compile(r'"categories"\s*:\s*\[')
 _FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
@@ -69,7 +70,24 @@ def read_folder(folder: Path) -> FolderContent:
         raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
     values |= {split: str(path) for split, path in splits.items()} | labels.values
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
+    if unused := _unused_folders(folder, splits.values()):
+        places += f"; called like no split, and not used: {listed(unused, 5)}"
     return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
+
+
+def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
+    """The folders with images, relative to ``folder``, next to those of splits that are called like these."""
+    found: list[str] = []
+    for base in (folder, folder / "images"):
+        if not base.is_dir() or not any(base in path.parents for path in used if path.is_dir()):
+            continue
+        for path in sorted(base.iterdir()):
+            is_used = any(path == each or path in each.parents or each in path.parents for each in used)
+            if is_used or not path.is_dir() or path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
+                continue
+            if any(file.suffix.lower() in IMAGE_SUFFIXES for file in _images_in(path).iterdir()):
+                found.append(str(path.relative_to(folder)))
+    return found
 
 
 def _own_yaml(folder: Path) -> Path | None:

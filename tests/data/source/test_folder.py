@@ -409,6 +409,15 @@ def test_a_line_says_what_has_been_found(source, tmp_path, caplog, monkeypatch):
     assert list(spec.splits) == ["train", "val"]
 
 
+@pytest.mark.parametrize(("export", "place"), [(darknet, "more"), (label_img, "images/extra"), (supervision, "b")])
+def test_folders_of_images_that_are_called_like_no_split_are_named(export, place, source, tmp_path):
+    folder = tmp_path / "export"
+    export(source, folder)
+    assert "not used" not in load_dataset_spec(folder).notes[0]
+    copy_set(source, folder / place, folder / place, ".txt", {"train": ""})
+    assert load_dataset_spec(folder).notes[0].endswith(f"; called like no split, and not used: {place}")
+
+
 def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):
     label_img(source, tmp_path / "export")
     (tmp_path / "export" / "classes.txt").unlink()
