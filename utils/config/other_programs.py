@@ -74,7 +74,10 @@ def rewritten(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tup
             kept += values[bool(separator) or flag in _table()["with_value"] :]
             continue
         is_hyperparameter = flag.startswith("--") and "--set" in flags and key in HYPERPARAMETERS
-        if flag not in flags and flag in table["refused"]:
+        listed = _flags_of_value(command, key, values[0]) if values else None
+        if flag not in flags and listed:
+            kept += listed
+        elif flag not in flags and flag in table["refused"]:
             mistakes.add(f"{flag}: {table['refused'][flag]}")
         elif flag not in flags and is_hyperparameter:
             shown = shlex.quote(f"{key}={values[0] if values else 'VALUE'}")
@@ -97,7 +100,7 @@ def reason(command: str, flag: str) -> str:
 
 def python_hint(kind: str, name: str) -> str:
     """What to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is not known.
-    ``kind``: "package", "model" or "result"."""
+    ``kind``: "package", "model", "result" or "argument"."""
     return _table()["python"][kind].get(name, "")
 
 
@@ -153,9 +156,9 @@ def _has_effect(key: str, text: str) -> bool:
 def foreign_flags(command: str, key: str, value: str) -> list[str]:
     """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError (why) if none exist."""
     table, plain, flag, hyperparameter = _table(), _plain(value), "--" + key.replace("_", "-"), _synonym(key)
-    for pattern, flags in tables(command)["values"].get(key, {}).items():
-        if re.fullmatch(pattern, plain):
-            return flags.replace("{}", value).split()
+    listed = _flags_of_value(command, key, value)
+    if listed is not None:
+        return listed
     name, *fixed = translated(command, flag)
     action = None if key in table["other_meaning"] else flags_of(command).get(name)
     is_set = "--set" in flags_of(command) and hyperparameter in HYPERPARAMETERS
@@ -178,6 +181,14 @@ def foreign_flags(command: str, key: str, value: str) -> list[str]:
         raise UserError(why)
     first, *more = _words(value, action)
     return [f"{name}={first}", *more] if first.startswith("-") else [name, first, *more]
+
+
+def _flags_of_value(command: str, key: str, value: str) -> list[str] | None:
+    """The flags that mean ``key=value``; None if the table does not list the value."""
+    for pattern, flags in tables(command)["values"].get(key, {}).items():
+        if re.fullmatch(pattern, _plain(value)):
+            return flags.replace("{}", value).split()
+    return None
 
 
 def _words(value: str, action: argparse.Action) -> list[str]:
